@@ -1,6 +1,6 @@
-"""The Ops, one file each, named as the op; each is imported when its op is first asked for.
+"""The Ops, one file each, named after the op; a file is imported when its op is first used.
 
-Files that begin with an underscore hold what several ops share.
+Files whose names begin with an underscore hold code that several ops share.
 """
 
 from __future__ import annotations

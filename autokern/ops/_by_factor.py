@@ -1,4 +1,7 @@
-"""Candidates of `predict` by a model's one factor: joint, lazily and in blocks. Where there is none, stock iterates."""
+"""Candidates of `predict` that use a model's cached factor: joint, lazy and in blocks.
+
+Where stock would iterate and the factorisation fails, stock serves.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from autokern.ops._shared import iterates
 
 Prediction = tuple[torch.Tensor, LinearOperator]
 BLOCK = 1024
-"""Test points of a block."""
+"""Number of test points in a block."""
 _LANCZOS = 100
 """Steps of the library's Lanczos root."""
 _SOLVING = 30
-"""Steps of conjugate gradients at the library's tolerance for predictions, as they are on the samples."""
+"""Iterations of conjugate gradients on the samples, to the library's tolerance for predictions."""
 
 
 def is_fast(problem: Problem) -> bool:
@@ -33,12 +36,12 @@ def is_fast(problem: Problem) -> bool:
 
 
 def is_grown(problem: Problem) -> bool:
-    """Whether the inverse factor grew by new data, so that there is no other."""
+    """Whether the inverse factor grew by new data, so that no Cholesky factor exists."""
     return "grown" in problem.words
 
 
 def features(problem: Problem) -> Features:
-    """Return what variances cost without the joint covariance."""
+    """Return the cost of mean and variances without the joint covariance."""
     elements = problem.elements
     first = problem.n**3 / 3 if iterates(problem) else 0.0
     passes = 12.0 if problem.grad else 6.0
@@ -46,10 +49,10 @@ def features(problem: Problem) -> Features:
 
 
 def stock_features(problem: Problem) -> Features:
-    """Return what the library does: it forms the joint covariance, and above `max_cholesky_size` it iterates."""
+    """Return the cost of stock, which forms the joint covariance, and iterates above `max_cholesky_size`."""
     plain, joint, square = features(problem), problem.batch * problem.m**2, float(problem.n**2)
     flops, bytes = plain.flops + joint * 2.0 * (problem.n + problem.d), plain.bytes + 6.0 * joint * problem.itemsize
-    if is_grown(problem):  # its root has to be put together
+    if is_grown(problem):  # its root must be assembled
         return Features(plain.calls, flops, bytes + 4.0 * problem.batch * square * problem.itemsize)
     if not iterates(problem):
         return Features(plain.calls, flops, bytes)
@@ -59,9 +62,9 @@ def stock_features(problem: Problem) -> Features:
 
 
 def memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Callable[[Problem], int]:
-    """Return the memory for so many joint matrices, rows of all test points, and factors of the training covariance.
+    """Return a memory rule: matrices ``(m, m)``, ``(m, n)`` and ``(n, n)``, as many as `joint`, `rows` and `factors`.
 
-    Where stock iterates, the factor is not there yet and is made from the matrix; gradients keep `kept` more factors.
+    Where stock iterates, no factor is cached yet: matrix and factor are added. Gradients keep `kept` more factors.
     """
 
     def memory(problem: Problem) -> int:
@@ -74,7 +77,7 @@ def memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Callable[
 
 
 def stock_memory(problem: Problem) -> int:
-    """Return rows of the cross covariance and what multiplies them; prior, what is explained, and what is left."""
+    """Return stock's bytes: prior, explained and posterior covariance, and products of the cross covariance."""
     return memory_of(3, 2 if is_fast(problem) else 3, 2, kept=2)(problem)
 
 
@@ -85,24 +88,24 @@ def _rows_unsupported(problem: Problem) -> str | None:
 
 
 def factor(strategy: Any) -> Conditioned:
-    """Return the factor of a plain strategy."""
+    """Return the factor of a strategy with a plain covariance."""
     known = factor_cache.of(strategy)
     assert known is not None
     return known
 
 
 def complete() -> bool:
-    """Whether no observation counts as missing."""
+    """Whether `observation_nan_policy` has its default: no observation counts as missing."""
     return bool(gpytorch.settings.observation_nan_policy.value() == "ignore")
 
 
 def explains(query: Query, known: Conditioned) -> Explains:
-    """Return what computes the covariances that the training data explain."""
+    """Return the object that computes explained covariances ``k(x, X) K^-1 k(X, x')`` for a query."""
     return factor_cache.for_covariances(query.strategy, known, query.fast, query.prior.kernel)
 
 
 def _mean(query: Query, known: Conditioned, rows: torch.Tensor, which: slice = slice(None)) -> torch.Tensor:
-    """Return the posterior mean of some points; where observations are missing, as the library has it."""
+    """Return the posterior mean of the points `which`, by the library if observations are missing."""
     own = query.mean[..., which]
     found: torch.Tensor = known.mean(rows) + own if complete() else query.strategy.exact_predictive_mean(own, rows)
     return found
@@ -115,7 +118,7 @@ def _kept(query: Query, multiply: bool) -> Prediction:
 
 
 def register(op: Op) -> None:
-    """Add the candidates to the op."""
+    """Register the candidates."""
 
     def anew(query: Query) -> Prediction:
         factor_cache.forget(query.strategy)

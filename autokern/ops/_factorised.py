@@ -1,4 +1,4 @@
-"""Candidates of `exact_log_prob` that factorise: by LAPACK, in arrays, one row for equal points, on other devices."""
+"""Candidates of `exact_log_prob` that factorise: fused, by arrays, with equal points merged, on other devices."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from autokern.system.blas import one_thread
 
 
 def in_place(single: float, batched: float) -> Callable[[Problem], int]:
-    """Return the memory of so many matrices and of strips of rows, which do not grow; a batch is taken whole.
+    """Return a memory rule: `single` matrices and strips of rows of constant size, or `batched` matrices and more.
 
-    What is then formed beside the matrices: their derivative, once for each family; values and slopes of each, of which
-    an RBF's are the same; and a product of two of those, but for a single RBF.
+    In a batch these are whole matrices too: for each family the derivative, and values and slopes (the same for an
+    RBF); and a product of two of them, except for a single RBF.
     """
 
     def memory(problem: Problem) -> int:
         elements, names = problem.batch * problem.n**2 * problem.itemsize, families(problem)
         if problem.batch == 1:
             block = min(elements, likelihood.block_bytes(problem.device))
-            copies = 0 if problem.device == "cpu" else 2 * elements  # factor and inverse are not made in place there
+            copies = 0 if problem.device == "cpu" else 2 * elements  # factor and inverse are not in place there
             return int(single * elements) + copies + 12 * block * min(2, len(names))
         each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
         return int((batched + each) * elements)
@@ -44,7 +44,7 @@ def in_place(single: float, batched: float) -> Callable[[Problem], int]:
 
 
 def arrays_unsupported(problem: Problem) -> str | None:
-    """Return why a problem is none for `arrays`, or None."""
+    """Return why `arrays` cannot serve a problem, None if it can."""
     most = array_density.MOST.get(problem.dtype, 0)
     if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
         return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
@@ -105,7 +105,7 @@ def register(op: Op) -> None:
     @op.candidate("merged", accuracy="better", unsupported=_merged_unsupported, memory=rows_memory)
     @or_iterate(stock)
     def merged(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        """The density of each point's mean observation, with the noise of that: one row for equal points."""
+        """The density of the mean observation at each distinct point, with the noise of that mean: fewer rows."""
         found = repeats.log_prob(marginal, value, exact, ladder)
         return (fused if exact else stock)(marginal, value, exact) if found is None else found
 

@@ -1,8 +1,6 @@
-"""Conjugate gradients as users meet them: the products of a density, and how far off the gradients are.
+"""Stock's conjugate gradients on real models: their number of products, and the error of their gradients.
 
-`calibration/large.py --ship` writes `iterations.json` from what its study counted: the least products of any system,
-the usual ones, the errors of stock's gradients, how many times as long as the candidate `stock`, whose parts are
-dispatched, the library takes by itself, and the points up to which exact candidates serve while nothing is measured.
+The numbers come from a study, whose counts `calibration/large.py --ship` writes to `iterations.json`.
 """
 
 from __future__ import annotations
@@ -24,13 +22,18 @@ from autokern.gp.systems import LONGEST, TOLERANCE
 from autokern.ops._shared import iterates
 
 _MAY_COST = 1.3
-"""Times of stock's time that exact gradients may take at least, where stock's are loose."""
+"""Exact gradients may take this many times stock's time at least, where stock's own are inaccurate."""
 _REST = 12.0
-"""What the rest of a step takes, in products."""
+"""Time of the rest of a training step, in units of a product."""
 
 
 class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the study counted: by number of points, and over all of its models."""
+    """Results of the study.
+
+    `least`: smallest number of products of any system; `usual`: typical numbers at the sizes `points`; `errors`: lowest
+    and highest relative error of stock's gradients; `alone`: the library's time over that of the candidate `stock`,
+    whose parts are dispatched; `exact`: points up to which exact candidates serve without measurements.
+    """
 
     least: int
     points: list[int]
@@ -42,52 +45,51 @@ class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def counted() -> Counted:
-    """Return what the package ships."""
+    """Return the results that the package ships."""
     text = importlib.resources.files("autokern.ops").joinpath("iterations.json").read_bytes()
     return msgspec.json.decode(text, type=Counted)
 
 
 def _usual(n: int) -> float:
-    """Return the products that a system of n points usually takes, by the next smaller size of the study."""
+    """Return the typical number of products for a system of n points: that of the next smaller size of the study."""
     below = [usual for size, usual in zip(counted().points, counted().usual, strict=True) if size <= n]
     return below[-1] if below else counted().usual[0]
 
 
 class Loose:
-    """What an op says of its answers where stock iterates to a loose tolerance; mixed in before `Op`."""
+    """Mixin, before `Op`, for ops whose stock iterates to a loose tolerance above `max_cholesky_size`."""
 
     looseness: Error
-    """What is to be expected of stock there."""
+    """Expected error of stock where it iterates."""
 
     def approximates(self, problem: Problem) -> bool:
         """Whether stock iterates."""
         return iterates(problem)
 
     def expected_error(self, problem: Problem, candidate: Candidate) -> Error | None:
-        """Return the error to expect: stock's of what iterates as stock does, else what the candidate says itself."""
+        """Return stock's error for candidates that iterate like stock (`loose`), else the candidate's own."""
         return self.looseness if iterates(problem) and candidate.loose else candidate.error(problem)
 
     def remark(self, problem: Problem) -> str:
-        """Return what stock's answer is worth."""
+        """Return a sentence on the error of stock, empty where it factorises."""
         return self.looseness.words if iterates(problem) else ""
 
 
 class Iterated(Loose):
-    """What an op says besides whose stock takes as long as its products: densities, and solutions."""
+    """`Loose` for ops whose stock spends its time in products: densities and solves."""
 
     @once
     def looseness(self) -> Error:  # type: ignore[override]
-        """How far off the gradients of a density are."""
+        """Expected error of the gradients of a density."""
         low, high = (100 * error for error in counted().errors)
         worth = f"its gradients are off by {low:.0f} % to {high:.0f} % on models like this"
         return Error(f"{low:.0f}-{high:.0f} %", f"stock iterates, by default to a tolerance of 1: {worth}")
 
     def may_cost(self, problem: Problem) -> float:
-        """Return how many times stock's time on a sample exact gradients may take.
+        """Return how many times stock's time on a sample an exact candidate may take.
 
-        Systems of users take more products than samples do. On a CPU, stock has dispatched parts, and may take as long
-        as the library by itself. Above the points up to which that was found to suffice, iterations to a tight residual
-        take much less.
+        Real systems take more products than samples. On a CPU, up to the library's own time without dispatch is allowed
+        too, but only below `exact_up_to` points: above, iterations to a tight residual are much faster.
         """
         if not iterates(problem) or (problem.device == "cpu" and problem.n > exact_up_to(problem)):
             return 1.0
@@ -96,7 +98,7 @@ class Iterated(Loose):
 
 
 def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
-    """Return the error to expect of a candidate that solves to the residual of `gp.systems`."""
+    """Return the error rule of a candidate that solves to the residual of `gp.systems`; `more` ends its sentence."""
 
     def error(problem: Problem) -> Error:
         goal = TOLERANCE[torch.float32 if problem.dtype == "float32" else torch.float64]
@@ -108,7 +110,7 @@ def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
 
 
 def as_own_iterations(name: str, value: float, problem: Problem) -> bool:
-    """Whether iterations of our own, preconditioned and to a tight residual, obey a setting of the library."""
+    """Whether autokern's preconditioned iterations obey the library setting `name` at `value`."""
     obeyed = name in ("max_cholesky_size", "terminate_cg_by_size", "num_trace_samples")
     some = (name == "max_cg_iterations" and value >= LONGEST) or (
         name == "min_preconditioning_size" and value <= problem.n
@@ -121,7 +123,11 @@ def or_iterate(
     is_exact: Callable[..., bool] = lambda *args: args[-1],
     numbers: Callable[[Any], Iterable[torch.Tensor]] = tensors_in,
 ) -> Callable[[Run], Run]:
-    """Return a decorator of exact candidates: stock answers where it iterates and there is no factor or no number."""
+    """Return a decorator of exact candidates: where stock iterates, it serves after a failed factorisation or a NaN.
+
+    `is_exact` tells from the arguments whether stock factorises (default: the last argument); `numbers` yields the
+    tensors of the result that must be finite.
+    """
 
     def decorate(run: Run) -> Run:
         @functools.wraps(run)
@@ -143,5 +149,5 @@ def or_iterate(
 
 
 def exact_up_to(problem: Problem) -> int:
-    """Return the points up to which an exact candidate serves while nothing is measured, nor ordered."""
+    """Return the number of points up to which an exact candidate serves without measurements, 0 under user orders."""
     return counted().exact if iterates(problem) and not problem.orders else 0

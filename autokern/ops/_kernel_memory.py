@@ -1,6 +1,6 @@
-"""Bytes that candidates of `kernel_matrix` take at their peak, from the matrices that live at once.
+"""Peak bytes of candidates of `kernel_matrix`, from the number of matrices that live at once.
 
-``calibration/memory.py`` measures them. A backward pass counts with its forward pass, its cotangent does not.
+``calibration/memory.py`` measures these. Forward and backward pass count together, without the cotangent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from autokern.ops._shared import families
 
 
 def by_family(forward: Mapping[str, int], with_gradients: Mapping[str, int]) -> Callable[[Problem], int]:
-    """Return the memory of a candidate from the matrices that live at once at its peak, counted for each family."""
+    """Return a memory rule from each family's number of matrices at the peak, without and with gradients."""
 
     def memory(problem: Problem) -> int:
         counts = with_gradients if problem.grad else forward
@@ -35,7 +35,7 @@ _EQUAL_BY_AUTOGRAD = by_family(of_each(2, 3, 4, 5), of_each(5, 8, 9, 11))
 
 
 def of_stock(problem: Problem) -> int:
-    """gpytorch has a function of its own for one lengthscale and no gradients by points; else autograd keeps steps."""
+    """Return stock's bytes: with one lengthscale and no gradients by points one function, else what autograd keeps."""
     others = [of for name in families(problem) if name not in _BOTH and (of := known_family(name)) is not None]
     if others:
         kept = [of.kept(problem.d) for of in others]
@@ -49,7 +49,7 @@ def of_stock(problem: Problem) -> int:
 
 
 def of_strips(problem: Problem) -> int:
-    """A few strips of rows beside the matrix, which themselves do not grow with it."""
+    """Return the bytes of the matrix and of a few strips of rows, of constant size."""
     each = min(matrix.block_bytes(problem.device), problem.m * problem.n * problem.itemsize)
     alone = problem.words[0] in _BOTH
     return _whole(problem) + (2 if alone else 8 * len(families(problem))) * each
@@ -61,12 +61,12 @@ def _whole(problem: Problem) -> int:
 
 
 def of_differences(problem: Problem) -> int:
-    """All differences at once, and what becomes of them."""
+    """Return the bytes of all coordinate differences ``(m, n, d)`` and of their squares."""
     wide = sum(2 if name == "periodic" else 1 for name in families(problem))
     each = problem.elements * problem.itemsize * (2 if problem.grad else 1)
     return each * (2 * problem.d * wide + 1)
 
 
 def of_compiled(problem: Problem) -> int:
-    """What distances are multiplied by, to clear the diagonal, is a matrix of its own."""
+    """Return the bytes of the matrix, and of a mask that clears the diagonal of distances between the same points."""
     return problem.elements * problem.itemsize * (2 if "same" in problem.words else 1)

@@ -1,9 +1,9 @@
 """The candidates ``mixed-inverse`` and ``preconditioned`` of `exact_log_prob`, for models where stock iterates.
 
-``mixed-inverse`` has the value of `fused`. Its inverse misses ``tr(K^-1 K) = n`` by at most 1e-4 effective degrees of
-freedom, the solution by at most 1e-3 of its norm, and the gradient by the log of each hyperparameter by an estimated
-1e-3 of its terms, on the caller's own system, else an inverse in double precision serves. ``preconditioned`` solves to
-a stated residual.
+``mixed-inverse`` computes the value like `fused`, and gradients from a single-precision inverse. It checks that inverse
+on the caller's own system: ``tr(K^-1 K) = n`` to 1e-4 effective degrees of freedom, the solution to 1e-3 of its norm,
+the gradient by the log of each hyperparameter to an estimated 1e-3 of its terms; else it inverts in double precision.
+``preconditioned`` solves to a stated residual.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residua
 from autokern.ops._shared import families, iterates, of_trees
 
 _LEAST = 1000
-"""Points below which other candidates take less time."""
+"""Number of points below which other candidates are faster."""
 _CANCELLED = 10.0
-"""How much larger the terms of a gradient may be than the gradient."""
+"""Assumed ratio of the terms of a gradient to the gradient, by cancellation."""
 _TILES = 2**26
-"""Bytes of the tiles on which kernels and derivatives are formed."""
+"""Bytes of the tiles in which kernels and derivatives are formed."""
 
 
 def _too_small(problem: Problem) -> str | None:
@@ -47,7 +47,7 @@ def _mixed_unsupported(problem: Problem) -> str | None:
 
 
 def _mixed_memory(problem: Problem) -> int:
-    """A matrix in double precision, one in single, and the tiles of a few threads."""
+    """One matrix in double precision, one in single, and tiles."""
     return int(1.55 * problem.n**2 * problem.itemsize) + _TILES * min(2, len(families(problem)))
 
 
@@ -70,7 +70,7 @@ def _iterated_memory(problem: Problem) -> int:
 
 
 def register(op: Op) -> None:
-    """Register the candidates; `matrix-free` serves where iterations do not converge."""
+    """Register the candidates; `preconditioned` falls back to `matrix-free` where iterations do not converge."""
 
     @op.candidate(
         "mixed-inverse", accuracy="better", unsupported=_mixed_unsupported, memory=_mixed_memory, error=_mixed_error

@@ -1,4 +1,4 @@
-"""Kernels and small exact models for the samples of ops, and what ops on prediction strategies have in common."""
+"""Kernels and small exact models for the samples of ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autokern.ops._shared import device_of, dtype_of, iterates, random_matrix
 
 
 def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
-    """Return a sum of scaled kernels of the families that a variant names first, with ARD unless it says `iso`."""
+    """Return a sum of scaled kernels of the variant's families, with ARD unless the variant has the word `iso`."""
     batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
     words = problem.variant.split("/")
     options = {"batch_shape": batch, **({} if "iso" in words else {"ard_num_dims": problem.d})}
@@ -37,13 +37,13 @@ def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
 
 
 def points_of(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """Return `n` points of which `m` differ."""
+    """Return `n` points, `m` of them distinct."""
     x = random_matrix(problem, generator, problem.m, problem.d)
     return x[..., torch.arange(problem.n, device=x.device) % problem.m, :] if problem.m < problem.n else x
 
 
 class Trained(NamedTuple):
-    """A strategy as a fitted model has it, its kernel, and its training points and targets."""
+    """A prediction strategy with its kernel, training points and targets."""
 
     strategy: DefaultPredictionStrategy
     kernel: Kernel
@@ -52,7 +52,7 @@ class Trained(NamedTuple):
 
 
 def trained(problem: Problem, generator: torch.Generator) -> Trained:
-    """Return a model of `n` points in `d` dimensions; its caches are made anew for each trial where stock iterates."""
+    """Return a model of `n` points in `d` dimensions; where stock iterates, trials start without caches."""
     like: dict[str, Any] = {"dtype": dtype_of(problem), "device": device_of(problem)}
     kernel = ScaleKernel(MaternKernel(2.5) if "line" in problem.words else RBFKernel(ard_num_dims=problem.d))
     kernel.base_kernel.lengthscale = 0.5 * problem.d**0.5
@@ -60,7 +60,7 @@ def trained(problem: Problem, generator: torch.Generator) -> Trained:
     likelihood.noise = 0.01
     graph = "theta" in problem.grad.split("/")
     for module in (kernel, likelihood):
-        module.to(**like).eval().requires_grad_(graph and module is kernel)  # noise enters by detached caches only
+        module.to(**like).eval().requires_grad_(graph and module is kernel)  # caches detach the noise
     single = problem.replace(batch=1)
     x = random_matrix(single, generator, problem.n, problem.d)
     y = x.sum(-1).sin() + 0.1 * random_matrix(single, generator, problem.n)
@@ -84,7 +84,7 @@ class _Model(ExactGP):  # type: ignore[misc]
 
 
 def objective_model(problem: Problem, generator: torch.Generator, priors: bool = True) -> ExactGP:
-    """Return a model of `n` points in `d` dimensions in training mode, or a batch, with priors as BoTorch's have."""
+    """Return a model in training mode, of `n` points in `d` dimensions, possibly batched, with BoTorch's priors."""
     x = random_matrix(problem, generator, problem.n, problem.d)
     y = x.sum(-1).sin() + 0.1 * random_matrix(problem, generator, problem.n)
     kernel = kernel_of(problem, generator)
@@ -97,9 +97,9 @@ def objective_model(problem: Problem, generator: torch.Generator, priors: bool =
 
 
 def prior_of(model: ExactGP) -> MultivariateNormal:
-    """Return the prior of such a model at its training points, lazily even while another thread evaluates a kernel.
+    """Return the prior of a model at its training points, always with a lazy covariance.
 
-    gpytorch turns `lazily_evaluate_kernels` off for all threads meanwhile.
+    A call of the model may evaluate it: gpytorch turns `lazily_evaluate_kernels` off globally while a kernel runs.
     """
     (x,) = model.train_inputs
     return MultivariateNormal(model.mean_module(x), LazyEvaluatedKernelTensor(x, x, kernel=model.covar_module))

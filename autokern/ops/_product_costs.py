@@ -1,4 +1,4 @@
-"""Costs of products with kernel matrices: work, and bytes at the peak."""
+"""Costs of products with kernel matrices: work, and peak bytes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def is_same(problem: Problem) -> bool:
 
 
 def leaves(problem: Problem) -> int:
-    """Return the number of families in the kernel's tree."""
+    """Return the number of leaves of the kernel's tree."""
     return len(families(problem))
 
 
 def of_passes(problem: Problem, passes: float) -> Features:
-    """Return the work of a product that passes so often over all elements of the matrix."""
+    """Return the work of a product that makes `passes` passes over all elements of the matrix."""
     backward = 1 + 2 * bool(problem.grad)
     count, parts = problem.elements * backward, leaves(problem)
     flops = 2.0 * count * (parts * (problem.d + 2) + problem.rhs)
@@ -39,7 +39,7 @@ def of_stock(problem: Problem) -> Features:
 
 
 def of_outputs(problem: Problem) -> int:
-    """Return the bytes of results and of copies of the points: embedded, centred, and with their norms for each side.
+    """Return the bytes of results and of copies of the points: embedded, centred, and with norms for each side.
 
     Gradients need transposed copies and sums of the same size.
     """
@@ -49,7 +49,7 @@ def of_outputs(problem: Problem) -> int:
 
 
 def in_tiles(tile: int) -> Callable[[Problem], int]:
-    """Return the memory of a product tile by tile."""
+    """Return the memory rule of a product tile by tile."""
 
     def memory(problem: Problem) -> int:
         held = leaves(problem) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
@@ -61,7 +61,7 @@ def in_tiles(tile: int) -> Callable[[Problem], int]:
 
 
 def in_matrices(matrices: float) -> Callable[[Problem], int]:
-    """Return the memory of a product with the whole matrix; with gradients, `matrices` of it."""
+    """Return the memory rule of a product with the whole matrix; gradients take `matrices` matrices."""
 
     def memory(problem: Problem) -> int:
         each = matrices if problem.grad else 1.0

@@ -37,7 +37,7 @@ def summed(pair: Pair, reduce: bool) -> Pair:
 
 
 def factorise(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
-    """Return the lower factor of the sum in new memory, with the library's jitter where the sum is not definite."""
+    """Return the lower factor of ``matrix + diag(diagonal)`` in new memory, with the library's jitter if needed."""
 
     def assembled() -> torch.Tensor:
         k = matrix.clone(memory_format=torch.contiguous_format)
@@ -50,10 +50,10 @@ def factorise(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tens
 
 
 class Method(NamedTuple):
-    """How `closed_form` factorises, solves and inverts; no function needs gradients.
+    """How `closed_form` factorises, solves and inverts, each without autograd.
 
-    `factorise` returns the lower factor, a tensor for `solve`, and the quadratic forms; `solve` returns ``K^-1 B``;
-    `invert` may overwrite the factor.
+    ``factorise(matrix, diagonal, rhs)`` returns the lower factor, a tensor for `solve`, and the quadratic forms;
+    ``solve(lower, tensor)`` returns ``K^-1 B``; ``invert(lower)`` returns ``K^-1`` and may overwrite the factor.
     """
 
     factorise: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], tuple[torch.Tensor, ...]]
@@ -62,7 +62,7 @@ class Method(NamedTuple):
 
 
 class _ClosedForm(torch.autograd.Function):
-    """One factorisation; the backward pass inverts in its memory and returns that memory as the gradient."""
+    """One factorisation; the backward pass inverts in the factor's memory, and returns it as the gradient by K."""
 
     @staticmethod
     def forward(ctx, matrix, diagonal, rhs, method):  # type: ignore[no-untyped-def]
@@ -87,7 +87,7 @@ class _ClosedForm(torch.autograd.Function):
 
         def gradients() -> list[torch.Tensor | None]:
             white = kept
-            if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
+            if ctx.lower is None:  # a second backward pass: the first one overwrote the factor
                 ctx.lower, white, _ = ctx.method.factorise(*ctx.arguments.unchanged())
             solved = ctx.method.solve(ctx.lower, white)
             return inv_quad_logdet_gradients(inverse, solved, cotangents, ctx.shape, wanted)

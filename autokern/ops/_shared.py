@@ -24,28 +24,28 @@ from autokern.system import host, threads
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 CG_ITERATIONS = 11
-"""The least number of iterations of the library's conjugate gradients; `_iterations` has those of real densities."""
+"""The smallest number of iterations of the library's conjugate gradients; `_iterations` has counts of real models."""
 CG_VECTORS = 150
 """Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class OpOfParts(Op):
-    """An Op whose stock consists of calls that are ops of their own, a factorisation among them."""
+    """An Op whose stock calls other ops, among them a factorisation, whose errors it may raise."""
 
     raises = (NanError, NotPSDError)
     composite = True
 
 
 def is_ours(*tensors: torch.Tensor) -> bool:
-    """Whether these are plain, non-empty float tensors of one dtype and device, with two dimensions or more."""
+    """Whether all are plain, strided, non-empty float tensors of one dtype and device, with two dimensions or more."""
     return alike(*tensors) and all(
         t.dtype in _DTYPES and t.dim() >= 2 and t.numel() > 0 and t.layout is torch.strided for t in tensors
     )
 
 
 def alike(*tensors: torch.Tensor) -> bool:
-    """Whether these are plain tensors of one dtype and device."""
+    """Whether all are plain tensors of one dtype and device."""
     first = tensors[0]
     return all(type(t) in _PLAIN and t.dtype is first.dtype and t.device == first.device for t in tensors)
 
@@ -72,9 +72,9 @@ def matrix_problem(op: str, a: torch.Tensor, square: bool = False, **more: Any) 
 
 
 def kernel_problem(op: str, node: Node, kernel: Any, *tensors: torch.Tensor, more: str = "") -> Problem | None:
-    """Return the problem of a kernel on two sets of points, and columns if there are any; None for stock's.
+    """Return the problem of a kernel on ``x1, x2`` (and columns ``rhs``); None if unsupported, so that stock runs.
 
-    The kernel may be embedded; `more` are further words of the variant.
+    The kernel may be an `Embedded` one; `more` are further words of the variant, each after a slash.
     """
     (x1, x2, *rhs), names, parameters = tensors, sorted(trees.leaves(node)), embedded.parameters(kernel)
     if not names or x1.shape[-1] != x2.shape[-1]:
@@ -105,12 +105,12 @@ def dtype_of(problem: Problem) -> torch.dtype:
 
 
 def device_of(problem: Problem) -> torch.device:
-    """Return the device on which the samples of a problem lie."""
+    """Return the device for the samples of a problem."""
     return torch.device("cpu") if problem.device == "cpu" else host.accelerator() or torch.device(problem.device)
 
 
 def random_matrix(problem: Problem, generator: torch.Generator, *shape: int) -> torch.Tensor:
-    """Return a matrix of uniform random numbers of unit variance, batched as the problem is."""
+    """Return a matrix of uniform random numbers of unit variance, with the problem's batch."""
     full = (problem.batch, *shape) if problem.batch > 1 else shape
     drawn = torch.rand(full, generator=generator, dtype=dtype_of(problem), device="cpu")
     return drawn.sub_(0.5).mul_(12**0.5).to(device_of(problem))
@@ -135,7 +135,7 @@ def relative_error(problem: Problem, found: torch.Tensor, truth: torch.Tensor, g
 
 
 def density_error(k: torch.Tensor, residual: torch.Tensor, found: torch.Tensor, growth: float, eps: float) -> float:
-    """Return the error of a log density, in units of what a change of ``growth eps max|K|`` makes of it."""
+    """Return the error of a log density in units of its change when K is perturbed by ``growth eps max|K|``."""
     lower, n = torch.linalg.cholesky(k), k.shape[-1]
     inverse = torch.cholesky_inverse(lower)
     solved = (inverse @ residual.unsqueeze(-1)).squeeze(-1)
@@ -148,37 +148,37 @@ def density_error(k: torch.Tensor, residual: torch.Tensor, found: torch.Tensor, 
 
 
 def needs_batch(problem: Problem) -> str | None:
-    """Return why a candidate for small batches cannot serve a problem."""
+    """Return why a candidate for small batches cannot serve a problem, None if it can."""
     return None if 1 < problem.batch <= 1024 else "only for batches of 2 to 1024 matrices"
 
 
 def needs_few(problem: Problem) -> str | None:
-    """Return why a candidate that uses all threads for each matrix cannot serve a problem."""
+    """Return why a candidate that uses all threads for each matrix cannot serve a problem, None if it can."""
     return "only for batches of at most 64 matrices" if problem.batch > 64 else None
 
 
 def needs_tall(problem: Problem) -> str | None:
-    """Return why a candidate that squares the condition number cannot serve a problem."""
+    """Return why CholeskyQR2, which needs a tall matrix, cannot serve a problem, None if it can."""
     return None if problem.m >= 2 * problem.n else "only for at least twice as many rows as columns"
 
 
 def needs_cpu_detour(problem: Problem) -> str | None:
-    """Return why the data of a problem cannot move to the CPU."""
+    """Return why the data of a problem cannot move to the CPU, None if it can."""
     return "the data is on the CPU already" if problem.device == "cpu" else None
 
 
 def needs_accelerator(problem: Problem) -> str | None:
-    """Return why the data of a problem cannot move to the accelerator."""
+    """Return why the data of a problem cannot move to the accelerator, None if it can."""
     return None if problem.device == "cpu" else "the data is on the accelerator already"
 
 
 def no_accelerator(device: str) -> str | None:
-    """Return why this machine has no candidate on an accelerator."""
+    """Return why candidates on an accelerator are unavailable, None if this machine has one."""
     return "this machine has no accelerator" if host.accelerator() is None else None
 
 
 def moved(run: Run) -> Run:
-    """Return a function of a device and the arguments of `run`: tensors move there, and the results move back."""
+    """Return `run` with a device as its first argument: tensors move there, and the results move back."""
 
     def detour(there: torch.device, *args: Any) -> Any:
         home = next(a.device for a in args if isinstance(a, torch.Tensor))
@@ -199,7 +199,7 @@ def on_other_devices(
 ) -> None:
     """Register the candidates ``cpu`` and ``accelerator`` of an op, whose times include all copies.
 
-    `run` takes a device before the arguments; ``{}`` in the summary stands for its name.
+    `run` takes the device as its first argument; ``{}`` in the summary is replaced by the device's name.
     """
 
     def register(name: str, to: Callable[[], Any], unsupported: Any, unavailable: Callable[[str], str | None]) -> None:
@@ -214,7 +214,7 @@ def on_other_devices(
 
 
 def with_one_thread(op: Op, name: str) -> None:
-    """Register a candidate again for one thread, as ``name@1``; its backward pass keeps to one thread, too."""
+    """Register a candidate for one thread, its backward pass included, as ``name@1``."""
     whole = op[name]
 
     def unsupported(problem: Problem) -> str | None:
@@ -240,7 +240,7 @@ def with_one_thread(op: Op, name: str) -> None:
 
 
 def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which stock factorises n rows if `exact`; samples need it, calls come with such settings."""
+    """Return a context in which stock factorises n rows if `exact`; real calls have such settings already."""
     if exact and n > library.max_cholesky_size.value():
         settings: contextlib.AbstractContextManager[Any] = library.fast_computations(False, False, False)
         return settings
@@ -256,23 +256,23 @@ _SMALL = {"float64": 400, "float32": 255}
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether densities by arrays need no measurement: all points of a batch are few enough.
+    """Whether a batch has so few points that its density by arrays needs no measurement.
 
-    Each entry of a spectral mixture takes stock some twenty passes for each component and dimension.
+    Twice as many for a spectral mixture: stock makes some twenty passes for each of its components and dimensions.
     """
     most = 2 if "mixture" in families(problem) else 1
     return problem.n * problem.batch <= most * _SMALL.get(problem.dtype, 0)
 
 
 LOW_RANK = "the library solves a linear kernel by its rank"
-"""Why a linear kernel alone is left to it: in a few dimensions that takes far less than a factor of all points."""
+"""Why a linear kernel alone is left to stock: in a few dimensions this is far cheaper than a factor of all points."""
 
 
 def families(problem: Problem) -> list[str]:
-    """Return the families in the kernel of a problem, whose variant names them first."""
+    """Return the kernel families of a problem: the first word of its variant."""
     return problem.words[0].split("+")
 
 
 def of_trees(problem: Problem) -> str | None:
-    """Return why a candidate that reads a kernel's tree cannot serve a problem."""
+    """Return why a candidate that needs a tree of known families cannot serve a problem, None if it can."""
     return None if all(known_family(name) for name in families(problem)) else "for stationary kernels"

@@ -1,4 +1,4 @@
-"""The candidate `state-space` of `exact_log_prob` and `predict`: Matérn processes on a line, in linear time."""
+"""The candidate `state-space` of `exact_log_prob` and `predict`: Matérn kernels in one dimension, in linear time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from autokern.kernels.state_space import leaves_of
 from autokern.ops._shared import families
 
 LINE = "line"
-"""The word of a variant for a sum of Matérn kernels on many points of one dimension, of a single model."""
+"""Word in the variant of a problem: a single model, a sum of Matérn kernels, many one-dimensional points."""
 ENOUGH = 400
-"""Training points from which on blocks take less time than a factor on any CPU; fewer have no such word.
+"""Training points from which on the state-space form is faster than a factor on any CPU; fewer get no `LINE`.
 
-No grid has it: from there on the counts of work leave no doubt."""
+No grid measures it: the counts of operations leave no doubt."""
 
 
 def word(marginal: Marginal, value: torch.Tensor) -> str:
-    """Return the word of the variant of a density, with the slash before it; empty where points are not on a line."""
+    """Return ``/line`` for a density that the state-space form supports, else an empty string."""
     lazy, tensors = marginal.lazy, (marginal.noise, value, marginal.distribution.loc)
     x = lazy.x1
     if x.dim() != 2 or x.shape[-1] != 1 or len(x) < ENOUGH or lazy.batch_shape or any(t.dim() != 1 for t in tensors):
@@ -47,7 +47,7 @@ def _word_of(kernel: Any) -> str:
 
 
 def unsupported(problem: Problem) -> str | None:
-    """Return why a problem is none of a line."""
+    """Return why the candidate cannot serve a density, None if it can."""
     if LINE not in problem.words:
         return "for sums of Matérn kernels on points of one dimension"
     return "on the CPU, without gradients by the points" if problem.device != "cpu" or "x" in problem.grad else None
@@ -73,11 +73,11 @@ def register(op: Op) -> None:
 
 
 _posteriors = Beside[LinePosterior]()
-"""Of prediction strategies, which are made anew when their data or parameters change."""
+"""The posterior of each prediction strategy; a model whose data or parameters change gets a new strategy."""
 
 
 def prediction_word(query: Query) -> str:
-    """Return the word of the variant of a prediction without gradients, as `word` does."""
+    """Return ``/line`` for a prediction that the state-space form supports, else an empty string."""
     strategy, x = query.strategy, query.prior.x1
     if x.dim() != 2 or x.shape[-1] != 1 or query.mean.dim() != 1 or strategy.num_train < ENOUGH:
         return ""
@@ -94,7 +94,7 @@ def prediction_word(query: Query) -> str:
 
 
 def predicts(problem: Problem) -> str | None:
-    """Return why a prediction is none of a line."""
+    """Return why the candidate cannot serve a prediction, None if it can."""
     if LINE not in problem.words or "grown" in problem.words:
         return "for sums of Matérn kernels on points of one dimension"
     return None if problem.device == "cpu" and not problem.grad else "on the CPU, without gradients"
@@ -105,7 +105,7 @@ def _prediction_memory(problem: Problem) -> int:
 
 
 def _origin(x: torch.Tensor) -> torch.Tensor:
-    """Return the first point, from which the others are counted."""
+    """Return the first point, from which distances along the line are measured."""
     return x[:1].detach()
 
 
@@ -122,7 +122,7 @@ def _conditioned(strategy: Any, exact: bool) -> LinePosterior:
 
 
 def register_prediction(op: Op) -> None:
-    """Register the candidate of predictions."""
+    """Register the candidate of `predict`."""
 
     @op.candidate("state-space", accuracy="better", unsupported=predicts, memory=_prediction_memory, parts=True)
     def state_space(query: Query) -> Any:

@@ -31,7 +31,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _memory_of(problem: Problem, more: int = 0) -> int:
-    """The factor, its derivative and `more` matrices."""
+    """Return the bytes of the factor, its derivatives and `more` matrices."""
     elements = problem.batch * problem.n**2
     return int(elements * ((5.2 if problem.grad else 1.05) + more)) * problem.itemsize
 
@@ -93,7 +93,7 @@ def stock(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = 
 
 
 def with_ladder(factor: Run) -> Run:
-    """Return a candidate that runs `factor`, which returns factor and info, or stock if the factorisation fails."""
+    """Return a candidate that runs `factor`, and stock if the info that it returns reports a failure."""
 
     @functools.wraps(factor)
     def run(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
@@ -125,7 +125,7 @@ on_other_devices(
 def one_by_one(a: torch.Tensor) -> Pair:
     """The matrices of a batch, one by one."""
     first, *others = a.flatten(0, -3).unbind(0)
-    # gpytorch's tests count calls of `cholesky_ex`: one is by name
+    # gpytorch's tests expect one call of `torch.linalg.cholesky_ex`
     factors = [_factor(first), *(torch.ops.aten.linalg_cholesky_ex(matrix) for matrix in others)]
     lower, info = (torch.stack(column) for column in zip(*factors, strict=True))
     return lower.view(a.shape), info.view(a.shape[:-2])

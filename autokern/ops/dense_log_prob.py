@@ -1,7 +1,7 @@
 """The Op `dense_log_prob`: the log density of a Gaussian whose covariance is a matrix plus noise, with gradients.
 
 Arguments: ``marginal, value``: the description of a Gaussian (`gp.marginal`) whose covariance the library forms as a
-matrix, because its kernel is the user's own, say, or a product of two; and a value ``(n,)``. Stock would factorise it.
+matrix (for example of a user's kernel, or of a product of kernels), and a value ``(n,)``. Stock factorises the matrix.
 
 Contract: the value is that of a matrix within ``2 n eps max |K|`` of K.
 """
@@ -33,9 +33,9 @@ from autokern.ops.exact_log_prob import stock as _stock
 from autokern.system.blas import one_thread
 
 _MOST = 1000
-"""Points above which one thread is too few."""
+"""Number of points above which one thread is too slow."""
 _SMALL = 150
-"""Points up to which no measurement is needed."""
+"""Number of points up to which `arrays` needs no measurement."""
 
 
 class _DenseLogProb(OpOfParts):
@@ -97,7 +97,7 @@ class _DenseLogProb(OpOfParts):
         return 5 * 8 * problem.n**2
 
     def default_candidate(self, problem: Problem) -> str:
-        """Up to here stock's operators and autograd nodes take longer than all arithmetic."""
+        """Return `arrays` for small problems, in which stock's operators and autograd nodes dominate."""
         return "arrays" if problem.n <= _SMALL and problem.device == "cpu" else "stock"
 
 

@@ -1,11 +1,10 @@
 """The Op `exact_log_prob`: the log density of a Gaussian whose covariance is a known kernel plus noise, with gradients.
 
 Arguments: ``marginal, value, exact``: the description of a Gaussian with the covariance ``kernel(x, x) + diagonal``
-(`gp.marginal`), the values ``(..., n)`` whose density is wanted, and whether stock would factorise instead of running
-conjugate gradients. Served are kernels made of scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic,
-cosine and constant ones (ARD, active dimensions, batches), where gradients are wanted, and by the candidate ``arrays``
-those with linear, polynomial, spectral mixture, categorical and index ones; everything else runs stock, whose parts are
-ops of their own.
+(`gp.marginal`), a value ``(..., n)``, and whether stock would factorise instead of running conjugate gradients.
+Gradients must be required. Supported kernels are scales, sums and products of RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic,
+cosine and constant kernels (ARD, active dimensions, batches); the candidate ``arrays`` also supports linear,
+polynomial, spectral mixture, categorical and index kernels. Everything else runs stock, whose parts are ops themselves.
 
 Contract: the value is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared
 norm of the points; first and second derivatives are those of the formula.
@@ -53,10 +52,9 @@ from autokern.ops._shared import (
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _FUSED = 1500
-"""Points up to which `fused` was faster than a factorisation by stock on every recorded CPU."""
+"""Number of points up to which `fused` was faster than stock's factorisation on every recorded CPU."""
 _ROWS, _PER_PAIR = 8000, 400
-"""Rows up to which a factor of the points that differ fits where the points do, and operations that iterations take for
-each pair of points."""
+"""Distinct points up to which `merged` may replace iterations, and operations of iterations per pair of points."""
 
 
 def _stock_features(problem: Problem) -> Features:
@@ -69,7 +67,7 @@ def _stock_features(problem: Problem) -> Features:
 
 
 def _stock_memory(problem: Problem) -> int:
-    """What autograd keeps of the kernels and, less often, of their sum; noisy matrix, factor and their derivatives."""
+    """Return stock's bytes: kernel matrices that autograd keeps, the noisy matrix, the factor, and derivatives."""
     names = families(problem)
     kept = sum(of.kept(problem.d) if (of := known_family(name)) else 6 for name in names) - (len(names) - 1)
     more = 3.0 if iterates(problem) else 6.2
@@ -110,7 +108,7 @@ class _ExactLogProb(Iterated, OpOfParts):
             rows = torch.broadcast_shapes(mean.shape, value.shape)
             if not mean.dim() or not value.dim() or rows[-1] != n or torch.broadcast_shapes(rows[:-1], batch) != batch:
                 return None
-        except caught(RuntimeError):  # stock has something to say of it
+        except caught(RuntimeError):  # shapes do not match: stock raises its own error
             return None
         if not any(t.requires_grad for t in (x, *tensors)):
             return None
@@ -143,7 +141,7 @@ class _ExactLogProb(Iterated, OpOfParts):
         return marginal, value, not iterates(problem)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-        with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
+        with torch.enable_grad():  # a lazy covariance keeps the grad mode of its creation
             truth = in_float64(args)
         with torch.no_grad():
             tree, noise, residual = ingredients(*truth[:2])
@@ -184,7 +182,7 @@ class _ExactLogProb(Iterated, OpOfParts):
         return in_place(1.03, 1.0)(problem)
 
     def default_candidate(self, problem: Problem) -> str:
-        """What structure allows; arrays for small models; one function at sizes where all hosts gained by it."""
+        """Prefer structure, then `arrays` for small models, then the fastest on all recorded hosts at this size."""
         if _state_space.unsupported(problem) is None:
             return "state-space"
         most = exact_up_to(problem) if iterates(problem) else _FUSED
@@ -224,7 +222,7 @@ def stock(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
 @EXACT_LOG_PROB.candidate(
     "matrix-free",
     unsupported=lambda p: needs_few(p) if iterates(p) else "the covariance is factorised",
-    memory=lambda p: CG_VECTORS * p.batch * p.n * p.itemsize,  # what tiles take, products look at themselves
+    memory=lambda p: CG_VECTORS * p.batch * p.n * p.itemsize,  # the op `kernel_matmul` checks its tiles
     parts=True,
     as_stock=True,
     obeys=lambda *_: True,

@@ -1,7 +1,7 @@
-"""The Op `fantasy`: a model's caches after new observations, without factorising again.
+"""The Op `fantasy`: the caches of a model after new observations, without a new factorisation.
 
-The argument is an `Update`. The result is a new strategy; its mean cache and how much it explains of one row of ones
-are what is measured and checked.
+The argument is an `Update`, the result a new strategy. Measured and checked are its mean cache ``alpha`` and the
+variance ``1^T K^-1 1`` that it explains of a row of ones.
 
 Contract: the caches are those of a refit within ``100 (n + q)`` eps times the condition number of its covariance.
 """
@@ -32,13 +32,13 @@ _stock = originals.get_fantasy_strategy
 
 
 def _graph(full_inputs: Any, targets: Any) -> str:
-    """Whether gradients are wanted by points or targets; without them, caches are detached as the settings say."""
+    """Return ``x`` if gradients by points or targets are required, else an empty string."""
     wanted = torch.is_grad_enabled() and (targets.requires_grad or any(x.requires_grad for x in full_inputs))
     return "x" if wanted else ""
 
 
 def _refit(update: Update) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noisy covariance and residual of old and new data together."""
+    """Return noisy covariance and residual of old and new data together, for a refit."""
     strategy, _, targets, _, full_targets, full_output, _, _ = update
     k = strategy.likelihood(full_output).lazy_covariance_matrix.to_dense()
     old = full_targets[..., : full_targets.shape[-1] - targets.shape[-1]]
@@ -112,7 +112,7 @@ class _Fantasy(Loose, OpOfParts):
             output = MultivariateNormal(
                 torch.zeros_like(full_x[..., 0]), LazyEvaluatedKernelTensor(full_x, full_x, kernel=model.kernel)
             )
-        model.strategy.cold = False  # what was predicted before is there already
+        model.strategy.cold = False  # the caches of earlier predictions exist
         return (Update(model.strategy, [x], targets, [full_x], full_y, output, None, not iterates(problem)),)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
@@ -152,11 +152,11 @@ class _Fantasy(Loose, OpOfParts):
         if not isinstance(out, DefaultPredictionStrategy):
             found: tuple[torch.Tensor, torch.Tensor] = out
             return found
-        with gpytorch.settings.detach_test_caches(False):  # as BoTorch reads it
+        with gpytorch.settings.detach_test_caches(False):  # as BoTorch reads caches
             known = factor_cache.found(out)
             if known is not None:
                 return known.alpha, known.explained(known.alpha.new_ones(1, known.n))
-            alpha = get_from_cache(out, "mean_cache")  # what the update gave, with its graph
+            alpha = get_from_cache(out, "mean_cache")  # as the update computed it, with its graph
             return alpha, (alpha.new_ones(1, alpha.shape[-1]) @ out.covar_cache).square().sum(-1)
 
     def default_candidate(self, problem: Problem) -> str:

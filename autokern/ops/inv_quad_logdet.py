@@ -53,7 +53,7 @@ def _added(parts: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def _parts(operator: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the sum of the dense parts, and that of the diagonals ``(..., 1 or n)``; both are differentiable."""
+    """Return the sums of dense parts and of diagonals ``(..., 1 or n)``, None if absent; differentiable."""
     if isinstance(operator, torch.Tensor):
         return operator, None
     if type(operator) in DIAGONAL:
@@ -65,7 +65,7 @@ def _parts(operator: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
 
 
 def dense_and_diagonal(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the dense part in the full batch shape, and the sum of the diagonals or None."""
+    """Return the dense part in the full batch shape, and the sum of the diagonals, None if the operator has none."""
     matrix, diagonal = _parts(operator)
     assert matrix is not None
     shape = operator.shape
@@ -90,7 +90,7 @@ def _memory_of(matrices: float) -> Callable[[Problem], int]:
 
 
 def _stock_memory(problem: Problem) -> int:
-    """The noisy matrix, its factor and their derivatives; for conjugate gradients, a copy of the matrix."""
+    """Return the bytes of the noisy matrix, its factor and derivatives; for conjugate gradients, of a copy too."""
     if iterates(problem):
         return _memory_of(2.1)(problem)
     return _memory_of(7.2 if problem.grad else 4.1)(problem)
@@ -181,7 +181,7 @@ class _InvQuadLogdet(Iterated, OpOfParts):
         return _memory_of(1.1)(problem)
 
     def default_candidate(self, problem: Problem) -> str:
-        """Return one factorisation, up to the points up to which it takes no longer than loose iterations."""
+        """Return `potri` up to sizes at which a factorisation takes no longer than loose iterations."""
         return "potri" if problem.device == "cpu" and problem.n <= exact_up_to(problem) else "stock"
 
 

@@ -1,7 +1,7 @@
 """The Op `kernel_matmul`: the covariance matrix of two sets of points times few columns, for any number of points.
 
-Arguments: ``kernel, x1, x2, rhs``. The kernel is a gpytorch kernel or an `Embedded` one; the points hold its active
-dimensions. Both sets are the same points if they are the same tensor. The op serves every kernel tree.
+Arguments: ``kernel, x1, x2, rhs``. The kernel is a gpytorch kernel or an `Embedded` one; the points have its active
+dimensions only. Both sets are the same if they are the same tensor. The op supports every kernel tree.
 
 Contract: entries within ``|K - K'| |V| + 4 sqrt(m + 10) eps |K| |V|``. ``|K - K'|`` bounds the change of the matrix
 when each scaled squared distance changes by ``50 eps`` of the largest scaled squared norm of the centred points, the
@@ -40,7 +40,7 @@ from autokern.ops._shared import (
 from autokern.system import ranks
 
 _MANY = 2**18
-"""Elements above which tiles are the default: stock makes several passes over all of them."""
+"""Elements of the matrix above which tiles are the default: stock makes several passes over the matrix."""
 
 
 class _KernelMatmul(Op):
@@ -90,7 +90,7 @@ class _KernelMatmul(Op):
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         size = 3000 if device == "cpu" else 12000
-        little = size // 3  # a quick calibration has no time for more
+        little = size // 3  # for quick calibrations
         base = Problem(op="kernel_matmul", m=little, n=little, d=10, rhs=11, dtype=dtype, device=device)
         same, cross = base.replace(variant="rbf/same"), base.replace(variant="rbf/cross")
         problems = [same, cross, same.replace(grad="theta"), same.replace(variant="matern52/same")]
@@ -197,7 +197,7 @@ def _distributed_unavailable(device: str) -> str | None:
 
 
 def _pays_over_ranks(problem: Problem) -> bool:
-    """Whether ranks share a product, by what they measured when they joined."""
+    """Whether sharing a product among ranks pays, by the measurements made when they joined."""
     here = ranks.active()
     if here is None or _distributed_unsupported(problem) is not None or inside.measuring:
         return False

@@ -1,12 +1,12 @@
 """The Op `kernel_matrix`: the covariance matrix of a gpytorch kernel between two sets of points.
 
-Arguments: ``kernel, x1, x2`` as `forward` of the kernel gets them (active dimensions selected already). Served are all
-kernel trees: sums, products and scales of the families by exact type, ARD or not, batched or not.
+Arguments: ``kernel, x1, x2`` as the kernel's `forward` gets them (active dimensions selected already). The op supports
+all kernel trees: sums, products and scales of the families by exact type, ARD or not, batched or not.
 
 Contract: entries within the variance times the change that ``delta = 50 eps max(|u1|, |u2|)`` makes in the argument of
-each family, plus 20 eps, where ``|u|`` is the largest scaled squared norm of the centred points: the error that the
-quadratic expansion of a squared distance must have. Diagonals of ``x1 = x2`` are exact; first and second derivatives
-are those of the formula.
+each family, plus 20 eps, where ``|u|`` is the largest scaled squared norm of the centred points: the unavoidable error
+of the quadratic expansion of a squared distance. Diagonals of ``x1 = x2`` are exact; first and second derivatives are
+those of the formula.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def stock(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 
 
 def _of_numbers(run: Run) -> Run:
-    """Return `run` for points that are numbers: of others stock, expanding squares, makes NaN of more than those."""
+    """Let stock serve points that are not finite: its expansion of squares spreads NaN to more entries."""
 
     @functools.wraps(run)
     def checked(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:

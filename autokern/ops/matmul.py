@@ -1,7 +1,7 @@
 """The Op `matmul`: a dense matrix times a few columns, the inner loop of conjugate gradients and Lanczos.
 
-A GEMM with few columns is the worst shape for every BLAS. The fastest layout depends on dtype, size and number of
-columns, so layouts and paddings are candidates.
+A GEMM with few columns is a bad shape for every BLAS. The fastest layout depends on dtype, size and number of columns,
+so layouts and paddings are candidates.
 
 Contract: ``|K V - out|`` within ``4 (n + 10)^0.5 eps (|K| |V|)``, entry by entry. Any order of summation stays within
 ``n eps``; rounding errors of random sign add up to the square root of that.
@@ -22,7 +22,7 @@ _MOST_COLUMNS = 64
 
 
 def _memory_of(problem: Problem, rows: int) -> int:
-    """Bytes of `rows` columns as long as the product, and of a copy of the right-hand sides."""
+    """Return the bytes of `rows` columns of length m, and of a padded copy of the right-hand sides."""
     return problem.batch * problem.itemsize * (problem.m * rows + 2 * problem.n * problem.rhs)
 
 
@@ -86,7 +86,7 @@ class _Matmul(Op):
         )
 
     def memory(self, problem: Problem) -> int:
-        """The product, and a copy of the right-hand sides."""
+        """Return the bytes of the product and of a copy of the right-hand sides."""
         return _memory_of(problem, problem.rhs)
 
 
@@ -134,7 +134,7 @@ def _add_padded(name: str, width: int, product: Run) -> None:
         return "padding more than doubles the work" if doubled else _small_batch(problem)
 
     def memory(problem: Problem) -> int:
-        """The padded product, and its first columns or its transpose."""
+        """Return the bytes of the padded product, and of its first columns or its transpose."""
         other = wide(problem.rhs) if product is transposed else problem.rhs
         return _memory_of(problem, wide(problem.rhs) + other)
 

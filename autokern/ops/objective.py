@@ -1,10 +1,10 @@
-"""The Op `objective`: the negative marginal likelihood of a small exact model per point, and its gradient, at once.
+"""The Op `objective`: the negative log marginal likelihood per point of a small exact model, with its gradient.
 
-Arguments: ``reading, forward, parameters``: the model as `gp.reading` has taken it apart, the function that computes
-the losses with modules and autograd, and the parameters by name whose gradients are wanted. The result is the loss of
-each model, ``()`` or ``(...)`` for a batch of independent models, and the gradients of their sum in the order of the
-parameters, which are also in their ``grad``. Or ``step, None, None``: one call of a likelihood as `gp.steps` describes
-it, whose result is its value ``()`` or ``(...)`` alone, differentiable (grad ``theta``).
+Arguments: ``reading, forward, parameters``: the arrays of a model (`gp.reading`), the function that computes the loss
+with modules and autograd, and the parameters, by name, whose gradients are required. The result is the loss ``()``, or
+``(...)`` for a batch of independent models, and the gradients of its sum in the order of the parameters; they are also
+stored in each ``grad``. Or ``step, None, None``: one call of a marginal likelihood (`gp.steps`), whose result is its
+differentiable value ``()`` or ``(...)`` alone (grad ``theta``).
 
 Contract: the loss is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared norm
 of the points; gradients lie within the same change, enlarged by the condition of K.
@@ -31,7 +31,7 @@ from autokern.ops._shared import EPS, LOW_RANK, OpOfParts, families, is_small
 from autokern.system.blas import one_thread
 
 _MOST = 1000
-"""Points above which one thread is slower than the ops that stock consists of."""
+"""Number of points above which one thread is slower than the ops that stock calls."""
 
 
 Found = tuple[torch.Tensor | None, ...]
@@ -123,7 +123,7 @@ class _Objective(OpOfParts):
         return (4 + 3 * parts) * problem.n**2 * 8
 
     def default_candidate(self, problem: Problem) -> str:
-        """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
+        """Return `arrays` for small problems, in which stock's modules and autograd nodes dominate."""
         small = problem.device == "cpu" and is_small(problem) and _unsupported(problem) is None
         return "arrays" if small else "stock"
 
@@ -133,7 +133,7 @@ OBJECTIVE = _Objective()
 
 @torch.no_grad()
 def _systems(model: Any) -> tuple[Any, Any, float]:
-    """Return covariances with noise, residuals, and the largest scaled squared norm of a point, in double precision."""
+    """Return noisy covariances, residuals, and the largest scaled squared norm of a point, in double precision."""
     own = copy.deepcopy(model).double().cpu()
     ((x,), targets), n = (own.train_inputs, own.train_targets), own.train_targets.shape[-1]
     tree = trees.read(own.covar_module, x)
@@ -143,11 +143,11 @@ def _systems(model: Any) -> tuple[Any, Any, float]:
 
 
 def _parts(problem: Problem) -> int:
-    """Return how many leaves the kernel has; a spectral mixture is about four in each dimension."""
+    """Return the number of leaves of the kernel; a spectral mixture counts as four per dimension."""
     return sum(4 * problem.d if name == "mixture" else 1 for name in families(problem))
 
 
-@OBJECTIVE.candidate("stock", memory=lambda p: p.batch * p.n**2 * p.itemsize)  # each of its parts asks for itself
+@OBJECTIVE.candidate("stock", memory=lambda p: p.batch * p.n**2 * p.itemsize)  # inner ops check their own
 def stock(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """The libraries' own: modules forward, autograd backward; what they call is dispatched."""
     if forward is None or parameters is None:
@@ -177,7 +177,7 @@ def arrays(reading: Known, forward: Forward | None, parameters: Parameters | Non
         return stock(reading, forward, parameters) if value is None else value
     with one_thread:
         found = reading.evaluate(parameters)
-    if found is None:  # stock's ladder of jitter, its warnings and its errors
+    if found is None:  # stock adds jitter, warns or raises
         return stock(reading, forward, parameters)
     losses, gradients = found
     return losses, *gradients

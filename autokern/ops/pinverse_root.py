@@ -1,7 +1,7 @@
 """The Op `pinverse_root`: the pseudo-inverse of a root with appended rows (`cat_rows`, fantasy models).
 
-The root of a covariance is usually lower triangular, so that its pseudo-inverse is its inverse, without a QR. The
-library loses this structure when one point is appended; the op reads it from the entries.
+The root of a covariance is usually lower triangular, and then its pseudo-inverse is its inverse, without a QR. The
+library does not mark a root with an appended row as triangular; the op tests the entries.
 
 Contract: ``X A = I`` for a tall or square root of full column rank, to 100 n eps |X| |A|. Near-singular roots are left
 to stock.
@@ -26,13 +26,13 @@ from autokern.system import buffers
 
 _stock_pinverse = originals.stable_pinverse
 _SINGULAR = 1e-6
-"""Stock adds jitter where the diagonal of R is below this; the smallest singular value is a lower bound of it."""
+"""Stock changes a diagonal of R below this; the smallest singular value is a lower bound of that diagonal."""
 _BASE = 96
-"""Size up to which LAPACK's own routine is as fast as a product."""
+"""Size up to which LAPACK's triangular solve is as fast as recursion."""
 
 
 class _Seen(threading.local):
-    """The last root and its structure, held weakly: key, problem and candidate of a call need the same one."""
+    """The last root, held weakly, with its structure: key, problem and candidate of one call ask for it."""
 
     root: Callable[[], torch.Tensor | None] = staticmethod(lambda: None)
     version = 0
@@ -44,7 +44,7 @@ _seen = _Seen()
 
 def structure(a: torch.Tensor) -> str:
     """Return ``lower`` for a lower triangular root, else ``general``."""
-    if a.is_inference():  # has no version counter
+    if a.is_inference():  # no version counter
         return _structure(a)
     if _seen.root() is not a or _seen.version != a._version:
         _seen.kind = _structure(a)
@@ -129,7 +129,7 @@ def _triangular_unsupported(problem: Problem) -> str | None:
 
 
 class _Inverse(torch.autograd.Function):
-    """The inverse of a root by any method, with d(A^-1) = -A^-1 dA A^-1 in all entries of A."""
+    """The inverse of a root by any method, with the gradient d(A^-1) = -A^-1 dA A^-1 by all entries of A."""
 
     @staticmethod
     def forward(ctx, a, invert):  # type: ignore[no-untyped-def]
@@ -145,7 +145,7 @@ class _Inverse(torch.autograd.Function):
 
 
 def _inverse(a: torch.Tensor, invert: Run) -> torch.Tensor:
-    """Return the inverse of a triangular root, or stock's result if the root is nearly singular."""
+    """Return the inverse of a triangular root, stock's result if the root is nearly singular."""
     x = _Inverse.apply(a, invert)
     smallest = 1 / torch.linalg.matrix_norm(x.detach())
     return x if bool(smallest > _SINGULAR) else _stock_pinverse(a)

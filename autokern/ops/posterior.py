@@ -1,7 +1,7 @@
-"""The Op `posterior`: mean and joint covariance of an exact model at a few points of many sets, with the gradient.
+"""The Op `posterior`: mean and joint covariance of an exact model at a batch of small sets of points, with gradients.
 
-Arguments: ``reading, x, forward``: the model at its present state as arrays, points ``(..., m, d)``, and the function
-that computes the same with modules and autograd. The result is the distribution that the model returns.
+Arguments: ``reading, x, forward``: the arrays of the model in its present state, points ``(..., m, d)``, and the
+function that computes the same with modules and autograd. The result is the distribution that the model returns.
 
 Contract: that of `predict`, for means and covariances.
 """
@@ -25,13 +25,13 @@ from autokern.ops._models import objective_model, prior_of
 from autokern.ops._shared import EPS, OpOfParts, families, random_matrix
 
 _MOST = 2**22
-"""Covariances between test and training points above which one thread is slower than torch."""
+"""Number of covariances between test and training points above which one thread is slower than torch."""
 _SMALL = 2**18
-"""The same up to which no measurement is needed: stock's modules and autograd nodes take longer than all arithmetic."""
+"""The number of them up to which `arrays` needs no measurement: stock's modules and autograd nodes dominate."""
 _WORK = {"float64": 2**27, "float32": 2**26}
-"""Multiplications with the factor up to which that is so; arrays are float64 throughout."""
+"""The number of multiplications with the factor up to which the same holds; arrays are always float64."""
 _OWN = 2**16
-"""Covariances between test points above which one thread is slower than torch."""
+"""Number of covariances between test points above which one thread is slower than torch."""
 Forward = Callable[[torch.Tensor], Any]
 
 
@@ -109,7 +109,7 @@ class _Posterior(OpOfParts):
         return out.loc, out.covariance_matrix
 
     def default_candidate(self, problem: Problem) -> str:
-        """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
+        """Return `arrays` for small problems, in which stock's modules and autograd nodes dominate."""
         small = problem.elements <= min(_SMALL, _WORK[problem.dtype] // problem.n) and problem.device == "cpu"
         return "arrays" if small and _unsupported(problem) is None else "stock"
 
@@ -118,7 +118,7 @@ POSTERIOR = _Posterior()
 
 
 def _wanted(reading: Posterior, x: torch.Tensor) -> str:
-    """Return which gradients may be wanted: by hyperparameters, by points."""
+    """Return the gradients that may be required: ``theta`` (hyperparameters), ``x`` (points), both, or none."""
     if not torch.is_grad_enabled():
         return ""
     if reading.graded():
@@ -133,7 +133,7 @@ def _size(part: Any, x: torch.Tensor) -> float:
 
 
 def _as_botorch(model: Any, x: torch.Tensor) -> Any:
-    """Call a model as BoTorch does."""
+    """Call a model under BoTorch's settings."""
     settings = gpytorch.settings
     with settings.debug(False), settings.fast_pred_var(), settings.detach_test_caches():
         return originals.exact_call(model, x)
@@ -155,7 +155,7 @@ def _unsupported(problem: Problem) -> str | None:
 def arrays(reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
     """NumPy and BLAS from the points to mean, covariance and gradients, in one autograd function."""
     found = reading.at(x)
-    if found is None:  # stock says what is wrong
+    if found is None:  # stock raises its own error
         return forward(x)
     mean, covariance = found
     return MultivariateNormal(mean, DenseLinearOperator(covariance))

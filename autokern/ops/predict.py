@@ -1,8 +1,8 @@
-"""The Op `predict`: mean and covariance of the posterior at test points, of which callers read the variances.
+"""The Op `predict`: posterior mean and covariance at test points; callers mostly read the variances.
 
-The argument is a `Query`. The result is a mean and a covariance operator; reading its diagonal is part of what is
-measured. Where stock iterates, the first prediction with all it leaves in caches and a second one are measured
-together, else one with the caches there: the factor is shared by all.
+The argument is a `Query`, the result a mean and a covariance operator, whose diagonal is read in measurements too.
+Where stock iterates, the first prediction, which fills the caches, and a second one are measured together; else one
+prediction with filled caches, because all candidates share the factor.
 
 Contract: mean and variances are those of a training covariance within ``2 (n + s) eps max|K|`` of K and covariances
 with the test points within ``4 (1 + s) eps max|K|``, where s is the largest scaled squared norm of the points.
@@ -35,11 +35,11 @@ from autokern.ops._shared import EPS, OpOfParts, as_asked, is_ours, iterates, ma
 
 _stock = originals.exact_prediction
 _JOINT = 16
-"""Test points whose joint covariance is read."""
+"""Number of test points up to which measurements read the joint covariance."""
 
 
 def _graph(prior: Any) -> str:
-    """Which gradients are wanted: by the test points, or by the hyperparameters only."""
+    """Return the required gradients: ``x`` by the test points, ``theta`` by hyperparameters only, or none."""
     if not torch.is_grad_enabled():
         return ""
     if prior.x1.requires_grad:
@@ -48,7 +48,7 @@ def _graph(prior: Any) -> str:
 
 
 def _grown(strategy: Any, problem: Problem) -> Conditioned:
-    """Return a model's factor as if its last point had come later, for every matrix of a batch apart."""
+    """Return a model's factor as if its last point had been added later, once for each matrix of a batch."""
     known = factor(strategy)
     if problem.batch == 1 or problem.n == 1:
         return Conditioned(inverse=known.inverse, alpha=known.alpha)
@@ -58,7 +58,7 @@ def _grown(strategy: Any, problem: Problem) -> Conditioned:
 
 
 def _skipped() -> bool:
-    """Whether no covariance is wanted."""
+    """Whether the caller skips covariances (`skip_posterior_variances`)."""
     return bool(gpytorch.settings.skip_posterior_variances.on())
 
 
@@ -127,7 +127,7 @@ class _Predict(Loose, OpOfParts):
         return (Query(model.strategy, mean, prior, cross, not iterates(problem), fast),)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-        with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
+        with torch.enable_grad():  # a lazy covariance keeps the grad mode of its creation
             (exact,) = in_float64(args)
         with torch.no_grad():
             strategy, _, prior, cross, *_ = exact
@@ -170,7 +170,7 @@ class _Predict(Loose, OpOfParts):
         return _by_factor.memory_of(0, 2, 1)(problem)
 
     def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and variances; of few points, the joint covariance is formed, as acquisition functions do."""
+        """Return mean and variances; for few points by the joint covariance, which acquisition functions form."""
         mean, covariance = out
         if covariance.shape[-1] <= _JOINT:
             covariance = DenseLinearOperator(covariance.to_dense())
@@ -180,7 +180,7 @@ class _Predict(Loose, OpOfParts):
         return int(iterates(problem))
 
     def default_candidate(self, problem: Problem) -> str:
-        """Variances of many points need no joint matrix, and a factor that grew is in no form that stock can use."""
+        """Avoid the joint matrix for many points, and stock for a factor that grew, which stock cannot use."""
         if is_grown(problem):
             return "lazy"
         if _state_space.predicts(problem) is None:
@@ -200,7 +200,7 @@ def stock(query: Query) -> Prediction:
     known = factor_cache.found(strategy) if in_force and complete() and not _skipped() else None
     if known is not None:
         found = _as_stock(query, known)
-        if exact or found[0].isfinite().all():  # where stock iterates, it raises where it finds NaN
+        if exact or found[0].isfinite().all():  # with NaN, stock's iterations raise an error
             return found
         factor_cache.forget(strategy)
     with as_asked(exact, strategy.num_train), gpytorch.settings.fast_pred_var(fast):
@@ -209,7 +209,7 @@ def stock(query: Query) -> Prediction:
 
 
 def _as_stock(query: Query, known: Conditioned) -> Prediction:
-    """Return what the library computes where its caches are there: from tensors, or operators where it takes those."""
+    """Predict as the library does with filled caches: by tensors at small sizes, else by operators."""
     strategy, prior, cross = query.strategy, query.prior, query.cross
     small = sum(cross.shape[-2:]) <= gpytorch.settings.max_eager_kernel_size.value()
     own, rows = (evaluated(lazy) if small else lazy.evaluate_kernel() for lazy in (prior, cross))

@@ -130,7 +130,7 @@ on_other_devices(
 )
 
 
-@QR.candidate("choleskyqr2", unsupported=needs_tall, memory=lambda p: _memory_of(p, 2.35))  # Q of both rounds, a copy
+@QR.candidate("choleskyqr2", unsupported=needs_tall, memory=lambda p: _memory_of(p, 2.35))  # both Q, and a copy
 def cholesky_qr2(a: torch.Tensor) -> Pair:
     """CholeskyQR2 for tall, well-conditioned matrices; Householder QR for all others.
 
@@ -156,7 +156,7 @@ def _cholesky_qr2(a: torch.Tensor) -> Pair:
 
 
 def differentiable_qr(factorise: Run, a: torch.Tensor) -> Pair:
-    """Return the result of `factorise` for a matrix with m >= n, differentiable to any order."""
+    """Run `factorise` on a matrix with m >= n, differentiably to any order."""
     if a.requires_grad and torch.is_grad_enabled():
         out = _QR.apply(a, factorise)
         return out[0], out[1]

@@ -1,9 +1,8 @@
 """The Op `solve`: ``K^-1 B`` of a large covariance with noise, where stock runs conjugate gradients.
 
-Arguments: ``operator, rhs, kernel``. The operator is a tensor of dense parts and diagonals, as
-`inv_quad_logdet` takes it, or the sum of a covariance that is never formed and a diagonal; `kernel` is the embedded
-kernel of that one, else None. `rhs` is ``(..., n, t)``. It is called by functions that differentiate the solution
-themselves, so that nothing here wants gradients.
+Arguments: ``operator, rhs, kernel``. The operator is a sum of dense parts and diagonals, as for `inv_quad_logdet`, or
+the sum of a matrix-free covariance and a diagonal; `kernel` is the embedded kernel of the latter, else None. `rhs` is
+``(..., n, t)``. Callers differentiate the solution themselves, so the op supports no gradients.
 
 Contract: solutions are those of a matrix within ``2 n eps max |K|`` of K, or to a relative residual of 1e-5 (float32
 1e-4) or the library's `cg_tolerance`, whichever is tighter.
@@ -46,11 +45,11 @@ from autokern.ops.inv_quad_logdet import dense_and_diagonal
 from autokern.system import buffers
 
 _LEAST = 1000
-"""Rows below which a factorisation takes less than iterations."""
+"""Number of rows below which a factorisation is faster than iterations."""
 _COLUMNS = 72
-"""Rows for each column up to which a factorisation takes fewer operations than a dozen products."""
+"""Rows per column up to which a factorisation takes fewer operations than a dozen products."""
 _POOR = 0.01
-"""Relative residual above which a factor of a nearly singular matrix is left aside: the library's in predictions."""
+"""Relative residual (the library's tolerance in predictions) from which a factor's solution is discarded."""
 FREE = "free"
 
 
@@ -117,11 +116,11 @@ class _Solve(Iterated, OpOfParts):
         return Features(6.0 + problem.batch, flops, 3.0 * elements * problem.itemsize)
 
     def memory(self, problem: Problem) -> int:
-        """A factor in place of a copy of the sum; two sums of parts may be there."""
+        """Return the bytes of the factor, in place of a copy of the matrix, and of a sum of its parts."""
         return int(problem.batch * (2.1 * problem.n**2 + 3 * problem.n * problem.rhs) * problem.itemsize)
 
     def default_candidate(self, problem: Problem) -> str:
-        """What fits a factor is factorised where that takes no more than some products do; else iterations."""
+        """Return `cholesky` where a factorisation costs no more than some products, else iterations."""
         factor = max(exact_up_to(problem), _COLUMNS * problem.rhs)
         if FREE not in problem.words:
             if problem.device != "cpu" or problem.orders:
@@ -135,7 +134,7 @@ SOLVE = _Solve()
 
 
 def system(like: torch.Tensor, columns: int, kernel: Embedded | None, batch: int = 1) -> Problem | None:
-    """Return the problem of so many columns and as many rows, of a dtype and on a device, as a tensor has."""
+    """Return the problem of `columns` right-hand sides, with rows, dtype and device of the tensor `like`."""
     n = like.shape[-2]
     names = ["dense"] if kernel is None else sorted(trees.leaves(kernel.node))
     words = ["+".join(names), "cg", *([FREE] if kernel is not None else [])]
@@ -159,7 +158,7 @@ def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Te
 
 
 _factors = Beside[torch.Tensor]()
-"""Of operators that a backward pass solves with again: functions of the library make one of their own for each call."""
+"""Factors of operators with which a backward pass will solve again; the library creates an operator for each call."""
 
 
 @SOLVE.candidate(
@@ -184,13 +183,13 @@ def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch
             if any(t.requires_grad for t in tensors_in((operator, rhs))):
                 _factors.put(operator, lower)
             return found
-    return stock(operator, rhs, kernel)  # which iterates, and says what it finds
+    return stock(operator, rhs, kernel)
 
 
 def _refined(
     matrix: torch.Tensor, diagonal: torch.Tensor | None, lower: torch.Tensor, rhs: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return a solution, refined while that helps and its residual is above the one stated; None where it is poor."""
+    """Solve with a factor, refined up to three times towards the stated residual; None if the residual stays poor."""
     found, best, least = _substituted(lower, rhs), None, _POOR
     size = torch.linalg.vector_norm(rhs, dim=-2).clamp_min(torch.finfo(rhs.dtype).tiny)
     for _ in range(3):

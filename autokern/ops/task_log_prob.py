@@ -1,9 +1,9 @@
 """The Op `task_log_prob`: the log density of several tasks that are observed at the same points, with gradients.
 
-Arguments: ``forward, kx, kt, noise, mean, value``: a function of the others that computes the density with the
-library's operators (and may have them already); covariances of the points ``(n, n)`` and of the tasks ``(t, t)``; the
-covariance of the tasks' noise at each point ``(t, t)``; and mean and value ``(n, t)``. The covariance of all is
-``kx (x) kt + I (x) noise``.
+Arguments: ``forward, kx, kt, noise, mean, value``. `forward` computes the density from the others with the library's
+operators (or from operators that it holds); `kx` ``(n, n)`` and `kt` ``(t, t)`` are the covariances of points and
+tasks, `noise` ``(t, t)`` is that of the tasks' noise at each point; `mean` and `value` are ``(n, t)``. The joint
+covariance is ``kx (x) kt + I (x) noise``.
 
 Contract: the value is that of a matrix within ``4 n t eps max |K|`` of K.
 """
@@ -34,10 +34,10 @@ from autokern.ops._shared import (
 from autokern.system.blas import one_thread
 
 _MOST = 1000
-"""Points above which one thread is too few."""
+"""Number of points above which one thread is too slow."""
 _MOST_TASKS = 32
 _SMALL = 800
-"""Points times tasks up to which no measurement is needed: where gpytorch factorises the matrix of all of them."""
+"""Points times tasks up to which `arrays` needs no measurement: gpytorch factorises the joint matrix there."""
 Forward = Callable[..., torch.Tensor]
 
 
@@ -97,7 +97,7 @@ class _TaskLogProb(OpOfParts):
         return 7 * 8 * problem.n**2
 
     def default_candidate(self, problem: Problem) -> str:
-        """Up to here stock factorises the matrix of all points and tasks."""
+        """Return `arrays` for sizes at which stock factorises the joint matrix of all points and tasks."""
         small = problem.n * problem.d <= _SMALL and problem.d <= _MOST_TASKS
         return "arrays" if small and problem.device == "cpu" else "stock"
 
@@ -107,7 +107,7 @@ def _by_operators(
 ) -> torch.Tensor:
     eye = DiagLinearOperator(kx.new_ones(len(kx)))
     added = KroneckerDiagonal(eye, DiagLinearOperator(noise.diagonal()))
-    product = KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # which it takes views of
+    product = KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # it takes views
     prior = MultivariateNormal(mean.flatten(), product + added)
     density: torch.Tensor = originals.log_prob(prior, value.flatten())
     return density
