@@ -1,6 +1,6 @@
-"""Arguments of ops as trees: their tensors, and copies of them without caches.
+"""Walk the arguments of an op: yield their tensors, or copy them without caches.
 
-The functions are generic: a package registers how to walk its own kinds of objects.
+Both functions dispatch on the type; `gp/marginal.py` registers operators, distributions and prediction strategies.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ import torch
 
 @functools.singledispatch
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of nested sequences, operators and distributions, and the parameters of modules, in order.
-
-    A tensor that occurs twice is yielded twice.
-    """
+    """Yield the tensors and modules' parameters of nested arguments in order; one that occurs twice comes twice."""
     yield from ()
 
 
@@ -65,9 +62,9 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
 
 
 def in_float64(args: tuple[Any, ...], altered: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[Any, ...]:
-    """Return copies in float64 that are leaves of autograd; the copies of one object are one object.
+    """Copy arguments to float64 autograd leaves; an object that occurs twice is copied once.
 
-    `altered` is applied to each tensor of floats and to each parameter of a module.
+    `altered` is applied to each floating-point tensor and to each parameter of a module.
     """
     copies: dict[int, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Shared by all autograd functions: cotangents batched by vmap, and tensors that the caller may write into.
+"""Helpers of autograd functions: cotangents batched by vmap, tensors that the caller may overwrite, double backward.
 
 Closed-form backward passes work in place and have no batching rules. Under vmap (``is_grads_batched=True``, or
 `torch.vmap` over `torch.autograd.grad`) they run once for each cotangent.
@@ -20,18 +20,18 @@ SPENT = (
     "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
     "after calling backward."
 )
-"""What torch says of a graph whose saved values are freed."""
+"""torch's message for a second backward pass through a freed graph."""
 
-_torch: Any = torch  # the functions below vmap are not declared
+_torch: Any = torch  # vmap's internals have no type stubs
 _functorch: Any = torch._C._functorch
 _is_old: Callable[[Any], bool] = _functorch.is_legacy_batchedtensor
 _is_new: Callable[[Any], bool] = _functorch.is_batchedtensor
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-"""Whether the present backward pass keeps the graph."""
+"""Whether the running backward pass retains the graph."""
 
 
 def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a backward pass that runs once for each cotangent of a batch of vmap, and directly for all others."""
+    """Wrap a backward pass: under vmap it runs once for each cotangent of the batch."""
 
     @functools.wraps(backward)
     def served(ctx: Any, *grads: Any) -> Any:
@@ -44,9 +44,9 @@ def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: bool) -> Any:
-    """Leave the innermost vmap, serve its cotangents one by one, and stack the results for it.
+    """Run a backward pass outside of the innermost vmap, once for each cotangent, and batch the results again.
 
-    torch has two implementations of vmap: an old one behind ``is_grads_batched``, and `torch.vmap`.
+    torch has two implementations of vmap: a legacy one behind ``is_grads_batched`` (`old`), and `torch.vmap`.
     """
     if old:
         level = max(max(_levels(g)) for g in grads if _has(_is_old, g))
@@ -63,15 +63,15 @@ def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: 
 
 
 def _levels(grad: Any) -> list[int]:
-    """Return the levels of the old vmap in a tensor, innermost last.
+    """Return the levels of the legacy vmap at which a tensor is batched, innermost last.
 
-    They are read off the tensor: a GPU's backward pass runs in a thread of its own, where none is counted.
+    They are read off the tensor: autograd runs a GPU's backward pass in another thread, whose level counter is zero.
     """
     found, level = [], 0
     while _is_old(grad):
         level += 1
         one, two = (_torch._remove_batch_dim(grad, level, size, 0) for size in (1, 2))
-        if one.shape == two.shape:  # the size is used only where the tensor lacks the level
+        if one.shape == two.shape:  # torch expands to the size only where the tensor lacks the level
             found.append(level)
             grad = one
     return found
@@ -86,7 +86,7 @@ def _unwrapped(grad: Any) -> Any:
 
 
 def _together(served: Callable[..., Any], ctx: Any, parts: list[Any]) -> tuple[Any, ...]:
-    """Serve each element of the unbound cotangents together with the unbatched ones, and stack the results."""
+    """Run a backward pass for each element of the unbound cotangents, with the unbatched ones; stack the results."""
     count = max((len(p) for p in parts if isinstance(p, tuple)), default=1)
     each = [served(ctx, *(p[i] if isinstance(p, tuple) else p for p in parts)) for i in range(count)]
     columns = zip(*(found if isinstance(found, tuple) else (found,) for found in each), strict=True)
@@ -94,19 +94,19 @@ def _together(served: Callable[..., Any], ctx: Any, parts: list[Any]) -> tuple[A
 
 
 def has_duals() -> bool:
-    """Whether tensors may have tangents of forward mode, which arrays would lose."""
+    """Whether forward-mode AD is active: tensors may have tangents, which NumPy arrays would lose."""
     return forward_ad._current_level >= 0
 
 
 def readable(*tensors: torch.Tensor) -> bool:
-    """Whether NumPy can read these tensors of the CPU without losing anything that autograd knows of them."""
+    """Whether NumPy can read these CPU tensors: no tangents, symbolic zeros or inference tensors."""
     return not has_duals() and not any(t._is_zerotensor() or t.is_inference() for t in tensors)
 
 
 def spent_by_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a backward pass that frees ``ctx.gradients`` unless the graph is kept, and raises as torch when repeated.
+    """Wrap a backward pass: it frees ``ctx.gradients`` unless the graph is retained, and repeated it raises as torch.
 
-    It goes outside of `each_cotangent`, which runs a pass several times.
+    This is the outermost decorator, because `each_cotangent` runs a pass several times.
     """
 
     @functools.wraps(backward)
@@ -128,9 +128,9 @@ def plain_gradients(
     wanted: Sequence[bool],
     cotangents: torch.Tensor | Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of a plain function by the wanted inputs, differentiable where gradients are enabled.
+    """Return autograd's gradients of a function with respect to the wanted inputs, differentiable in grad mode.
 
-    Each input is a view of its own, because one tensor may occur twice, or depend on another.
+    Each input is replaced by its own view, because one tensor may occur twice, or depend on another.
     """
     graph = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -144,9 +144,9 @@ def plain_gradients(
 def times(
     gradients: Sequence[Any], cotangent: torch.Tensor, shapes: Sequence[torch.Size], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    """Return the wanted ones of the gradients of each model of a batch, times the cotangent of its value.
+    """Multiply the wanted gradients of each model of a batch by the cotangent of its value; None for the others.
 
-    Inputs of these shapes that several models share get the sum over them.
+    Each product is summed to the shape of its input, which several models may share.
     """
     if not cotangent.dim():
         found = iter(torch._foreach_mul([t for t, want in zip(gradients, wanted, strict=True) if want], cotangent))
@@ -161,9 +161,9 @@ def times(
 
 
 class Lent:
-    """A result that the backward pass reads again unless the caller has written into it.
+    """A result that the backward pass reads again unless the caller has changed it in place.
 
-    It is held as an alias outside of autograd (no cycle with the graph), with its version.
+    It is kept as a detached alias (no reference cycle with the graph), together with its version counter.
     """
 
     __slots__ = ("_alias", "_version")
@@ -173,7 +173,7 @@ class Lent:
         self._version = result._version
 
     def take(self) -> torch.Tensor | None:
-        """Return the result, or None if it was changed; it is released unless the graph is kept."""
+        """Return the result, or None if it was changed or released; release it unless the graph is retained."""
         found = self._alias
         if not keeps_graph():
             self._alias = None
@@ -181,9 +181,9 @@ class Lent:
 
 
 class Unsaved:
-    """Arguments that a backward pass reads only if it is repeated or differentiated itself.
+    """Arguments that only a repeated or a differentiated backward pass reads.
 
-    They are not saved by autograd, because a change of a saved tensor makes every backward pass raise.
+    Autograd does not save them: after a change of a saved tensor, every backward pass would raise.
     """
 
     __slots__ = ("_tensors", "_versions")
@@ -193,7 +193,7 @@ class Unsaved:
         self._versions = [version(t) for t in tensors]
 
     def unchanged(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the arguments; raises torch's RuntimeError if one was changed in place."""
+        """Return the arguments; torch's RuntimeError if one was changed in place."""
         if [version(t) for t in self._tensors] != self._versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation"
@@ -202,16 +202,16 @@ class Unsaved:
 
 
 def version(tensor: torch.Tensor | None) -> int:
-    """Return the version of a tensor; tensors of inference mode have none."""
+    """Return the version counter of a tensor; 0 for None and for inference tensors, which have no counter."""
     return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 class _Computed(torch.autograd.Function):
-    """A value that is computed already, with its first derivatives or what computes them."""
+    """A value computed beforehand, with its first derivatives or a function that computes them."""
 
     @staticmethod
     def forward(ctx, found, plain, unsaved, *tensors):  # type: ignore[no-untyped-def]
-        value, ctx.gradients = found  # in one object, since autograd makes views of tensors that pass through
+        value, ctx.gradients = found  # one tuple: autograd would return a view of a tensor argument
         ctx.plain, ctx.unsaved, ctx.shapes = plain, Unsaved(*tensors[:unsaved]), [t.shape for t in tensors]
         ctx.save_for_backward(*tensors[unsaved:])
         return value if isinstance(value, torch.Tensor) else tensors[0].new_tensor(value)
@@ -234,10 +234,10 @@ def computed(
     *tensors: torch.Tensor,
     saved: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
-    """Return a value as a function of tensors whose gradients are there; second derivatives go through `plain`.
+    """Return a known value as a differentiable function of `tensors`, then `saved`; double backward runs `plain`.
 
-    In place of gradients, a function may return those that are wanted in the backward pass. The `saved` come last.
-    Autograd saves those, so that every backward pass raises where one was changed in place.
+    `gradients` may be a function, which the backward pass calls with the wanted flags. Autograd saves only `saved`:
+    every backward pass raises if one of these was changed in place.
     """
     of = (value, gradients), plain, len(tensors), *tensors, *saved
     found: torch.Tensor = _Computed.apply(*of)  # type: ignore[no-untyped-call]

@@ -17,12 +17,12 @@ Obeys = Callable[[str, float, Problem], "bool | None"]
 
 
 def nothing(*_: object) -> None:
-    """Return None: no reason against a candidate, no error that is to be told, no order that is obeyed."""
+    """Return None, the default of `unsupported`, `unavailable`, `error` and `obeys`."""
     return None
 
 
 def obedient(unsupported: Callable[[Problem], str | None], obeys: Obeys) -> Callable[[Problem], str | None]:
-    """Return `unsupported` with a reason against problems with an order of the user's that `obeys` is not true for."""
+    """Extend `unsupported` by the library settings that the user changed and the candidate does not obey."""
 
     def why(problem: Problem) -> str | None:
         orders = problem.orders.items() if "order:" in problem.variant else ()
@@ -33,15 +33,15 @@ def obedient(unsupported: Callable[[Problem], str | None], obeys: Obeys) -> Call
 
 
 class Error(msgspec.Struct, frozen=True):
-    """The error to expect of an answer that is not within its Op's bound, or is so by a check of its own."""
+    """The error to expect of a candidate that may exceed its Op's bound, or checks the bound itself."""
 
     word: str  # for a table
-    words: str  # in a sentence
-    gradients: float = 0.0  # of a gradient, relative to its largest entry, that the candidate's own check lets pass
+    words: str  # a sentence
+    gradients: float = 0.0  # of a gradient, relative to its largest entry, that the candidate's own check accepts
 
 
 WITHIN = Error("in bound", "")
-"""That of results within their Op's bound, of which there is no more to say."""
+"""The error of results within their Op's bound."""
 
 UNKNOWN = Error("unknown", "")
 
@@ -59,15 +59,15 @@ class Candidate(msgspec.Struct, frozen=True):
         ``same`` agrees with stock within the Op's bound, ``better`` is exact where stock approximates,
         ``approximate`` runs only under ``accuracy="approximate"``.
     unsupported : callable
-        Maps a Problem to the reason why this candidate cannot serve it on any machine, or None if it can. It must be
-        pure, because recorded hosts are replayed on other machines.
+        Maps a Problem to the reason why this candidate cannot serve it on any machine, or None if it can. Must be pure,
+        because recorded hosts are replayed on other machines.
     unavailable : callable
         Maps a kind of device (``"cpu"``, ``"cuda"``) to the reason why this machine or process cannot run the candidate
         there, or None if it can.
     memory : callable
         Maps a Problem to the bytes allocated at the peak, results included.
     features : callable
-        Maps a Problem to the Features of this candidate; those of stock are read.
+        Maps a Problem to the Features of this candidate; only stock's are used.
     compiles : bool
         Whether the first call in a process compiles. Only a full calibration measures such a candidate, and it runs
         only where the saving repays compiling.
@@ -76,11 +76,11 @@ class Candidate(msgspec.Struct, frozen=True):
     parts : bool
         Whether it calls other ops, which are dispatched inside of it.
     as_stock : bool
-        Whether it iterates as stock does, if not as loosely; calibration does not ban it for that.
+        Whether it is an iterative solver as stock is; calibration does not ban it for exceeding the Op's bound.
     error : callable
         Maps a Problem to the Error to expect, or None where results are within the Op's bound.
     source : str
-        Its plugin; empty for candidates registered beside their Op.
+        Name of its plugin; empty for candidates registered beside their Op.
     summary : str
         One line for people.
     """
@@ -102,12 +102,12 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def loose(self) -> bool:
-        """Whether it is as far off as stock is where that approximates."""
+        """Whether it is as inaccurate as stock where stock iterates."""
         return self.as_stock and self.accuracy == "same"
 
     @property
     def tight(self) -> bool:
-        """Whether it iterates to a residual of its own: samples do not tell how long it takes on a user's system."""
+        """Whether it iterates to a smaller residual than stock: its time on samples does not predict other systems."""
         return self.as_stock and self.accuracy == "better"
 
     def why_not(self, problem: Problem) -> str | None:
@@ -115,9 +115,9 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.unsupported(problem) or self.unavailable(problem.device)
 
     def of_plugin(self, source: str) -> Candidate:
-        """Return this candidate as a plugin's: an exception of `unsupported` or `unavailable` counts as a reason.
+        """Return this candidate as a plugin's: an exception of `unsupported` or `unavailable` is a reason against it.
 
-        An error that cannot be told is within the bound.
+        An exception of `error` counts as None, within the bound.
         """
 
         def guarded(field: str) -> Callable[[Any], Any]:

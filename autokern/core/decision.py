@@ -13,41 +13,22 @@ from autokern.core.solved import Solved
 from autokern.core.units import duration, legible, sized
 
 _ROUGHLY = 1.5
-"""Spread of a margin from which on its digits mean nothing."""
+"""Factor of uncertainty from which on a margin is shown with two digits."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a candidate on a problem.
+    """Cost of a candidate on a problem."""
 
-    Parameters
-    ----------
-    seconds : float or None
-        Predicted time of one call; None where nothing was measured.
-    flops : float
-        Floating-point operations of the op's plain implementation, the same for all candidates.
-    memory : int
-        Bytes that it allocates at its peak, results included.
-    relative_error : float or None
-        Measured error of a candidate that approximates, relative to the largest entry. None for one within the op's
-        bound, and where none was measured.
-    uncertainty : float
-        Standard deviation of the log of its time over that of stock.
-    error : str
-        The error to expect, in a word.
-    meaning : str
-        What that means; empty for results within the op's bound.
-    """
-
-    seconds: float | None = None
-    flops: float = 0.0
-    memory: int = 0
-    relative_error: float | None = None
-    uncertainty: float = 0.0
-    error: str = WITHIN.word
-    meaning: str = WITHIN.words
+    seconds: float | None = None  # predicted, of one call; None if unmeasured
+    flops: float = 0.0  # of the op's plain implementation, the same for all candidates
+    memory: int = 0  # bytes allocated at the peak, results included
+    relative_error: float | None = None  # measured, of an approximate candidate, relative to the largest entry
+    uncertainty: float = 0.0  # standard deviation of log(time / stock's time)
+    error: str = WITHIN.word  # the error to expect, in a word
+    meaning: str = WITHIN.words  # the same in a sentence; empty for results within the op's bound
 
     def words(self) -> tuple[str, str, str, str]:
-        """Return latency, throughput, memory and error in words, the first two empty where nothing was measured."""
+        """Return latency, throughput, memory and error as text; the first two are empty if unmeasured."""
         error = self.error if self.relative_error is None else f"{self.relative_error:.0e}"
         if self.seconds is None:
             return "", "", sized(self.memory), error
@@ -70,7 +51,7 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
         Source of the prediction: ``order``, ``measured``, ``interpolated``, ``extrapolated``, ``other hosts``,
         ``unmeasured`` or ``only choice``.
     predicted : dict
-        Predicted seconds of the candidates that may serve, fastest first; empty where nothing was measured.
+        Predicted seconds of the candidates that may serve, the choice first; empty where nothing was measured.
     margin : float
         Predicted time of stock over that of the choice (1 for stock).
     uncertainty : float
@@ -84,12 +65,12 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
     costs : dict
         Cost of each candidate that may serve, then of each that only its error excludes.
     remark : str
-        What stock's answer is worth where it approximates; empty where it does not.
+        The accuracy of stock's answer where stock approximates, else empty.
     nearest : str
-        The measured problem that the seconds follow from; empty where nothing was measured.
+        The measured problem that the seconds are scaled from; empty where nothing was measured.
     solved : tuple of Solved
-        How systems were solved in the calls that it served, the worst for each preconditioner; empty before any call,
-        and where nothing iterates.
+        The worst iterative solve of its calls for each preconditioner; empty before the first call, and for direct
+        methods.
     """
 
     problem: Problem
@@ -109,12 +90,12 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cell(self) -> tuple[Problem, str]:
-        """What neighbours in size share that run the same candidate: the key by which its errors are remembered."""
+        """The problem with coarse sizes, and the candidate: the key under which its errors are remembered."""
         return self.problem.coarse, self.candidate
 
     @property
     def saved(self) -> float | None:
-        """Seconds that a call saves against stock, as predicted; None where nothing was measured.
+        """Predicted seconds that a call saves against stock; None where nothing was measured.
 
         Negative where an exact result is preferred to a faster one.
         """
@@ -123,11 +104,11 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """The reason, and how systems were solved."""
+        """The reason, and the residuals of iterative solves."""
         return "; ".join((self.reason, *map(str, self.solved)))
 
     def notes(self) -> list[str]:
-        """Return what there is to say of the choice, its gain, stock's answers, and its own."""
+        """Return a line each on the choice, its speedup, stock's accuracy, the nearest measurement and the solves."""
         notes = [f"runs {self.candidate}: {self.reason}"]
         if self.margin != 1.0:
             spread = math.exp(self.uncertainty)
@@ -137,7 +118,7 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return [*notes, *filter(None, (self.remark, self.nearest)), *map(str, self.solved)]
 
     def meanings(self) -> list[str]:
-        """Return what the errors mean that are to be expected, but for what the remark says already."""
+        """Return a line on each expected error and its meaning, unless the remark states it."""
         told: dict[str, list[str]] = {}
         for name, cost in self.costs.items():
             if cost.meaning and cost.meaning not in self.remark:
@@ -156,7 +137,7 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return legible("\n".join(lines))
 
     def candidates(self) -> list[tuple[str, Cost | None, str]]:
-        """Return candidates with their costs, and why they cannot serve."""
+        """Return each candidate with its cost, or None, and why it cannot serve, or an empty text."""
         names = dict.fromkeys((*self.costs, *self.excluded))
         return [(name, self.costs.get(name), self.excluded.get(name, "")) for name in names]
 

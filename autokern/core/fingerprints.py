@@ -15,9 +15,9 @@ _FUNCTION, _DOCUMENTED = 0x1, 0x4000000
 """Flags of code objects: of a function, and, from Python 3.13 on, of one that has a docstring as its first constant."""
 _SIMPLE = {bool, bytes, complex, float, int, str, type(None), type(...)}
 _UNSTABLE = {"annotation", "ctx", "kind", "returns", "type_comment", "type_params"}
-"""Fields of the syntax that mean nothing to a run, or that not all versions of Python have."""
+"""Fields of syntax trees without effect at run time, or absent in some versions of Python."""
 _UNWRAPPED = {"abstractmethod", "classmethod", "overload", "property", "setter", "staticmethod"}
-"""Decorators that put no function around the one that they decorate."""
+"""Decorators that do not wrap the function in another one."""
 
 
 def _hashed(content: object, code: bytes = b"") -> str:
@@ -50,19 +50,19 @@ def _constant(value: Any) -> Any:
 
 
 def _with(code: str, defaults: Any) -> str:
-    """Return the fingerprint of a function with defaults from that of its code."""
+    """Return the fingerprint of a function from its code's fingerprint and its defaults."""
     return _hashed((code, defaults)) if any(defaults) else code
 
 
 def of_value(value: Any) -> str:
-    """Return the fingerprint of a constant that is a literal, or of a class by the names of its bases; else nothing."""
+    """Return the fingerprint of a literal, or of a class by the names of its bases; empty for any other value."""
     if isinstance(value, type):
         return _hashed(["bases", *(base.__name__ for base in value.__bases__)])
     return "" if (plain := _plain(value)) is ... or (type(plain) is tuple and ... in plain) else _hashed(["is", plain])
 
 
 def of_function(function: FunctionType) -> tuple[str, str]:
-    """Return the fingerprints of a function: with its defaults, and without those, marked by ``~``."""
+    """Return two fingerprints of a function: with its defaults, and without them, marked by ``~``."""
     code = fingerprint(function.__code__)
     if not (function.__defaults__ or function.__kwdefaults__):
         return code, f"~{code}"
@@ -75,18 +75,18 @@ def of_function(function: FunctionType) -> tuple[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a default where it is a literal, or a tuple of literals, and a mark in place of anything else."""
+    """Return a literal, or a tuple of literals, as it is; ``...`` in place of any other value."""
     if type(value) is tuple:
         return tuple(_plain(item) for item in value)
     return value if type(value) in _SIMPLE else ...
 
 
 def definitions(source: str, path: str) -> Iterator[tuple[str, str, str]]:
-    """Yield of all functions in a source the qualified name and the fingerprints, of the code and of the syntax.
+    """Yield each definition of a source: its qualified name, the fingerprint of its code, and that of its syntax.
 
-    The former begins with ``~`` where it leaves defaults out, whose values are known only at run time. Of classes, and
-    of constants of modules and classes, both are that of the value. A function with decorators is there once more with
-    ``@1``, ``@2`` and so on in place of both.
+    The code's begins with ``~`` where it leaves out defaults, because their values are known only at run time. Both are
+    the value's for a class, and for a constant of a module or class. A decorated function is yielded again for each
+    wrapper, with ``@1``, ``@2`` and so on in place of both.
     """
     tree, nodes = ast.parse(source), {}
     imported = (name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names)
@@ -134,14 +134,14 @@ def _within(code: CodeType, prefix: str, nodes: dict[tuple[int, str], Any]) -> I
 
 
 def _written(arguments: ast.arguments) -> Any:
-    """Return the defaults as they are written; raise where only a run tells their values."""
+    """Return the literal defaults of a signature; ValueError where a default is known only at run time."""
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     named = [(argument.arg, _value(node)) for argument, node in pairs if node is not None]
     return [_value(node) for node in arguments.defaults], sorted(named)
 
 
 def _value(node: ast.expr) -> Any:
-    if isinstance(node, (ast.Call, ast.Dict, ast.List, ast.Set)):  # such values are no literals when they are there
+    if isinstance(node, (ast.Call, ast.Dict, ast.List, ast.Set)):  # as `_plain` marks their values at run time
         return ...
     return ast.literal_eval(node)
 

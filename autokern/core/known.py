@@ -1,8 +1,8 @@
-"""Which functions of the libraries are known: their code is that of a release on which the suites passed.
+"""Which library functions are known: their code is that of a release on which the test suites passed.
 
-`known.json` has the fingerprints of the functions, classes and constants that autokern hooks, computes in place of, or
-relies on, for all recorded releases and versions of Python. A `Relied` compares what it names with the table when it is
-first asked, and again when an object behind one of the names is another one.
+`known.json` has the fingerprints of the functions, classes and constants that autokern hooks, replaces or relies on,
+for all recorded releases and versions of Python. A `Relied` compares its names with the table when it is first asked,
+and again after an object behind one of the names was replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def full_name(owner: Any, name: str) -> str:
 
 
 def admits(owner: Any, name: str, found: Any, before: Any) -> bool:
-    """Whether a hook may take the place of an attribute: what was there `before`, and not the user's; else list it."""
+    """Whether a hook may replace an attribute: it is that of `before`, and the library's own. Else leave it out."""
     module, _, qualified = full_name(owner, name).partition(":")
     library = module.partition(".")[0]
     if library not in LIBRARIES | {"torch"}:
@@ -45,12 +45,12 @@ def admits(owner: Any, name: str, found: Any, before: Any) -> bool:
 
 
 def leave_out(name: str, why: str) -> None:
-    """Note a hook that stays out."""
+    """Record that a hook is not installed, and why."""
     _left_out[name] = why
 
 
 def trust(everything: bool) -> None:
-    """Take everything that is there for known, or not."""
+    """Let all code count as known, or only recorded code, and forget all answers."""
     _left_out.clear()
     for one in _made.values() if everything is not look.trusted() else ():
         one.forget()
@@ -58,7 +58,7 @@ def trust(everything: bool) -> None:
 
 
 def unknown(every: bool = True) -> dict[str, str]:
-    """Return what is unknown by its name, and why: of hooks that stay out, and of all that `every` one relies on."""
+    """Return the unknown names with reasons: of hooks that are left out and, if `every`, of all `Relied` objects."""
     found = _left_out.copy()
     for one in list(_made.values()) if every else ():
         if not one.holds():
@@ -67,10 +67,10 @@ def unknown(every: bool = True) -> dict[str, str]:
 
 
 def everything() -> dict[str, str]:
-    """Return what is unknown of all that is recorded, and why, also where no call has relied on it yet."""
+    """Import all recorded modules; return their unknown names with reasons, whether or not a call relies on them."""
     modules = [module for module in table()["code"] if find_spec(module.partition(".")[0]) is not None]
     for module in modules:
-        with suppressed(Exception):  # it is elsewhere in this release
+        with suppressed(Exception):  # the module is missing in this release
             import_module(module)
     space = {f"{module}:{name}": marks for module in modules for name, marks in table()["code"][module].items()}
     found = Look(name for name, marks in space.items() if MAYBE not in marks).unknown
@@ -84,19 +84,16 @@ def _object(name: str) -> Any:
 
 
 def warn(found: dict[str, str]) -> None:
-    """Warn once of what is unknown although nobody replaced it: another release, or other sources."""
+    """Warn once, if a function is unknown because of another release or changed sources, not of a replacement."""
     if any(why != PATCHED for why in found.values()):
         releases.warn(found)
 
 
 def relied(*names: Any) -> Relied:
-    """Return what has these names, the same object for the same names.
+    """Return the `Relied` of these names, the same object for the same names.
 
-    Parameters
-    ----------
-    *names : str, type or tuple
-        ``module:function``, ``module:Class.method``, ``module:Class`` for all that is recorded of a class, a class
-        itself with all its bases that are recorded, or a name with the function that had it.
+    A name is ``module:function``, ``module:Class.method``, ``module:Class`` (all recorded attributes), a class itself
+    (with its recorded bases), or a pair of a name and the function to judge under it.
     """
     kinds = [name for name in names if isinstance(name, type)]
     bases = [base for kind in kinds for base in kind.__mro__ if look.members(base.__module__, base.__qualname__)]
@@ -105,26 +102,20 @@ def relied(*names: Any) -> Relied:
 
 
 class Relied:
-    """What something computes in place of, or relies on; `relied` makes it.
-
-    Attributes
-    ----------
-    unknown : dict
-        What of it was not known when it was last looked at, and why.
-    """
+    """Library functions that a piece of autokern replaces or relies on; `relied` makes it."""
 
     def __init__(self, names: frozenset[Any]) -> None:
         self._names = names
-        self.unknown: dict[str, str] = {}
+        self.unknown: dict[str, str] = {}  # reasons by name, at the last comparison
         self.forget()
 
     def forget(self) -> None:
-        """Look again when next asked."""
+        """Compare anew when next asked."""
         self._asked: list[tuple[Any, Any]] = []
         self._answers: list[Any] | None = None
 
     def holds(self) -> bool:
-        """Whether all of it is known, as it is now."""
+        """Whether all names are known at present; unchanged objects are not compared again."""
         try:
             same = [ask(of) for ask, of in self._asked] == self._answers
         except uninterrupted(Exception):  # a name that is gone, or objects that do not compare

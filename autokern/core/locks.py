@@ -1,7 +1,7 @@
-"""Locks that neither a signal handler nor a forked process waits for in vain.
+"""Locks on which neither a signal handler nor a forked process deadlocks.
 
-Python calls a signal handler in the main thread between any two steps of its work. A handler that computes with the
-same model must not wait for a lock of that very thread. A forked process has none of the threads that hold a lock.
+Python runs a signal handler in the main thread between any two steps of its work. A handler that computes with the
+same model must not wait for a lock of that very thread. A forked process lacks the threads that hold the locks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-_process = 0  # how many forks this process is away from the first one
+_process = 0  # number of forks between the first process and this one
 
 
 def _forked() -> None:
@@ -37,7 +37,7 @@ class Lock:
         return self._of.get(_process) or self._of.setdefault(_process, threading.RLock())
 
     def entered(self) -> bool:
-        """Whether this thread holds it: a signal handler asks, and must leave alone what the lock guards."""
+        """Whether this thread holds the lock: a signal handler that asks then must not touch the guarded state."""
         return any(lock._is_owned() for lock in list(self._of.values()))
 
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 else:
 
     def once(function: Any) -> Any:
-        """Return a cached property without the lock for all instances that Python has before 3.12."""
+        """Return a cached property without the lock over all instances that Python has before 3.12."""
         made = functools.cached_property(function)
         made.lock = contextlib.nullcontext()
         return made

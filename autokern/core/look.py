@@ -1,4 +1,4 @@
-"""One look at what autokern relies on in the libraries: what of it is not known, and what to ask to see it change."""
+"""Compare library code with the recorded releases: which parts are unknown, and which probes reveal a later change."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from autokern.core.recorded import BUILT_IN, functions, is_of, is_ours, is_recor
 __all__ = ["LIBRARIES", "MAYBE", "MISSING", "PATCHED", "Look", "begin", "is_known", "members", "trusted"]
 
 MAYBE = "?"
-"""Stands among the fingerprints of a function that some recorded releases do not have."""
+"""Mark among the fingerprints of a function that some recorded releases lack."""
 MISSING, PATCHED = "is missing, or elsewhere", "was replaced by code from elsewhere"
 _OTHER, _OVERRIDES = "is not that of a tested release", "overrides a base class or an attribute"
 LIBRARIES = {"botorch", "gpytorch", "linear_operator"}
 _TORCH = (("torch", ""), ("torch.linalg", ""), ("torch.nn.functional", ""), ("torch", "Tensor"))
-"""Where the libraries find the functions of torch that they compute with, as modules and classes."""
+"""Modules and classes in which the libraries look up torch's functions."""
 _OURS = frozenset(
     {
         "addcmul", "addmm", "addmv", "baddbmm", "bmm", "cholesky_ex", "cholesky_inverse", "cholesky_solve", "dot",
         "eigh", "inv_ex", "kron", "mm", "mul", "slogdet", "solve_triangular", "vecdot", "vector_norm", "xlogy",
     }
 )  # fmt: skip
-"""Functions of torch that autokern computes with where the libraries may use others."""
+"""Functions of torch that autokern calls where the libraries may call others."""
 _SETTING_UP = (
     "__del", "__get", "__init__", "__iter", "__repr", "__set", "_check", "_clear", "_expand", "_get_", "_load", "_set",
     "_strict", "check", "constraint", "expand", "extra", "get_", "hyper", "initial", "load", "local_", "name", "num_",
     "pyro", "register", "sample", "set_", "sub_", "to_py", "to_random", "update", "variational",
 )  # fmt: skip
-"""Functions that compute nothing: that their code stays the same object is not asked again in each step."""
+"""Prefixes of functions that compute nothing; their code is not probed again at each step."""
 _FIXED = (*BUILT_IN, bool, float, int, str, type(None))
-"""Kinds of attributes that do not change in place."""
+"""Types of attributes that do not change in place."""
 _trusted = False
 
 
 class _Judged(NamedTuple):
-    """What was found under a name, its functions and their code, those of them to ask again, and why it is unknown."""
+    """Verdict on a name: the object, its functions and their code, the functions to probe again, why it is unknown."""
 
     found: Any
     parts: list[FunctionType]
@@ -50,12 +50,12 @@ class _Judged(NamedTuple):
 
 
 class _Added(NamedTuple):
-    """What a class and its bases had, and what of it is unknown, or may stand before attributes of instances."""
+    """Verdict on the attributes that a class adds to the recorded ones."""
 
-    spaces: list[list[int]]
-    kept: list[Any]  # alive, so that their addresses stay theirs
+    spaces: list[list[int]]  # addresses of the attributes of the class and each base
+    kept: list[Any]  # the attributes, alive so that no other object gets their addresses
     unknown: dict[str, str]
-    new: dict[str, str]
+    new: dict[str, str]  # full names of added attributes, which may shadow attributes of instances
 
 
 _judged: dict[tuple[str, str], _Judged] = {}
@@ -63,12 +63,12 @@ _added: dict[type, _Added] = {}
 
 
 def trusted() -> bool:
-    """Whether everything that is there counts as known."""
+    """Whether all code counts as known, recorded or not."""
     return _trusted
 
 
 def begin(trust: bool) -> None:
-    """Judge everything anew, or take everything that is there for known."""
+    """Forget all verdicts; if `trust`, all code counts as known from now on."""
     global _trusted
     _trusted = trust
     _judged.clear()
@@ -76,13 +76,13 @@ def begin(trust: bool) -> None:
 
 
 def is_known(module: str, name: str, found: Any) -> bool:
-    """Whether an attribute is the one that is recorded under its qualified name, or a hook of autokern in its place."""
+    """Whether an attribute, or the original behind a hook of autokern, is recorded under its qualified name."""
     return _trusted or is_recorded(module, name, original(found))
 
 
 @functools.cache
 def members(module: str, kind: str) -> dict[str, bool]:
-    """Return the names of the attributes that are recorded of a class, and whether each must be there."""
+    """Return the names of a class's recorded attributes, and whether every release has them."""
     space, start = table()["code"].get(module, {}), f"{kind}."
     names = {name[len(start) :]: MAYBE not in marks for name, marks in space.items() if name.startswith(start)}
     return {name: must for name, must in names.items() if "." not in name}
@@ -90,41 +90,33 @@ def members(module: str, kind: str) -> dict[str, bool]:
 
 @functools.cache
 def _names(code: CodeType) -> frozenset[str]:
-    """Return the names that a code object, or one within it, looks up."""
+    """Return the names that a code object, or one nested in it, looks up."""
     return frozenset(code.co_names).union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 @functools.cache
 def _of_modules() -> frozenset[str]:
-    """Return the names of all functions and constants that are recorded of a library's modules, and of no class."""
+    """Return the names of all recorded functions and constants at module level of the libraries."""
     spaces = (space for module, space in table()["code"].items() if module.partition(".")[0] in LIBRARIES)
     return frozenset(name for space in spaces for name in space if "." not in name)
 
 
 def _overridable(base: type) -> Any:
-    """Return what may be called by its name: all of a class, or what is recorded of one that is recorded as a whole."""
+    """Return the names in a base that a subclass must not override: the recorded ones, or all of an unrecorded base."""
     module = base.__module__
     return (not module.startswith("torch.") and members(module, base.__qualname__)) or vars(base)
 
 
 class Look:
-    """One look at functions, classes and constants of the libraries.
-
-    Attributes
-    ----------
-    unknown : dict
-        What of it is not known, and why.
-    asked : list
-        Functions, each with an argument, that return the same until something is replaced.
-    """
+    """One comparison of functions, classes and constants of the libraries with the records."""
 
     def __init__(self, names: Iterable[Any]) -> None:
-        self.unknown: dict[str, str] = {}
-        self.asked: list[tuple[Any, Any]] = []
+        self.unknown: dict[str, str] = {}  # reasons by name
+        self.asked: list[tuple[Any, Any]] = []  # probes: functions, each with an argument, whose result reveals changes
         self._functions: dict[FunctionType, None] = {}
         self._classes: dict[type, None] = {}
         self._spaces: dict[type, list[int]] = {}
-        self._new: dict[str, str] = {}  # names in classes that may stand before attributes of instances
+        self._new: dict[str, str] = {}  # added class attributes, which may shadow attributes of instances
         self._parts: dict[tuple[str, str], tuple[Any, dict[str, None]]] = {}
         several: dict[tuple[str, str], list[str]] = {}
         for name in sorted(names, key=str):
@@ -147,7 +139,7 @@ class Look:
         self.asked += [(_codes, list(self._functions)), (_sizes, list(map(vars, self._classes)))]
 
     def _named(self, module: str, owner: str, names: list[str]) -> None:
-        """Look at functions and constants of a module or class, or at whole classes of a module."""
+        """Compare functions and constants of a module or class, or whole classes of a module."""
         holder = sys.modules.get(module)
         holder = getattr(holder, owner, None) if owner else holder
         if holder is None:
@@ -166,7 +158,7 @@ class Look:
             del self._parts[module, owner]
 
     def _one(self, module: str, qualified: str, space: Any, name: str) -> bool:
-        """Look at one attribute; say whether it is there."""
+        """Compare one attribute; return whether it exists."""
         if name in space:
             self._itself(module, qualified, space[name])
             return True
@@ -186,10 +178,10 @@ class Look:
             self.unknown[f"{module}:{qualified}"] = judged.why
 
     def _whole(self, kind: type) -> None:
-        """Look at a class as a whole: nothing recorded is missing or other, and nothing new overrides anything."""
+        """Compare all recorded attributes of a class, and let `_brought` examine its other ones."""
         module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
         recorded = members(module, qualified)
-        if module.startswith("torch."):  # large, and not to be compared as a whole
+        if module.startswith("torch."):  # too large to compare as a whole
             self._named(module, qualified, [name for name, must in recorded.items() if must])
             return
         self.asked.append((tuple, space.values()))
@@ -199,7 +191,7 @@ class Look:
         self._classes[kind] = None
 
     def _brought(self, kind: type) -> None:
-        """Look for other bases of a class, and for new attributes that override one of a base or of an instance."""
+        """Find changed bases of a class, and added attributes that override one of a base or of an instance."""
         for base in kind.__mro__[:-1]:
             if base not in self._spaces:
                 self._spaces[base] = list(map(id, vars(base).values()))
@@ -213,7 +205,7 @@ class Look:
         self._new.update(found.new)
 
     def _used(self) -> None:
-        """Look at what the functions find by name in modules, where somebody may have put something else."""
+        """Compare the globals and the functions of torch that the functions look up, which others may have replaced."""
         torch = sys.modules["torch"]
         tensor = torch.Tensor
         self.asked.append((len, vars(tensor)))
@@ -222,10 +214,10 @@ class Look:
             by_module.setdefault(function.__globals__.get("__name__", ""), set()).update(_names(function.__code__))
         every = set[str]().union(*by_module.values())
         self.unknown.update((self._new[name], _OVERRIDES) for name in self._new.keys() & every)
-        if any(isinstance(vars(torch).get(name), BUILT_IN) for name in every):  # it computes
+        if any(isinstance(vars(torch).get(name), BUILT_IN) for name in every):  # the functions call torch
             every |= _OURS
         used = dict.fromkeys(_TORCH, every)
-        used["torch", "Tensor"] = every.union(_names_in(tensor.__base__))  # inherited, if not replaced
+        used["torch", "Tensor"] = every.union(_names_in(tensor.__base__))  # a replacement shadows a method of the base
         for module, found in by_module.items():
             if module.partition(".")[0] in LIBRARIES:
                 used[module, ""] = found & _of_modules()
@@ -246,7 +238,7 @@ def _judge(module: str, qualified: str, found: Any) -> _Judged:
 
 
 def _bring(kind: type, into: _Added) -> bool:
-    """Note what a class brings that is unknown; say whether that holds as long as its attributes are the same."""
+    """Record a class's unknown additions; return whether the verdict holds while its attributes stay the same."""
     module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
     holds = True
     if qualified in table()["code"].get(module, ()) and not is_known(module, qualified, kind):
@@ -272,10 +264,10 @@ def _codes(several: list[FunctionType]) -> list[CodeType]:
 
 
 def _sizes(several: list[Any]) -> list[int]:
-    """Return how many attributes classes have."""
+    """Return the number of attributes of each class."""
     return list(map(len, several))
 
 
 _code = attrgetter("__code__")
 _names_in = functools.cache(dir)
-"""The names in a class of C code, which stay the same and take a tenth of a millisecond to list."""
+"""`dir` of a C class, which never changes and takes a tenth of a millisecond."""

@@ -25,19 +25,19 @@ __all__ = ["ACCURACIES", "LEVELS", "Candidate", "Op", "Run", "inside"]
 
 LEVELS = ("quick", "full")
 WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
-"""How far apart an octave of each size puts two problems; doubling both sides of a matrix is one octave."""
+"""Distance between two problems when a size doubles; when both sides of a matrix double, the distance is about one."""
 
 
 class _Inside(threading.local):
-    """What this thread is doing."""
+    """State of this thread."""
 
-    active = False  # it runs a candidate, so that its calls are not dispatched again
+    active = False  # it runs a candidate: its nested calls are not dispatched
     measuring = False  # it calibrates
-    formless = False  # it multiplies kernel matrices without forming them
+    formless = False  # it multiplies by kernel matrices without forming them
 
     @contextlib.contextmanager
     def without_matrices(self) -> Iterator[None]:
-        """Multiply kernel matrices without forming them."""
+        """Multiply by kernel matrices without forming them, inside the block."""
         before, self.formless = self.formless, True
         try:
             yield
@@ -62,14 +62,14 @@ class Op(abc.ABC):
     summary : str
         What is computed, in one line.
     contract : str
-        What every result must satisfy, with the bound that `check` measures in.
+        What every result must satisfy, with the bound that is the unit of `check`.
     raises : tuple of exception types
         Errors that belong to the contract; dispatch passes them on unchanged.
     composite : bool
-        Whether stock is made of calls that are ops of their own, which then are dispatched inside of it. Its arguments
-        may keep caches, so every trial gets fresh ones.
+        Whether stock calls other ops, which are dispatched inside of it. Its arguments may cache results, so every
+        trial gets fresh ones.
     nesting : int
-        Larger than that of every op which its candidates call: a calibration measures the innermost ops first.
+        Larger than the nesting of every op that its candidates call: a calibration measures the innermost ops first.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class Op(abc.ABC):
 
     @abc.abstractmethod
     def key(self, *args: Any, **kwargs: Any) -> Any:
-        """Return something hashable that determines the problem of these arguments; every call asks, so cheap."""
+        """Return a hashable that determines the problem of these arguments; every call computes it, so be cheap."""
 
     @abc.abstractmethod
     def problem_of(self, *args: Any, **kwargs: Any) -> Problem | None:
@@ -110,7 +110,7 @@ class Op(abc.ABC):
 
     @abc.abstractmethod
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        """Return telling problems, few (``quick``) or many (``full``), of whose kinds calibrations draw others."""
+        """Return typical problems, few (``quick``) or many (``full``); calibrations draw other sizes of their kinds."""
 
     @abc.abstractmethod
     def features(self, problem: Problem) -> Features:
@@ -121,19 +121,19 @@ class Op(abc.ABC):
         """Return the bytes of results and workspaces of a plain implementation."""
 
     def nearest(self, problem: Problem) -> Problem:
-        """Return a problem that there is, near to one of random sizes: points in a structure are not of any number."""
+        """Return a valid problem near to one of random sizes: a structure may not allow every number of points."""
         return problem
 
     def canonical(self, out: Any) -> Any:
-        """Return a result in the form that the contract makes unique (signs of a QR), to compare gradients by."""
+        """Return a result in its unique form (the signs of a QR fixed, say), by which gradients are compared."""
         return out
 
     def materialize(self, out: Any) -> Any:
-        """Compute the parts of a lazy result that callers read: they are timed, checked and compared in its place."""
+        """Compute the parts of a lazy result that callers read; they are timed, checked and compared in its place."""
         return out
 
     def warm_repeats(self, problem: Problem) -> int:
-        """Return how often a trial repeats the call on the caches that the first one has filled."""
+        """Return how often a trial repeats the call with caches filled by the first call."""
         return 0
 
     def approximates(self, problem: Problem) -> bool:
@@ -141,11 +141,11 @@ class Op(abc.ABC):
         return False
 
     def may_cost(self, problem: Problem) -> float:
-        """Return up to how many times stock's time exact is preferred, on samples; 1 where stock is close enough."""
+        """Return how many times stock's time on samples an exact result may take; 1 where stock is accurate enough."""
         return 1.0
 
     def remark(self, problem: Problem) -> str:
-        """Return in words what stock's answer is worth where it approximates; empty where that is not known."""
+        """Return in words how accurate stock's answer is where it approximates; empty where that is unknown."""
         return ""
 
     def expected_error(self, problem: Problem, candidate: Candidate) -> Error | None:
@@ -153,7 +153,7 @@ class Op(abc.ABC):
         return candidate.error(problem)
 
     def default_candidate(self, problem: Problem) -> str:
-        """Return the candidate that runs while nothing is measured: stock, unless counting leaves no doubt."""
+        """Return the candidate of an unmeasured problem: stock, unless it needs far more operations than another."""
         return "stock"
 
     def candidate(
@@ -167,9 +167,9 @@ class Op(abc.ABC):
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``.
 
-        `Candidate` says what the arguments are, and what further ones there may be; memory and features are the op's
-        by default. `obeys` says whether the candidate obeys a value of a setting of the libraries, by its name, for a
-        problem; one that does not cannot serve where the user changed it.
+        Arguments and further `fields` are those of `Candidate`; memory and features are the op's by default.
+        ``obeys(name, value, problem)`` says whether the candidate obeys a library setting that the user changed; where
+        it does not, the candidate cannot serve.
         """
         is_stock = name == "stock"
         if accuracy not in ACCURACIES:
@@ -190,7 +190,7 @@ class Op(abc.ABC):
 
     @property
     def candidates(self) -> list[Candidate]:
-        """All candidates, stock first; plugins are loaded when this is first asked for."""
+        """All candidates, stock first; the first access loads plugins."""
         registry.load(self.name)
         return self.listed
 
@@ -215,12 +215,12 @@ class Op(abc.ABC):
         return Feasibility(self, problem).feasible()
 
     def coordinates(self, problem: Problem) -> tuple[float, ...]:
-        """Sizes in octaves: the place of a problem among those that were measured."""
+        """Weighted sizes in octaves; their distance is that between two problems."""
         return tuple(WEIGHTS[size] * math.log2(1 + getattr(problem, size)) for size in SIZES)
 
 
 class Feasibility:
-    """The table of one problem that a decision is made from: each entry is evaluated at most once, when first read."""
+    """Which candidates can serve one problem, and their memory; each entry is evaluated once, when first read."""
 
     __slots__ = ("_memory", "_reasons", "candidates", "op", "problem")
 
@@ -244,7 +244,7 @@ class Feasibility:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes that each candidate takes at its peak, results included, whether it can serve the problem or not."""
+        """Bytes that each candidate allocates at its peak, results included, whether or not it can serve."""
         if self._memory is None:
             self._memory = {c.name: c.memory(self.problem) for c in self.candidates}
         return self._memory

@@ -36,7 +36,7 @@ def flag(text: str) -> bool:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """Return a parser of one of some words."""
+    """Return a parser that accepts one of these words, in upper or lower case."""
 
     def parse(text: str) -> str:
         if text.lower() not in choices:
@@ -62,7 +62,7 @@ def one_path(text: str) -> Path:
 
 
 def _number(kind: type, is_valid: Callable[[Any], bool], expected: str, *words: str) -> Callable[[str], Any]:
-    """Return a parser of a valid number, or of one of some words."""
+    """Return a parser that accepts a valid number or one of these words."""
 
     def parse(text: str) -> Any:
         if text.lower() in words:

@@ -53,12 +53,12 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """Problems of one group share a cost model: op, dtype and device kind."""
+        """Op, dtype and device kind; bans and levels of calibration are kept by group."""
         return (self.op, self.dtype, self.device)
 
     @property
     def elements(self) -> int:
-        """Entries of an ``m`` by ``n`` matrix, or of all of a batch."""
+        """Entries of all ``m`` by ``n`` matrices of the batch."""
         return self.batch * self.m * self.n
 
     @property
@@ -73,18 +73,18 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
     @property
     def orders(self) -> dict[str, float]:
-        """Settings of the libraries that the user changed, by their words ``order:NAME=VALUE``."""
+        """Library settings that the user changed, from the words ``order:NAME=VALUE``."""
         pairs = (word.removeprefix("order:").split("=") for word in self.words if word.startswith("order:"))
         return {name: float(value) for name, value in pairs}
 
     @property
     def coarse(self) -> Problem:
-        """The problem with sizes cut to four binary digits, which a stream of slowly growing sizes shares."""
+        """The problem with sizes rounded to four binary digits, so that a slowly growing size keeps one problem."""
         return self.replace(m=_cut(self.m), n=_cut(self.n), d=_cut(self.d), batch=_cut(self.batch))
 
     @property
     def family(self) -> str:
-        """What problems of other sizes share with it, in words."""
+        """All properties but `m` and `n`, in words."""
         words = [self.variant, f"gradient of {self.grad}" if self.grad else ""]
         words += [f"{self.batch} matrices"] if self.batch != 1 else []
         words += [f"{name}={getattr(self, name)}" for name in ("d", "rhs") if getattr(self, name)]
@@ -114,7 +114,7 @@ def _cut(size: int) -> int:
 
 
 class Features(msgspec.Struct, frozen=True):
-    """Counts of work on a problem, by which the time of stock on the nearest measured problem is scaled."""
+    """Work counts of a problem, by which stock's time on the nearest measured problem is scaled."""
 
     calls: float = 1.0  # library calls in sequence
     flops: float = 0.0  # of matrix products and decompositions

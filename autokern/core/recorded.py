@@ -1,4 +1,4 @@
-"""The table of recorded releases, and whether functions, classes and constants of the libraries are in it."""
+"""The table of recorded releases; whether a function, class or constant of the libraries is in it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from autokern.core.recovery import suppressed
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 """The folder of the package, with the separator at its end."""
 _INNER = ("fget", "fset", "fdel", "__func__", "__wrapped__", "wrapped", "func")
-"""Where properties and other decorators keep the functions that they decorate."""
+"""Attributes in which properties and other decorators keep the decorated function."""
 BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
 _DEEP = 6
-"""Layers of decorators beyond which a function is not known."""
+"""Layers of decorators that are searched for functions."""
 _CONTEXT = contextlib.contextmanager(iter).__code__
-"""The code of every function that Python makes a context manager of."""
+"""The code of the wrapper that `contextlib.contextmanager` puts around every function."""
 _DESCRIPTORS = (property, staticmethod, classmethod)
-"""Beside torch's, the objects around functions that do nothing else than hand them out."""
+"""Besides torch's, the descriptors that only hand out their function."""
 
 
 @functools.cache
@@ -36,7 +36,7 @@ def table() -> dict[str, Any]:
 
 @functools.cache
 def _wrappers() -> frozenset[str]:
-    """Return the fingerprints of all functions within functions: what decorators of the libraries return."""
+    """Return the fingerprints of all nested functions: the libraries' decorators return these."""
     return frozenset(table()["within"].split())
 
 
@@ -53,14 +53,14 @@ def is_ours(found: Any) -> bool:
 
 
 def original(found: Any) -> Any:
-    """Return what a hook of autokern replaces, and anything else as it is."""
+    """Return the original behind a hook of autokern; anything else as it is."""
     while hasattr(found, "__wrapped__") and is_ours(found):
         found = found.__wrapped__
     return found
 
 
 def is_of(library: str, found: Any) -> bool:
-    """Whether an attribute is C code, or consists of functions that a library or autokern defined."""
+    """Whether an attribute is C code, or all its functions were defined by a library or autokern."""
     names = [f.__globals__.get("__name__", "").partition(".")[0] for f in functions(found)]
     return {library, "autokern"}.issuperset(names) if names else isinstance(found, BUILT_IN)
 
@@ -72,10 +72,10 @@ def is_recorded(module: str, name: str, found: Any) -> bool:
         return found.__name__.endswith(last)
     code = table()["code"]
     marks = code.get(module, {}).get(name)
-    if marks is None:  # a module may hold what another one defines
+    if marks is None:  # a module may re-export another one's definition
         home, defined = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")
         marks = code.get(home, {}).get(defined) if defined.rpartition(".")[2] == last else None
-    if marks is None and (value := of_value(found)):  # one does not say where it comes from
+    if marks is None and (value := of_value(found)):  # a constant does not name its module
         marks = " ".join(space[name] for space in code.values() if name in space and value in space[name])
     if marks is None and module.partition(".")[0] == "autokern":
         return True
@@ -86,9 +86,9 @@ def is_recorded(module: str, name: str, found: Any) -> bool:
 
 
 def _is_marked(function: FunctionType, marks: frozenset[str]) -> bool:
-    """Whether a function has one of these fingerprints; on a Python that nobody recorded, by its syntax."""
+    """Whether a function has one of these fingerprints; on an unrecorded version of Python, by its syntax."""
     ours, path = of_function(function), function.__code__.co_filename
-    if not marks.isdisjoint(ours) or is_ours(function):  # one that has other code while autokern is enabled
+    if not marks.isdisjoint(ours) or is_ours(function):  # `ours`: enabling autokern replaced its code
         return True
     written = _sources(path) if path == function.__globals__.get("__file__") else ()
     name = function.__code__.co_name
@@ -96,7 +96,7 @@ def _is_marked(function: FunctionType, marks: frozenset[str]) -> bool:
 
 
 def _matches(found: Any, marks: frozenset[str], depth: int = 0) -> bool:
-    """Whether all layers of an attribute are recorded, and the innermost ones for its name; or it is such a value."""
+    """Whether the marks hold an attribute's constant value, or its innermost function within recorded decorators."""
     if not isinstance(found, FunctionType):
         layers = _layers(found)
         plain = type(found) in _DESCRIPTORS or type(found).__module__.startswith("torch.")
@@ -104,7 +104,7 @@ def _matches(found: Any, marks: frozenset[str], depth: int = 0) -> bool:
     if "__wrapped__" not in found.__dict__ and _is_marked(found, marks):
         return True
     depth += not is_ours(found)
-    if depth and f"@{depth}" not in marks:  # more decorators than it has in a release
+    if depth and f"@{depth}" not in marks:  # more decorators than in any release
         return False
     wrapped = any(_matches(layer, marks, depth) for layer in _held(found))
     return wrapped and (found.__code__ is _CONTEXT or _is_marked(found, _wrappers()))
@@ -117,18 +117,18 @@ def _layers(found: Any) -> list[Any]:
 
 
 def _held(function: FunctionType) -> list[Any]:
-    """Return what a function wraps: what it says, or else the functions that it refers to."""
+    """Return the functions that a function wraps: its ``__wrapped__``, or else the functions in its closure."""
     if "__wrapped__" in function.__dict__:
         return [function.__dict__["__wrapped__"]]
     cells = []
     for cell in function.__closure__ or ():
-        with suppressed(ValueError):  # an empty one
+        with suppressed(ValueError):  # the cell is empty
             cells.append(cell.cell_contents)
     return [one for one in cells if isinstance(one, FunctionType)]
 
 
 def functions(found: Any, depth: int = 0) -> Iterator[FunctionType]:
-    """Yield the functions of an attribute; hooks of autokern and what they replace as well."""
+    """Yield the functions of an attribute, including autokern's hooks and their originals."""
     if isinstance(found, FunctionType):
         yield found
     layers = _held(found) if isinstance(found, FunctionType) else _layers(found)
@@ -137,6 +137,6 @@ def functions(found: Any, depth: int = 0) -> Iterator[FunctionType]:
 
 
 def is_within(function: FunctionType) -> bool:
-    """Whether the code of a function is recorded as that of a function within another one, or of its own name."""
+    """Whether the code of a function is recorded under its own name, or as that of any nested function."""
     marks = table()["code"].get(function.__module__, {}).get(function.__qualname__, "").split()
     return not _wrappers().union(marks).isdisjoint(of_function(function))

@@ -18,14 +18,14 @@ _LIBRARIES = (
     "opt_einsum", "packaging", "platformdirs", "psutil", "pykeops", "scipy", "setuptools", "sklearn", "sympy",
     "threadpoolctl", "torch", "triton", "typing_extensions",
 )  # fmt: skip
-"""Packages that compute for autokern; all others are the user's, beside Python's own."""
+"""Packages that compute for autokern; all others, except Python's own, count as the user's."""
 _KNOWN = sys.stdlib_module_names.union(_LIBRARIES)
 _at: Any = sys.modules["_signal"].getsignal
-"""What handles a signal, without the enumerations that `signal` makes of numbers and answers."""
+"""`signal.getsignal` without its conversion to enumerations."""
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether an error was raised by a signal handler, or says that time is over."""
+    """Whether an error was raised by a signal handler, or is a TimeoutError of any library."""
     if any(kind.__name__ == "TimeoutError" for kind in type(error).__mro__):
         return True
     handlers = _handlers()
@@ -33,11 +33,11 @@ def interrupted(error: BaseException) -> bool:
 
 
 def recoverable(error: BaseException, *by: Any) -> bool:
-    """Whether an error comes from autokern, or from the libraries on its behalf, so that another way may be tried.
+    """Whether an error comes from autokern, or from the libraries on its behalf, so that a fallback may run.
 
-    Errors that passed through the user's code or a signal handler must reach the user. So must those whose class is the
-    user's: another thread may raise them here, which leaves no frame. `by` are the ops and functions that were run;
-    those of a plugin may call any package.
+    Errors that passed through the user's code or a signal handler must reach the user. So must those of a class of the
+    user's, which another thread may raise here without a frame of its own. `by` are the ops and functions that were
+    run; those of a plugin may call any package.
     """
     if interrupted(error):
         return False
@@ -49,7 +49,7 @@ def recoverable(error: BaseException, *by: Any) -> bool:
 
 
 def caught(*kinds: type[Kind], by: tuple[Any, ...] = ()) -> tuple[type[Kind], ...]:
-    """Return the kinds that an ``except`` clause takes: none where the error at hand is not `recoverable`.
+    """Return the kinds for an ``except`` clause; no kinds where the present error is not `recoverable`.
 
     ``except caught(OSError):`` lets the `TimeoutError` of a signal handler pass.
     """
@@ -58,16 +58,16 @@ def caught(*kinds: type[Kind], by: tuple[Any, ...] = ()) -> tuple[type[Kind], ..
 
 
 def uninterrupted(*kinds: type[Kind]) -> tuple[type[Kind], ...]:
-    """Return the kinds as `caught` does: none where the error at hand is of a signal handler.
+    """Return the kinds for an ``except`` clause; no kinds where a signal handler raised the present error.
 
-    For errors of the system, and of objects of the user's that are only compared, through whose code they may pass.
+    For errors of the system, and of comparing objects of the user, which may run the user's code.
     """
     error = sys.exc_info()[1]
     return kinds if error is not None and not interrupted(error) else ()
 
 
 class suppressed(contextlib.suppress):  # noqa: N801
-    """As `contextlib.suppress`, but for errors of signal handlers."""
+    """`contextlib.suppress` that lets errors of signal handlers pass."""
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         return bool(super().__exit__(kind, error, trace)) and not interrupted(error)
@@ -78,7 +78,7 @@ def _is_known(module: Any) -> bool:
 
 
 def _handlers() -> set[CodeType]:
-    """Return the code of all signal handlers; a library may have one, as torch's data loaders do."""
+    """Return the code of all signal handlers, those of libraries (torch's data loaders, say) included."""
     found = set()
     for number in range(1, signal.NSIG):
         handler = _at(number)

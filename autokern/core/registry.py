@@ -2,8 +2,8 @@
 
 The module of an op is imported when the op is first asked for. Plugins are entry points of the group
 `autokern.candidates`, those of autokern's own optional backends among them. Each names a module, or a callable without
-arguments; importing the one or calling the other registers candidates on ops. The registrations of one that fails are
-undone, with one warning; all else works.
+arguments; importing the module, or calling the callable, registers candidates on ops. If a plugin fails, its
+registrations are undone, with one warning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OWN = {
     "lower_precision": ("exact_log_prob", "inv_quad_logdet", "kernel_matmul"),
     "xla": ("kernel_matmul",),
 }
-"""The ops that autokern's own plugins add candidates to."""
+"""The ops to which autokern's own plugins add candidates."""
 
 _ops: dict[str, Op] = {}
 _homes: dict[str, str] = {}
@@ -47,12 +47,12 @@ _loading = False
 
 
 def declare(name: str, module: str) -> None:
-    """Declare that importing a module makes the op of a name."""
+    """Declare the module whose import creates an op."""
     _homes[name] = module
 
 
 def add(op: Op) -> None:
-    """Register an op; AutokernError if there is one of its name, unless an import of it was interrupted."""
+    """Register an op; AutokernError if its name is taken, unless by an import that was interrupted."""
     if op.name in _ops and (op.name in _complete or op.name not in _homes):
         raise AutokernError(f"op {op.name!r} is registered twice; choose another name")
     _ops[op.name] = op
@@ -79,14 +79,14 @@ def registered() -> list[Op]:
 
 
 def present() -> list[Op]:
-    """Return all ops, without those that only plugins make which are not loaded yet."""
+    """Return all ops, except those of plugins that are not loaded yet."""
     for name in _homes:
         _import(name)
     return list(_ops.values())
 
 
 def _import(name: str) -> None:
-    """Import the module of an op, once; a thread that comes meanwhile waits for the end of it."""
+    """Import the module of an op once; a concurrent thread waits for the end of the import."""
     if name not in _complete:
         importlib.import_module(_homes[name])
         _complete.add(name)
@@ -94,20 +94,20 @@ def _import(name: str) -> None:
 
 @dataclass
 class Plugin:
-    """An entry point, and what came of it."""
+    """An entry point and its state."""
 
-    source: str  # name of the entry point, and of its distribution if that is another: `Candidate.source`
+    source: str  # ``distribution:name``, or the name alone for autokern's own: `Candidate.source`
     point: EntryPoint
-    state: str = "waiting"  # or "loaded", "failed"; it waits where it is being imported itself, and autokern with it
+    state: str = "waiting"  # or "loaded", "failed"; still "waiting" while its own import is what imports autokern
     failure: str = ""  # why it could not be loaded
 
     def adds_to(self, op: str | None) -> bool:
-        """Whether it waits, and may add candidates to an op, or to any without a name."""
+        """Whether it is not loaded yet and may add candidates to an op, or to any op for None."""
         return self.state == "waiting" and (op is None or op in _OWN.get(self.source, (op,)))
 
     @contextlib.contextmanager
     def fails_alone(self) -> Iterator[None]:
-        """Keep what is raised in the block as the reason why the plugin failed, unless a signal interrupted it."""
+        """Record an exception of the block as the plugin's failure, unless a signal handler raised it."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -117,16 +117,16 @@ class Plugin:
 
 
 def plugins() -> list[Plugin]:
-    """Load the plugins that are not loaded yet, and return all, autokern's own first."""
+    """Load all plugins, and return them, autokern's own first."""
     load()
     return _plugins or []
 
 
 def load(op: str | None = None) -> None:
-    """Load the plugins that are installed, each of them once; what it raises is kept for `announce`.
+    """Load each installed plugin once; failures are recorded for `announce`.
 
-    With the name of an op, those of autokern's own that add nothing to it wait. Others may add families of covariances
-    and hooks, and wait for nothing.
+    With the name of an op, autokern's own plugins for other ops are deferred. Plugins of other packages are never
+    deferred, since they may add covariance families and hooks.
     """
     global _plugins, _loading
     if _plugins is not None and not any(plugin.adds_to(op) for plugin in _plugins):
@@ -147,7 +147,7 @@ def load(op: str | None = None) -> None:
 
 
 def _installed() -> list[Plugin]:
-    """Return the plugins that are installed, autokern's own first."""
+    """Return the installed plugins, autokern's own first."""
     found, all_of_them = [], Plugin("installed packages", EntryPoint("", GROUP, GROUP))
     with all_of_them.fails_alone():
         for point in importlib.metadata.entry_points(group=GROUP):
@@ -158,7 +158,7 @@ def _installed() -> list[Plugin]:
 
 
 def _load(plugin: Plugin) -> None:
-    """Load a plugin and mark its candidates as its own; an exception leaves the registry as it was."""
+    """Load a plugin and set the source of its candidates; after an exception the registry is as before."""
     if _is_being_imported(plugin.point.module):
         return
     for name in _OWN.get(plugin.source, _homes):
@@ -184,7 +184,7 @@ def _load(plugin: Plugin) -> None:
 
 
 def _is_being_imported(name: str) -> bool:
-    """Whether somebody's import of a module, or of a package that it lies in, is under way, and led here."""
+    """Whether a module of another package, or a package around it, is being imported at present."""
     parts = name.split(".")
     above = (sys.modules.get(".".join(parts[:count])) for count in range(1, len(parts) + 1) if parts[0] != "autokern")
     return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in above)

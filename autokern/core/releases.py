@@ -1,4 +1,4 @@
-"""Which releases are installed, which were tested, and what a program is told of functions that are not known."""
+"""Which releases are installed, which of them were tested, and the warning about unknown functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _warned = False
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What is on, and what is off; prints as text.
+    """Whether autokern is on, and which functions it does not trust; prints as text.
 
     Parameters
     ----------
@@ -26,8 +26,8 @@ class Status(msgspec.Struct, frozen=True):
     versions : dict
         The version of each library, and whether it is tested.
     unknown : dict
-        Functions of the libraries that are not those of a tested release, each with what is wrong with it. Stock runs
-        where autokern relies on one of them.
+        Library functions that differ from those of tested releases, with the reasons. Stock runs where autokern relies
+        on one of them.
     """
 
     enabled: bool
@@ -53,7 +53,7 @@ def versions() -> dict[str, tuple[str, bool]]:
 
 
 def summary(names: dict[str, str]) -> str:
-    """Return in one sentence which functions are unknown, of which versions, and what to do; or nothing."""
+    """Return a message on unknown functions, the installed versions and the remedy; empty without any."""
     if not names:
         return ""
     found, named = versions(), sorted(names)

@@ -17,7 +17,7 @@ from autokern.core import parsers
 from autokern.core.errors import AutokernWarning, SettingsError
 
 LEVELS_OF_ACCURACY = ("same", "approximate")
-"""Candidates within the bound of their op, or lower precision too."""
+"""Candidates within the bound of their op, or lower precision as well."""
 
 _REMOVED = {
     "AUTOKERN_ALLOCATOR": "set glibc's MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ before the process starts",
@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order_choices(self) -> bool:
-        """Whether any of them bears on which candidates run, so that the smallest calls must be looked at too."""
+        """Whether a setting affects which candidates run, so that even the smallest calls must be dispatched."""
         named = self.force or self.exclude or self.threshold or self.random_seed is not None
         limits = (self.memory, self.calls) != (None, None)
         return bool(named or limits or self.accuracy != "same" or self.calibrate == "first-use")
@@ -68,12 +68,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return candidate in self.exclude or f"{op}={candidate}" in self.exclude
 
     def cpu_up_to(self, op: str, device: str) -> int | None:
-        """Return the number of columns up to which the user ordered an op of a device kind to the CPU, or None."""
+        """Return the largest number of columns for which the user ordered a device's op to the CPU, or None."""
         return {(o, d): size for o, d, size in self.threshold}.get((op, device))
 
 
 class Row(NamedTuple):
-    """How one setting is written, and what it means."""
+    """Syntax and meaning of one setting."""
 
     field: str
     parse: Callable[[str], Any]  # raises ValueError
@@ -82,7 +82,7 @@ class Row(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """Its variable of the environment."""
+        """Its environment variable."""
         return "AUTOKERN" if self.field == "enabled" else f"AUTOKERN_{self.field.upper()}"
 
 
@@ -196,14 +196,14 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def _read(row: Row, text: str) -> dict[str, Any]:
-    """Return the fields that a text orders; a seed replaces the orders by name."""
+    """Return the fields that a text sets; ``random:SEED`` also clears `force`."""
     value = row.parse(text)
     seeded = row.field == "force" and isinstance(value, int)
     return {"random_seed": value, "force": ()} if seeded else {row.field: value}
 
 
 def revised(base: Settings, **orders: Any) -> Settings:
-    """Return `base` combined with the orders of one `using` block; None orders nothing.
+    """Return `base` with the arguments of one `using` block; None changes nothing.
 
     SettingsError if an argument has an invalid value.
     """

@@ -1,4 +1,4 @@
-"""Shown: results as HTML for notebooks, as data frames and as plots, by a module that only those who ask import."""
+"""Shown: results as HTML for notebooks, data frames and plots; the module that makes them is imported on first use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def shown(form: str, *given: Any) -> Any:
-    """Return what a function of the command line's module of notebooks makes of a result."""
+    """Return a result as `autokern.cli.notebook` presents it: ``html``, ``frame`` or ``plot``."""
     return getattr(importlib.import_module("autokern.cli.notebook"), form)(*given)
 
 

@@ -1,4 +1,4 @@
-"""Solved: to what residual an answer that iterates was solved, noted where systems are solved, by thread."""
+"""Solved: the residuals that iterative solvers reached, recorded by thread where they run."""
 
 from __future__ import annotations
 
@@ -11,26 +11,7 @@ import msgspec
 
 
 class Solved(msgspec.Struct, frozen=True):
-    """How a system was solved, or the worst of several.
-
-    Parameters
-    ----------
-    residual : float
-        The relative residual that was reached, the largest of all columns.
-    iterations : int
-        Products with the matrix until then.
-    preconditioner : str
-        Name of the preconditioner.
-    columns : int
-        Columns that were solved together: of a log density, its probes.
-    standard_error : float or None
-        Of the log density, by the differences between probes; infinite with a single probe, None of other systems.
-    goal : float or None
-        The relative residual that was asked for.
-    solves : int
-        Systems that were solved.
-    missed : int
-        How many of them stopped before the goal.
+    """One iterative solve, or the worst of several.
 
     Examples
     --------
@@ -38,14 +19,14 @@ class Solved(msgspec.Struct, frozen=True):
     solved to a residual of 3.2e-06 in 14 iterations, preconditioner vecchia; log density known to 0.012 by 10 probes
     """
 
-    residual: float
-    iterations: int
+    residual: float  # relative, the largest of all columns
+    iterations: int  # products with the matrix
     preconditioner: str
-    columns: int
-    standard_error: float | None = None
-    goal: float | None = None
-    solves: int = 1
-    missed: int = 0
+    columns: int  # right-hand sides solved together; for a log density, its probes
+    standard_error: float | None = None  # of a log density, by the spread of its probes; infinite with a single probe
+    goal: float | None = None  # the requested relative residual
+    solves: int = 1  # number of solves that this record sums up
+    missed: int = 0  # number of these that stopped before the goal
 
     def __str__(self) -> str:
         several = f", the worst of {self.solves:,} solves," if self.solves > 1 else ""
@@ -77,7 +58,7 @@ def joined(found: Iterable[Solved]) -> tuple[Solved, ...]:
 
 
 def overall(found: Iterable[Solved]) -> Solved | None:
-    """Return the worst of several solves, whatever preconditioners they had; None of none."""
+    """Return the worst of several solves over all preconditioners; None without solves."""
     known = list(found)
     names = ", ".join(dict.fromkeys(one.preconditioner for one in known))
     return next(iter(joined(msgspec.structs.replace(one, preconditioner=names) for one in known)), None)
@@ -99,7 +80,7 @@ def _worse(one: Solved, other: Solved) -> Solved:
 
 
 class _Own(threading.local):
-    """The records of the call under way in this thread, if anything asks for them."""
+    """The records of this thread; None while nothing collects them."""
 
     seen: list[Solved] | None = None
 
@@ -108,14 +89,14 @@ _own = _Own()
 
 
 def note(found: Solved) -> None:
-    """Give a record to what collects in this thread."""
+    """Record a solve, if this thread collects."""
     if _own.seen is not None:
         _own.seen.append(found)
 
 
 @contextlib.contextmanager
 def collecting(keep: Callable[[list[Solved]], None]) -> Iterator[None]:
-    """Give to `keep` what this thread notes meanwhile, if anything; what collects around it gets that too."""
+    """Call `keep` with the solves that this thread records in the block, if any; an outer block gets them, too."""
     outer, _own.seen = _own.seen, []
     try:
         yield
@@ -129,7 +110,7 @@ def collecting(keep: Callable[[list[Solved]], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Collect nothing meanwhile, for what the user did not ask."""
+    """Collect nothing in the block, for solves that the user did not ask for."""
     before, _own.seen = _own.seen, None
     try:
         yield

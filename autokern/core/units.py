@@ -9,7 +9,7 @@ _PLAIN = {ord(one): other for one, other in zip("µ×–→✓•✗é₂⁰¹²
     ord("…"): "...",
     ord("≤"): "<=",
 }
-"""Characters that stand for others where a stream cannot write those."""
+"""ASCII substitutes of the characters that a stream may be unable to write."""
 
 
 def duration(seconds: float) -> str:
@@ -33,7 +33,7 @@ def sized(count: int) -> str:
 
 
 def legible(text: str, stream: Any = None) -> str:
-    """Return text with other characters for those that a stream cannot write, by default standard output."""
+    """Return text with substitutes for the characters that a stream cannot write, by default standard output."""
     encoding = getattr(sys.stdout if stream is None else stream, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)

@@ -1,4 +1,4 @@
-"""The version of autokern, and of what is installed."""
+"""The versions of autokern and of installed packages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import importlib.metadata
 import sys
 
 __version__ = "0.1.0"
-"""Where the version is stated; the package's metadata read it here."""
+"""The only statement of the version; the package's metadata read it here."""
 
 
 def installed(distribution: str) -> str:
     """Return the version of a distribution without an import; empty where it is not installed.
 
-    A module that is loaded says it itself: the metadata may be those of another copy.
+    A loaded module's ``__version__`` takes precedence: the metadata may be those of another copy.
     """
     found = getattr(sys.modules.get(distribution), "__version__", None)
     try:
