@@ -1,8 +1,8 @@
-"""One thread for NumPy's and SciPy's OpenBLAS, while small matrices are computed.
+"""One thread for NumPy's and SciPy's OpenBLAS during computations with small matrices.
 
-At some hundred rows its threads cost more than they save, and where other processes use the cores, many times more.
-OpenBLAS keeps one number for the process, so it is lowered once for all threads that are inside, and restored by the
-last to leave.
+At some hundred rows its threads cost more than they save, and many times more where other processes use the cores.
+OpenBLAS keeps one thread count for the process: the first thread that enters lowers it, the last that leaves restores
+it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Put = Callable[[int], object]
 
 
 class _OneThread:
-    """Lowers the number of threads on the way in, and restores it on the way out, unless it was set meanwhile.
+    """Lowers the thread count on entry, and restores it on exit unless somebody else has set it since.
 
-    It does not nest. A thread that an interrupt kept from leaving leaves when it is inside the next time.
+    It does not nest. A thread whose exit was interrupted leaves at its next exit.
     """
 
     def __init__(self) -> None:
@@ -70,20 +70,20 @@ class _OneThread:
                 put(before)
 
     def after_fork(self) -> None:
-        """Restore the number in a child process: the threads that were inside are not there."""
+        """Restore the thread count in a child process, which lacks the threads that were inside."""
         self._restore()
         self._in_new_process()
 
 
 one_thread = _OneThread()
-"""A context manager that any number of threads may be inside of at a time; it costs some microseconds."""
+"""A context manager that any number of threads may enter at a time; it costs some microseconds."""
 
 
 @functools.cache
 def _libraries(scipy: bool) -> list[tuple[Get, Put]]:
-    """Return getter and setter of each OpenBLAS of this process whose number is the process's: NumPy's, and SciPy's.
+    """Return the getter and setter of each pthreads OpenBLAS of this process: NumPy's, and SciPy's.
 
-    threadpoolctl's own setter obeys one thread only.
+    threadpoolctl's own setter affects only the calling thread.
     """
     found = []
     for library in ThreadpoolController().select(internal_api="openblas").lib_controllers:
@@ -96,7 +96,7 @@ def _libraries(scipy: bool) -> list[tuple[Get, Put]]:
 
 
 def look_again() -> None:
-    """Note that a library may have been loaded."""
+    """Search for libraries again at the next entry, because another one may be loaded."""
     _libraries.cache_clear()
 
 

@@ -1,7 +1,7 @@
-"""CPU time and memory that Linux control groups leave to this process, in cgroup v1 and v2.
+"""CPU time and memory that Linux control groups (v1 and v2) leave to this process.
 
-A container sees all CPUs and all memory of its machine and is throttled or killed by its groups' limits; every group
-from the process's own up to the root counts.
+A container sees all CPUs and all memory of its machine, but its groups' limits throttle or kill it; every group from
+the process's own up to the root counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OWN = Path("/proc/self/cgroup")
 
 
 def cpu_quota(root: Path = _ROOT, proc: Path = _OWN) -> float | None:
-    """Return how many CPUs' time this process may use, or None where nothing limits it."""
+    """Return the CPU quota of this process in CPUs, or None without a limit."""
     quotas = []
     for folder in _groups("cpu", root, proc):
         quota, _, period = text_of(folder / "cpu.max").partition(" ")
@@ -29,9 +29,9 @@ def cpu_quota(root: Path = _ROOT, proc: Path = _OWN) -> float | None:
 
 
 def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
-    """Return the bytes up to the nearest memory limit, or None where nothing limits this process.
+    """Return the bytes up to the nearest memory limit, or None without a limit.
 
-    File cache that was not used lately counts as free: the kernel drops it before it kills a process.
+    Inactive file cache counts as free: the kernel drops it before it kills a process.
     """
     left = []
     for folder in _groups("memory", root, proc):
@@ -47,7 +47,7 @@ def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
 def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
     """Yield the folders of this process's groups for a controller, from its own up to the root.
 
-    In a container the listed path may be the host's while the mount shows only a part of it: folders may not exist.
+    In a container the listed path may be the host's while the mount shows only a part of it, so folders may not exist.
     """
     for line in text_of(proc).splitlines():
         _, _, rest = line.partition(":")

@@ -1,7 +1,7 @@
-"""Private folders and whole files, for `store`.
+"""Private folders and atomic writes, for `tuning/store.py`.
 
-Names are looked up in an open folder, so that no other user can exchange one on the way. Files are checked after they
-are opened, never before. A file appears whole under its name or not at all.
+Names are looked up relative to an open folder, so that no other user can exchange a component of the path. Files are
+checked after they are opened, never before. A file appears complete under its name or not at all.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _BY_NAME = os.open not in os.supports_dir_fd  # Windows: folders have no descrip
 
 
 class Folder:
-    """An open folder; `create` makes it, for its owner alone, with all that is missing on the way.
+    """An open folder; `create` makes it and its missing parents, with mode 0700.
 
-    If `private`, only its owner, who must be this user, may write to it, and no other user's link may lead to it: else
-    ProfileError. OSError if it cannot be opened.
+    If `private`, ProfileError unless this user owns it, nobody else may write to it, and no other user's link leads to
+    it. OSError if it cannot be opened.
     """
 
     def __init__(self, path: Path, *, private: bool, create: bool = False) -> None:
@@ -63,7 +63,7 @@ class Folder:
             return contents(fd, name, private=True)
 
     def modified(self, name: str) -> float:
-        """Return when a file was last written, in seconds of the Unix epoch."""
+        """Return the time of a file's last change, in seconds of the Unix epoch."""
         return os.stat(self._at(name), dir_fd=self.fd, follow_symlinks=False).st_mtime
 
     def names(self) -> list[str]:
@@ -71,11 +71,11 @@ class Folder:
         return sorted(os.listdir(self.path if self.fd is None else self.fd))
 
     def replace(self, name: str, new: str) -> None:
-        """Rename a file over whatever has the new name."""
+        """Rename a file, and replace the file of the new name."""
         os.replace(self._at(name), self._at(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def remove(self, name: str) -> bool:
-        """Remove a file or an empty folder; return whether it is gone; a failure to clean up is no error."""
+        """Remove a file or an empty folder; return False, and raise nothing, if that fails."""
         for undo in (os.unlink, os.rmdir):
             with suppressed(OSError):
                 undo(self._at(name), dir_fd=self.fd)
@@ -83,7 +83,7 @@ class Folder:
         return False
 
     def sync(self) -> None:
-        """Make renames last through a power loss, where the file system offers that."""
+        """Make renames durable, where the file system supports that."""
         if self.fd is None:
             return
         try:
@@ -94,7 +94,7 @@ class Folder:
 
     @contextlib.contextmanager
     def temporary(self, stem: str, data: bytes, mode: int = 0o600) -> Iterator[str]:
-        """Write data to a new file, on disk before the block begins; the block renames it, or it goes at the end."""
+        """Write data to a new file and sync it; after the block it is removed, unless the block has renamed it."""
         name = f"{stem}.{secrets.token_hex(8)}.tmp"
         fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
@@ -107,9 +107,9 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, name: str, patience: float = 0.0) -> Iterator[bool]:
-        """Yield whether an advisory lock was acquired within `patience` seconds; it ends with the block or the process.
+        """Yield whether an advisory lock was acquired within `patience` seconds; the block's end releases it.
 
-        OSError if nothing can be locked here.
+        OSError if the platform or the file system has no locks.
         """
         try:
             import fcntl
@@ -122,7 +122,7 @@ class Folder:
             try:
                 yield held
             finally:
-                if held:  # explicitly: a forked child's copy of the descriptor would keep a lock that is only closed
+                if held:  # explicitly: after close alone, a forked child's copy of the descriptor would keep the lock
                     with suppressed(OSError):
                         fcntl.flock(fd, fcntl.LOCK_UN)
 
@@ -131,11 +131,11 @@ class Folder:
 
 
 def write_whole(path: Path, data: bytes | None) -> None:
-    """Write a file under a path that the user names, all or nothing; without data, only try whether that would work.
+    """Write a file atomically under a path that the user names; without data, only check that this would work.
 
-    OSError if the folder cannot be written, ProfileError if the file is there and no regular file.
+    OSError if the folder cannot be written, ProfileError if the path exists and is no regular file.
     """
-    target = Path(os.path.realpath(path))  # a link stays: its target is replaced
+    target = Path(os.path.realpath(path))  # the target of a link is replaced, not the link
     if target.exists() and not target.is_file():  # a rename would replace even a device
         raise ProfileError("it is no regular file")
     with contextlib.closing(Folder(target.parent, private=False)) as folder:
@@ -146,12 +146,12 @@ def write_whole(path: Path, data: bytes | None) -> None:
 
 
 def _reached(path: Path, create: bool, links: int = 40) -> int:
-    """Open a folder name by name, so that no part of its path can be exchanged for a link after the check."""
+    """Open a folder component by component, so that no component can be exchanged for a link after its check."""
     fd = os.open(path.anchor, _FOLDER)
     try:
         for place, name in enumerate(path.parts[1:], 1):
             step = _step(fd, name, create)
-            if step is None:  # a link, with no other before it: its target takes the place of both
+            if step is None:  # a link: its target replaces the path up to here
                 if links == 0:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
                 target = Path(*path.parts[:place], _link(fd, name, path), *path.parts[place + 1 :])
@@ -164,7 +164,7 @@ def _reached(path: Path, create: bool, links: int = 40) -> int:
 
 
 def _step(fd: int, name: str, create: bool) -> int | None:
-    """Return the folder of a name in a folder, made if it is missing; None if the name is that of a link."""
+    """Open a subfolder, created if it is missing; None if the name is a link."""
     flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NOFOLLOW | FLAGS
     try:
         return os.open(name, flags, dir_fd=fd)
@@ -182,7 +182,7 @@ def _step(fd: int, name: str, create: bool) -> int | None:
 
 
 def _link(fd: int, name: str, path: Path) -> str:
-    """Return where a link leads that this user or root has made; one that changes meanwhile leads nowhere."""
+    """Return the target of a link; ProfileError if another user than root made it, or it changes meanwhile."""
     seen = []
     for _ in range(2):
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -196,7 +196,7 @@ def _link(fd: int, name: str, path: Path) -> str:
 
 @contextlib.contextmanager
 def opened(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end of the block; an error in closing is raised, because it may be a failed write."""
+    """Close a descriptor at the end of the block; an error of closing is raised, as it may be a failed write."""
     try:
         yield fd
     except BaseException:
@@ -207,10 +207,7 @@ def opened(fd: int) -> Iterator[int]:
 
 
 def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
-    """Return everything in an open regular file of bounded size.
-
-    ProfileError if it is no regular file, too large, or had to be private and is not.
-    """
+    """Return the content of an open file; ProfileError if it is not regular, too large, or not `private`."""
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         raise ProfileError(f"{name} is no regular file")

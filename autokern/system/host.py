@@ -1,7 +1,7 @@
-"""Host: the machine that is measured, as readable fields, and a fingerprint that decides which profile applies.
+"""Host: readable fields that describe this machine, and a fingerprint that decides which profile applies.
 
-No field names the machine, its user or a path. Importing does no device or thread work. Devices, threads and free
-memory are read here and nowhere else.
+No field names the machine, its user or a path. Importing this module initialises no device and no threads. Devices,
+threads and free memory are read here and nowhere else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _hosts: dict[tuple[int, str], Host] = {}
 
 
 class Host(msgspec.Struct, frozen=True):
-    """What is measured on."""
+    """Description of a machine."""
 
     fields: dict[str, Any]  # nested, JSON-able; all but ``"remarks"`` affects timings and is part of the fingerprint
     fingerprint: str  # 32 hexadecimal digits; equal for equal hosts, in every process
@@ -53,10 +53,7 @@ class Host(msgspec.Struct, frozen=True):
 
 
 def current() -> Host:
-    """Return the host of this process at its present number of threads.
-
-    The result is cached. Where there is a GPU, the first call initialises it.
-    """
+    """Return the host of this process at its present number of threads, cached; the first call initialises a GPU."""
     device = accelerator()
     key = (torch.get_num_threads(), device.type if device else "cpu")
     if key not in _hosts:
@@ -65,7 +62,7 @@ def current() -> Host:
 
 
 def fingerprint_of(fields: dict[str, Any]) -> str:
-    """Return the fingerprint that `Host.fields` have: a hash of everything in them but ``"remarks"``."""
+    """Return the fingerprint of `Host.fields`: a hash of all but ``"remarks"``."""
     telling = {key: value for key, value in fields.items() if key != "remarks"}
     text = json.dumps(telling, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -73,9 +70,9 @@ def fingerprint_of(fields: dict[str, Any]) -> str:
 
 @functools.cache
 def accelerator() -> torch.device | None:
-    """Return the kind of accelerator that torch can use here, as a device without an index, or None.
+    """Return the accelerator that torch can use here, as a device without an index, or None.
 
-    Counting devices goes through NVML where it can and leaves CUDA uninitialised, so that forks still work.
+    Devices are counted by NVML where possible, which leaves CUDA uninitialised, so that forks still work.
     """
     device = torch.accelerator.current_accelerator()
     return device if device is not None and torch.get_device_module(device).device_count() > 0 else None
@@ -87,20 +84,20 @@ def affinity() -> int:
 
 
 def thread_ceiling() -> int:
-    """Return the largest number of threads that can run at once: by control groups and affinity, at least 1."""
+    """Return how many threads can run at once by CPU quota and affinity, at least 1."""
     quota = cpu_quota()
     return max(1, affinity() if quota is None else min(math.ceil(quota), affinity()))
 
 
 def cpu_model() -> str:
-    """Return what the processor calls itself."""
+    """Return the model name of the CPU."""
     return str(_cpu()["model"])
 
 
 def ram() -> tuple[int, int]:
-    """Return the bytes of RAM and those that are available, from `/proc` if it tells both."""
+    """Return the total and the available bytes of RAM, from `/proc` if it has both."""
     found = re.findall(r"^(?:MemTotal|MemAvailable): *(\d+) kB$", text_of(_MEMORY), re.MULTILINE)
-    if len(found) == 2 and int(found[1]) <= int(found[0]):  # in a container the one may be the machine's
+    if len(found) == 2 and int(found[1]) <= int(found[0]):  # in a container one of them may be the machine's
         return int(found[0]) * 1024, int(found[1]) * 1024
     import psutil
 
@@ -109,11 +106,11 @@ def ram() -> tuple[int, int]:
 
 
 def available_memory(device: str) -> int:
-    """Return the bytes that a device can provide now without swapping and without the process being killed."""
+    """Return the bytes that can be allocated on a device now without swapping or exceeding a limit."""
     kind = torch.device(device)
     module: Any = None if kind.type == "cpu" else torch.get_device_module(kind)
     if hasattr(module, "mem_get_info"):
-        slack = int(module.memory_reserved(kind)) - int(module.memory_allocated(kind))  # the allocator hands it out
+        slack = int(module.memory_reserved(kind)) - int(module.memory_allocated(kind))  # torch's allocator reuses it
         return int(module.mem_get_info(kind)[0]) + max(0, slack)
     left = memory_left()
     free = ram()[1] if left is None else min(ram()[1], left)
@@ -123,7 +120,7 @@ def available_memory(device: str) -> int:
 
 
 def peak_memory() -> int:
-    """Return the most bytes of RAM that this process has held at once."""
+    """Return the peak resident memory of this process in bytes."""
     try:
         import resource
     except ImportError:  # Windows
@@ -142,7 +139,7 @@ def memory_limited_by(device: str) -> str:
 
 
 def synchronize(device_kind: str) -> None:
-    """Wait until everything that was queued on the current device of a kind is done."""
+    """Wait for all work queued on the current device of a kind."""
     if torch.device(device_kind).type != "cpu":
         torch.get_device_module(device_kind).synchronize()
 
@@ -155,7 +152,7 @@ def settle() -> None:
 
 
 def multi_rank() -> bool:
-    """Whether this process is one of several that must take the same decisions."""
+    """Whether this process is one rank of a distributed job, whose ranks must take the same decisions."""
     distributed = torch.distributed
     sizes = [os.environ.get(name, "").strip() for name in _RANKS]
     several = any(size.isdigit() and int(size) > 1 for size in sizes)
@@ -163,7 +160,7 @@ def multi_rank() -> bool:
 
 
 def forked() -> bool:
-    """Whether this process was forked from one that had imported autokern (a DataLoader worker, say)."""
+    """Whether this process was forked after the import of autokern (a DataLoader worker, say)."""
     return _in_forked_child
 
 
@@ -227,7 +224,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _model_name() -> str:
-    """Return the model where /proc names none, as on ARM and outside Linux."""
+    """Return the model name where /proc lacks it, as on ARM and outside Linux."""
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
@@ -237,7 +234,7 @@ def _model_name() -> str:
 
 @functools.cache
 def _accelerators(kind: str) -> tuple[dict[str, Any], ...]:
-    """Describe every kind and slice of accelerator once, in an order that no ordinal moves."""
+    """Describe each distinct accelerator or slice once, in an order independent of device indices."""
     if kind == "cpu":
         return ()
     module = torch.get_device_module(kind)

@@ -1,7 +1,7 @@
-"""KeOps as a tool: finds obstacles without compiling, and runs it without output on stdout.
+"""KeOps: find obstacles without compiling, and run it without output on stdout.
 
-pykeops compiles each formula when it is first used. The compiler may be missing and the build folder unwritable;
-pykeops at best reports that on stdout. Importing it is left to gpytorch or to its first use.
+pykeops compiles each formula on first use. If the compiler is missing or the build folder is not writable, pykeops at
+best prints that on stdout. It is imported by gpytorch or on first use.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _failure = ""
 
 
 def keops_problem(device: str = "cpu") -> str | None:
-    """Return why KeOps cannot work here, or None, without compiling; takes some microseconds if it can."""
+    """Return why KeOps cannot work here, or None, without compiling; None takes some microseconds."""
     if _failure:
         return _failure
     if importlib.util.find_spec("pykeops") is None:
         return "pykeops is not installed: `pip install 'autokern[keops]'`"
     pykeops = sys.modules.get("pykeops")
-    if pykeops is None and "gpytorch.kernels.keops.keops_kernel" in sys.modules:  # that has tried
+    if pykeops is None and "gpytorch.kernels.keops.keops_kernel" in sys.modules:  # gpytorch has tried to import it
         return "pykeops is installed, but importing it fails"
     if compiler() is None:
         return "KeOps needs a C++ compiler, and none was found: install g++, or name one in CXX"
@@ -45,7 +45,7 @@ def keops_problem(device: str = "cpu") -> str | None:
 
 
 def _obstacle(pykeops: Any, device: str) -> str | None:
-    """Return the obstacle for an imported pykeops, or None."""
+    """Return why an imported pykeops cannot work, or None."""
     if device != "cpu":
         if device != "cuda":
             return f"KeOps does not run on devices of kind {device}"
@@ -60,7 +60,7 @@ def _obstacle(pykeops: Any, device: str) -> str | None:
 
 
 def build_folder() -> Path | None:
-    """Return the folder that KeOps compiles into, None where pykeops is not imported."""
+    """Return the folder that KeOps compiles into; None if pykeops is not imported."""
     pykeops = sys.modules.get("pykeops")
     return None if pykeops is None else Path(pykeops.get_build_folder())
 
@@ -71,7 +71,7 @@ def _plain(folder: Path) -> str:
 
 
 def compiler() -> str | None:
-    """Return the C++ compiler that KeOps will call, by its own rule, or None."""
+    """Return the C++ compiler that KeOps will choose, or None."""
     return _first_of(os.environ.get("CXX"), os.environ.get("PATH"))
 
 
@@ -85,8 +85,8 @@ def _first_of(named: str | None, path: str | None) -> str | None:
 def at_work(device: str = "cpu") -> Iterator[None]:
     """Run KeOps inside the block, without messages.
 
-    KeOpsError if it cannot work here, or in place of any error but a lack of memory. After a failure to build a formula
-    it is not tried again in this process.
+    KeOpsError if it cannot work here, and in place of any error of KeOps but a lack of memory. After a formula failed
+    to build, KeOps is not tried again in this process.
     """
     global _failure
     if (problem := keops_problem(device)) is not None:
@@ -105,7 +105,7 @@ def at_work(device: str = "cpu") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Switch its messages off, which are one setting of the process, until the last thread leaves the block."""
+    """Switch off KeOps' messages, a setting of the process, until the last thread leaves the block."""
     global _working, _verbose
     import keopscore
     import pykeops

@@ -1,8 +1,8 @@
 """Load: how busy other programs keep the cores that this process may use, read without waiting.
 
-Load averages react after minutes. So two readings of the busy time of the cores are compared, less that of this
-process. A single timing is judged by the time that threads were ready to run and had no core
-(`/proc/self/task/*/schedstat`). Where the system keeps no such counter, nothing is known.
+Load averages react after minutes. So the load is the difference of two readings of the cores' busy time, less this
+process's own. A single timing is judged by the time that its threads were ready to run and had no core
+(`/proc/self/task/*/schedstat`). Without these counters the load is unknown.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from autokern.system.cgroups import text_of
 
 _STAT, _TASKS = Path("/proc/stat"), Path("/proc/self/task")
 _LEAST = 0.08
-"""Seconds below which ticks of 10 ms tell nothing about the cores."""
+"""Shortest interval in seconds: counters tick every 10 ms."""
 _SPARE = 0.3
-"""Cores that others may use beyond those that are free: a desktop at rest uses some."""
+"""Cores that others may use beyond the free ones before a process counts as disturbed: an idle desktop uses some."""
 _MOST_THREADS = 16
-"""Threads that are looked at: of many workers that meet at barriers, some tell of all, and each costs 2 µs."""
+"""Most threads to read, at 2 µs each: workers that meet at barriers wait alike."""
 
 
 class Load(NamedTuple):
     """How busy a machine was over an interval."""
 
     cores: int  # that this process may use
-    others: float | None = None  # how many of them others kept busy
+    others: float | None = None  # how many of them others kept busy; None if unknown
 
     def crowded(self, threads: int) -> bool:
-        """Whether a process that computes in so many threads is disturbed; False where nothing is known."""
+        """Whether others disturb a process of so many threads; False if the load is unknown."""
         return self.others is not None and self.others + min(threads, self.cores) > self.cores + _SPARE
 
     def __str__(self) -> str:
@@ -41,16 +41,16 @@ class Load(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Counters at one time; None for those that the system does not keep."""
+    """Counters in seconds at one time."""
 
-    at: float
+    at: float  # wall clock
     cores: int
-    busy: float | None
-    own: float
+    busy: float | None  # of all cores that this process may use; None if the system has no such counter
+    own: float  # CPU time of this process
 
 
 class Watch:
-    """Compares the counters of two times."""
+    """Measures the load since `begin`."""
 
     def __init__(self, read: Callable[[], Snapshot] | None = None) -> None:
         self._read = read or snapshot
@@ -61,7 +61,7 @@ class Watch:
         self._start = self._read()
 
     def reading(self) -> Load:
-        """Return the load of the interval until now, which goes on."""
+        """Return the load since the beginning of the interval, without ending it."""
         start, now = self._start, self._read()
         seconds, own = now.at - start.at, now.own - start.own
         if seconds < _LEAST or now.busy is None or start.busy is None:
@@ -70,7 +70,7 @@ class Watch:
 
 
 class Waited:
-    """Seconds that the present threads of this process have waited for a core; a context manager, cheap to read."""
+    """Seconds for which the present threads of this process have waited for a core; a context manager."""
 
     def __init__(self, tasks: Path = _TASKS) -> None:
         self._files: list[int] = []
@@ -87,7 +87,7 @@ class Waited:
             os.close(self._files.pop())
 
     def __call__(self) -> float:
-        """Return the seconds until now, 0 where they are not known."""
+        """Return the seconds until now; 0 if unknown."""
         total = 0
         for file in self._files:
             with suppressed(OSError, ValueError):
@@ -97,22 +97,22 @@ class Waited:
 
 
 def snapshot() -> Snapshot:
-    """Return the counters now."""
+    """Read the counters."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     cores = len(cpus) if cpus else os.cpu_count() or 1
     return Snapshot(time.perf_counter(), cores, busy_seconds(text_of(_STAT), cpus), time.process_time())
 
 
 def busy_seconds(text: str, cpus: set[int] | None) -> float | None:
-    """Return the seconds that some CPUs have been busy, taken by other virtual machines included.
+    """Return the busy seconds of some CPUs, time stolen by other virtual machines included; None if unknown.
 
-    The text is that of `/proc/stat`; where it is empty, psutil is asked for all CPUs.
+    `text` is that of `/proc/stat`; if it lacks CPUs, psutil's total over all CPUs is returned.
     """
     ticks, found = 0, False
     for line in text.splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and (cpus is None or int(name[3:]) in cpus):
-            user, nice, system, _, _, *more = map(int, fields[:8])  # neither idle nor waiting for a disk
+            user, nice, system, _, _, *more = map(int, fields[:8])  # without idle and iowait
             ticks, found = ticks + user + nice + system + sum(more), True
     if found:
         return ticks / os.sysconf("SC_CLK_TCK")
@@ -120,6 +120,6 @@ def busy_seconds(text: str, cpus: set[int] | None) -> float | None:
         import psutil
 
         times = psutil.cpu_times()
-    except uninterrupted(Exception):  # whatever the system refuses
+    except uninterrupted(Exception):  # the system may refuse to tell
         return None
     return float(times.user + times.system + getattr(times, "nice", 0.0))

@@ -1,7 +1,7 @@
-"""Logs: ``AUTOKERN_LOG`` sets the level of the logger `autokern` and shows its records, while it is set.
+"""Logs: ``AUTOKERN_LOG`` sets the level of the logger `autokern` and shows its records.
 
-Without it the logger stays as the user has set it. Records go to standard error only where the program has no handler
-of its own.
+Without the variable the logger stays as the user has set it. Records go to standard error only if the program has no
+handler of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _log = logging.getLogger("autokern")
 
 
 class _Handler(logging.Handler):
-    """Writes to what is standard error now, unless another handler gets the records."""
+    """Writes to the present `sys.stderr`, unless another handler gets the records."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
@@ -25,17 +25,17 @@ class _Handler(logging.Handler):
         if not others and sys.stderr is not None:
             try:
                 print(f"autokern: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
-            except uninterrupted(Exception):  # as every handler of logging
+            except uninterrupted(Exception):  # as the handlers of logging do
                 self.handleError(record)
 
 
 _handler = _Handler()
 _levels: tuple[int, int] | None = None
-"""The level before autokern set one, and that one."""
+"""The logger's level before autokern set it, and the level that autokern set."""
 
 
 def apply(level: str | None) -> None:
-    """Set the level of the logger and show its records; None puts the level back that was there before."""
+    """Set the logger's level and show its records; None restores the former level."""
     global _levels
     before, ours = _levels or (_log.level, -1)
     if level is None:

@@ -17,7 +17,7 @@ from autokern.core.units import sized
 from autokern.system import host
 
 LARGE = 64 * 2**20
-"""Calls below this many bytes run without a reading of the available memory."""
+"""Calls below this many bytes run without reading the available memory."""
 ORDER = "AUTOKERN_MEMORY or using(memory=...)"
 
 Device = torch.device | str
@@ -26,8 +26,8 @@ Device = torch.device | str
 class Limit(NamedTuple):
     """The memory that a call may take."""
 
-    bytes: int  # most at its peak
-    source: str  # the cause of this limit, in words; empty for the available memory
+    bytes: int  # at its peak
+    source: str  # the cause of the limit, in words; empty for the available memory
 
 
 def _no_order() -> int | None:
@@ -38,26 +38,26 @@ _ordered: Callable[[], int | None] = _no_order
 
 
 def orders_from(read: Callable[[], int | None]) -> None:
-    """Set the function that returns the bytes that the user allows a call in this thread, or None."""
+    """Set the function that returns the user's limit in bytes for a call in this thread, or None."""
     global _ordered
     _ordered = read
 
 
 def least(ordered: int | None, there: Limit | None) -> Limit | None:
-    """Return the lower of the user's order and the available memory; None means no limit."""
+    """Return the lower of the user's limit and the available memory; None means no limit."""
     if ordered is not None and (there is None or ordered < there.bytes):
         return Limit(ordered, ORDER)
     return there
 
 
 def current(device: Device, ordered: int | None = None) -> Limit:
-    """Return the limit of a call on a device now; `ordered` are the bytes that the user allows."""
+    """Return the present limit of a call on a device; `ordered` is the user's limit in bytes."""
     there = Limit(host.available_memory(str(device)), "")
     return least(ordered, there) or there
 
 
 def fits(need: int, device: Device) -> bool:
-    """Whether `need` bytes may be taken on a device by a call in this thread; below `LARGE`, always."""
+    """Whether a call in this thread may take `need` bytes on a device; below `LARGE`, always."""
     return need < LARGE or need <= current(device, _ordered()).bytes
 
 
@@ -69,10 +69,10 @@ def refuse(asked: str, need: int, device: Device, dtype: str, of_kernel: bool) -
 def refusal(
     asked: str, need: int, found: Limit, device: Device, dtype: str, of_kernel: bool, tiles: bool = True
 ) -> MemoryBudgetError:
-    """Return the error of a call that needs so many bytes at its peak, beyond those allocated already.
+    """Return the error of a call that needs `need` more bytes at its peak than the limit `found`.
 
-    It names alternatives: float32 if half the bytes fit, and for matrices of kernels those that form none; without
-    `tiles` where those do not fit either.
+    It names alternatives: float32 if half the bytes fit, and for a kernel matrix methods that do not form it; `tiles`
+    is False where tiled products do not fit either.
     """
     ways = ["fewer points at once, or more memory"]
     if of_kernel:
@@ -86,5 +86,5 @@ def refusal(
 
 
 def named(found: Limit, device: Device) -> str:
-    """Return the cause of a limit in words, which reads the machine a second time."""
+    """Return the cause of a limit in words; reads the available memory again."""
     return found.source or host.memory_limited_by(str(device))

@@ -1,4 +1,4 @@
-"""Progress of a measurement: a bar with the time left on a terminal, one line elsewhere."""
+"""Progress of a measurement: on a terminal a bar with the time left, elsewhere one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def display(title: str, show: bool = True) -> Iterator[Progress]:
     Without a terminal on standard error one line is written instead of a bar.
     """
     if not show or sys.stderr is None or not sys.stderr.isatty():
-        if show and not _log.isEnabledFor(logging.INFO) and sys.stderr is not None:  # else the log shows it
+        if show and not _log.isEnabledFor(logging.INFO) and sys.stderr is not None:  # else the log shows the title
             print(title, file=sys.stderr, flush=True)
         _log.info("%s", title)
         yield silent
@@ -34,7 +34,7 @@ def display(title: str, show: bool = True) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    room = max(0, console.width - _BAR - len(" -:--:-- ") - 2)  # more text would take the place of the bar
+    room = max(0, console.width - _BAR - len(" -:--:-- ") - 2)  # longer text would displace the bar
     title = title[:room]
     room -= len(title)
     columns = (BarColumn(_BAR), TimeRemainingColumn(), TextColumn("[dim]{task.fields[at]}"))

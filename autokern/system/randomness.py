@@ -1,7 +1,7 @@
-"""The caller's random numbers, which autokern's own checks and measurements must not advance.
+"""States of the random generators, which autokern's own checks and measurements must not advance.
 
-Stock's conjugate gradients draw probes, so a call that is timed or checked on the side would change every number that
-the user draws afterwards.
+Stock's conjugate gradients draw probes, so a call that is timed or checked would change every random number that the
+user draws afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autokern.system import host
 
 
 def untouched() -> contextlib.AbstractContextManager[None]:
-    """Return a context that leaves the states of random generators as it found them, those of the accelerator too."""
+    """Return a context that restores the states of torch's generators, the accelerator's included."""
     device = host.accelerator()
     if device is None or device.type == "cpu":
         return torch.random.fork_rng(devices=[])
@@ -25,12 +25,12 @@ def untouched() -> contextlib.AbstractContextManager[None]:
 
 
 def states() -> tuple[Any, ...]:
-    """Return the states of the generators that programs draw from by default, on the CPU."""
+    """Return the states of the default generators of torch (CPU), Python and NumPy."""
     return torch.get_rng_state(), random.getstate(), np.random.get_state()
 
 
 def take(found: tuple[Any, ...]) -> None:
-    """Put these generators into other states."""
+    """Restore states that `states` has returned."""
     torch.set_rng_state(found[0])
     random.setstate(found[1])
     np.random.set_state(found[2])

@@ -1,9 +1,9 @@
-"""Ranks: the processes of one job that compute together, the collectives that they share, and how these fail.
+"""Ranks: the processes of one distributed job, their collectives, and errors that name the rank at fault.
 
-A group of its own by gloo, apart from the program's: that may start one, or none. Every collective begins with a small
-header of each rank, which says what it asks for and sums up its data. Ranks that ask for other things, or hold other
-data, get an error that names them before anything is computed. Where a collective fails, each rank that waited says so
-in the job's store; who does not has died, hangs, or runs something else.
+Autokern has its own gloo process group, apart from any of the program's. In every collective the ranks first exchange
+a small header: the kind of call, its sizes, and checksums of its data. If headers differ, every rank gets an error that
+names the differing ranks before anything is computed. If a collective fails, each rank that waited says so in the
+job's store; a rank that does not has died, hangs, or runs something else.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from autokern.core.errors import RanksError
 from autokern.core.recovery import suppressed
 
 TIMEOUT = 300.0
-"""Seconds after which a rank that does not answer ends the job, by default."""
+"""Default seconds to wait for another rank before the job fails."""
 _NUMBERS = 10
-"""Whole numbers in a header: the call, its kind, sizes and sums."""
+"""Integers in a header: the number of the call, its kind, four sizes and four checksums."""
 _GRACE = 3.0
-"""Seconds in which ranks that waited in vain say so, from the first of them on."""
+"""Seconds in which the ranks that wait say so in the store, after the first of them."""
 _KINDS = ("objects", "product", "gradients", "barrier", "points")
 _MARK = "_AUTOKERN_RANK"
-"""Variable by which processes that a rank starts know that they are none themselves."""
+"""Environment variable that tells the child processes of a rank that they are not ranks."""
 
 _joined = 0
 
 
 class Link(NamedTuple):
-    """What an all-reduce takes: seconds of a tiny one, and bytes in a second of a large one."""
+    """Cost of an all-reduce: latency in seconds, and bandwidth in bytes a second."""
 
     latency: float
     bandwidth: float
@@ -54,8 +54,8 @@ class Link(NamedTuple):
 class Ranks:
     """The ranks of a job, seen by one of them.
 
-    `timeout` is the seconds to wait for another rank. If `shy`, the ranks stand back once the program has a process
-    group of its own.
+    `timeout` is the seconds to wait for another rank. If `shy`, no work is shared once the program has a process group
+    of its own.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float, shy: bool = False) -> None:
@@ -69,7 +69,7 @@ class Ranks:
         self.link = self._measured()
 
     def mine(self) -> bool:
-        """Whether the present thread may share its work: the one that joined, and not in a forked child."""
+        """Whether the present thread may share its work: only the thread that joined, and not in a forked child."""
         ours = os.getpid() == self._pid and threading.get_ident() == self._thread
         return ours and not (self.shy and distributed.is_initialized())
 
@@ -78,7 +78,7 @@ class Ranks:
         self._met("barrier", (), {})
 
     def objects(self, own: Any) -> list[Any]:
-        """Return what each rank gives, in the order of the ranks; only between processes that trust each other."""
+        """Return the object of each rank, by rank; they are pickled, so all processes must trust each other."""
         data = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
         lengths = [int(row[2]) for row in self._met("objects", (len(data),), {}, alike=False)]
         padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
@@ -91,12 +91,11 @@ class Ranks:
         self, kind: str, sizes: Sequence[int], data: Mapping[str, Sequence[torch.Tensor | str]], like: torch.Tensor,
         count: int, work: Callable[[torch.Tensor], None],
     ) -> torch.Tensor:  # fmt: skip
-        """Return the sum over the ranks of what each one's work writes.
+        """Sum over all ranks the `count` numbers that `work` of each rank writes into zeros of `like`'s dtype.
 
-        Of what is asked for, `kind` and `sizes` (at most four) must be the same on all ranks, and `data` (at most four
-        tensors or words, by what they are called in errors) bit by bit. `work` writes the part of this rank into
-        `count` zeros with the dtype of `like`. RanksError on all ranks, if one asks for something else, holds other
-        data, fails or does not come.
+        `kind`, `sizes` (at most four) and, bit by bit, `data` (at most four lists of tensors or words, by their names
+        in errors) must be the same on all ranks. RanksError on all ranks, if one rank makes another call, holds other
+        data, fails or does not answer.
         """
         flat = like.new_zeros(count + 1)
         self._met(kind, sizes, data)
@@ -115,7 +114,7 @@ class Ranks:
         return flat[:-1]
 
     def leave(self) -> None:
-        """Take no part any more; the group is closed. A forked child has no threads that could close it."""
+        """Close the group and refuse further collectives; a forked child cannot close it, as it lacks its threads."""
         if os.getpid() != self._pid:
             return
         if self._broken is None:
@@ -142,7 +141,7 @@ class Ranks:
     def _met(
         self, kind: str, sizes: Sequence[int], data: Mapping[str, Sequence[torch.Tensor | str]], alike: bool = True
     ) -> list[list[int]]:
-        """Let the headers of all ranks meet, and return them; raise an error where they differ."""
+        """Exchange headers with all ranks, and return them; RanksError where they differ."""
         if self._broken is not None:
             raise self._broken
         self.calls += 1
@@ -178,14 +177,14 @@ class Ranks:
         try:
             start().wait()
         except RuntimeError as error:
-            self._group = None  # closed, so that ranks which wait for this one fail too
+            self._group = None  # closed, so that ranks which wait for this one fail, too
             self._broken = self._lost(error)
             raise self._broken from None
 
     def _lost(self, error: BaseException | None) -> RanksError:
-        """Return the error that names the ranks that a collective waits for in vain, and tell them to the others."""
+        """Return an error that names the missing ranks, and publish its text in the store."""
         found: dict[int, str] = {}
-        asking = threading.Thread(target=self._ask, args=(found,), daemon=True)  # a stopped store answers no one
+        asking = threading.Thread(target=self._ask, args=(found,), daemon=True)  # a stopped store never answers
         asking.start()
         asking.join(2 * _GRACE)
         told = "rank 0, or the process that keeps the job's store, does not answer"
@@ -196,11 +195,11 @@ class Ranks:
         return RanksError(f"autokern: {told} {end}")
 
     def _say(self, text: str, call: int | None = None) -> None:
-        with suppressed(RuntimeError):  # the store is gone: whoever asks gets no answer
+        with suppressed(RuntimeError):  # the store is gone
             self._signs.set(f"{self.calls if call is None else call}/{self.rank}", text)
 
     def _ask(self, found: dict[int, str]) -> None:
-        """Say that this rank waits in vain, and read what each rank says of the present collective."""
+        """Publish that this rank waits, and read each rank's state in the present collective into `found`."""
         self._say("waits")
         until = time.monotonic() + _GRACE
         with suppressed(RuntimeError):
@@ -216,7 +215,7 @@ def _tells(said: str) -> bool:
 
 
 def _in_words(said: Mapping[int, str], size: int, error: BaseException | None) -> str:
-    """Return what became of the ranks by what they say themselves."""
+    """Return the cause of a failed collective, from the states that the ranks have published."""
     if failed := [f"rank {rank} {text}" for rank, text in said.items() if text.startswith("failed")]:
         return "; ".join(failed)
     for text in said.values():
@@ -234,7 +233,7 @@ def _named(ranks: list[int]) -> str:
 
 
 def _sum(tensors: Sequence[torch.Tensor | str]) -> int:
-    """Return a checksum of the bits of tensors, and of words."""
+    """Return a checksum of the bits of tensors and words."""
     found = 0
     for t in tensors:
         found = zlib.crc32(t.encode() if isinstance(t, str) else t.detach().contiguous().numpy().data, found)
@@ -245,13 +244,13 @@ _active: Ranks | None = None
 
 
 def use(ranks: Ranks | None) -> None:
-    """Let these ranks share the work of this process, or none."""
+    """Let these ranks share the work of this process; None: it works alone."""
     global _active
     _active = ranks
 
 
 def held() -> Ranks | None:
-    """Return the ranks of this process, whether or not the present thread may share its work with them."""
+    """Return the ranks of this process, or None, whether or not the present thread may share its work."""
     return _active
 
 
@@ -261,7 +260,7 @@ def active() -> Ranks | None:
 
 
 def is_job() -> bool:
-    """Whether torchrun, or what sets its variables, started this process as one of several; no rank did."""
+    """Whether this process is one of several ranks by torchrun's variables, and not a child process of a rank."""
     size = os.environ.get("WORLD_SIZE", "")
     named = all(os.environ.get(name) for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     pid, _, address = os.environ.get(_MARK, "").partition(" ")
@@ -275,7 +274,7 @@ def _address() -> str:
 
 
 def _keep() -> None:
-    """Let a forked child never close what its parent uses: it would wait for threads that it has not."""
+    """Keep the group alive in a forked child: closing it would wait for threads that the child lacks."""
     if _active is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_active))
 
@@ -285,7 +284,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def join(timeout: float, shy: bool = False) -> Ranks:
-    """Meet the other ranks of the job: by the program's own process group, or by torchrun's variables."""
+    """Join the ranks of the job by the store of the program's process group, or by torchrun's variables."""
     global _joined
     _joined += 1
     if distributed.is_initialized():

@@ -1,9 +1,8 @@
-"""The start of a program: a pause of the garbage collector, and no libraries where only help is printed.
+"""Start-up: imports with the garbage collector paused, and lazy imports in a process that only prints help.
 
-torch, gpytorch and BoTorch make some 400,000 objects that live as long as the process. Python's collector walks through
-them four times while they are made, a quarter of a second in all. This module is imported before them. A process that
-only prints help or versions does not import them, which takes seconds. It runs no program, so nobody else sees a
-package without its public names.
+Importing torch, gpytorch and BoTorch creates some 400,000 objects that live as long as the process. Python's collector
+would traverse them four times meanwhile, a quarter of a second in all. A process that only prints help or versions does
+not import them, which takes seconds; it runs no program, so nobody else sees a package without its public names.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 _BORN = 1000
-"""Frozen objects of an interpreter that nobody has told to freeze: 375 in Python 3.12; whoever freezes has 4,000."""
+"""Frozen objects below which nobody has called `gc.freeze`: Python 3.12 starts with 375, a call freezes over 4,000."""
 _EXECUTED = ("autokern.__main__", "autokern.cli.commands")
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import the libraries inside the block, without collections; what is alive then counts as old.
+    """Pause the garbage collector in the block, then move all objects to the oldest generation.
 
-    Nothing is kept from the collector: to freeze all objects and to unfreeze them moves them to the oldest generation.
+    Freezing and unfreezing all objects moves them there; the collector still sees them.
     """
     if not gc.isenabled():
         yield
@@ -35,16 +34,16 @@ def importing() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() < _BORN:  # else they are the program's
+        if gc.get_freeze_count() < _BORN:  # else the program has frozen objects
             gc.freeze()
             gc.unfreeze()
         gc.enable()
 
 
 def only_helps() -> bool:
-    """Whether this process is the command line itself, asked for help or versions.
+    """Whether this process is the command line, and prints only help or versions.
 
-    What Python was started with is compared too, since programs set ``sys.argv``.
+    ``sys.orig_argv`` is compared, too, since programs set ``sys.argv``.
     """
     if sys.flags.inspect or sys.flags.interactive:  # a prompt follows
         return False
@@ -52,7 +51,7 @@ def only_helps() -> bool:
     first = len(sys.orig_argv) - len(given)
     if not given or first < 1 or sys.orig_argv[first + 1 :] != given[1:] or not _only_prints(given[1:]):
         return False
-    if given[0] == "-m":  # until the module to be run is found
+    if given[0] == "-m":  # Python has not found the module yet
         return sys.orig_argv[first - 1 : first + 1] == ["-m", "autokern"]
     return sys.orig_argv[first] == given[0] and _is_our_script(given[0])
 
@@ -66,7 +65,7 @@ def _only_prints(words: list[str]) -> bool:
 
 
 def _is_our_script(path: str) -> bool:
-    """Whether a file is the command that was installed with the package."""
+    """Whether a file is the installed command ``autokern``."""
     if os.path.basename(path) not in ("autokern", "autokern.exe", "autokern-script.py"):
         return False
     import sysconfig
@@ -75,7 +74,7 @@ def _is_our_script(path: str) -> bool:
 
 
 class _Later:
-    """A finder of autokern's modules which are executed when they are first used; commands register themselves."""
+    """A finder that loads autokern's modules lazily, except the commands, which register when they are executed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -89,5 +88,5 @@ class _Later:
 
 
 def import_later() -> None:
-    """Let modules of autokern be executed when they are first used, from now on in this process."""
+    """Load modules of autokern lazily from now on in this process."""
     sys.meta_path.insert(0, _Later())

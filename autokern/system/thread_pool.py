@@ -1,8 +1,8 @@
-"""A pool of a few Python threads that share a piece of work, each with one thread of torch.
+"""A few Python threads that share a piece of work, each with one thread of torch.
 
-Where the pieces are small (a tile of a kernel matrix fits a core's cache), independent threads are faster than threads
-that wait for each other after every operation, and the more so the more cores there are. Threads are started for a call
-and end with it, and a fork waits until the operating system has ended them too.
+For small pieces (a tile of a kernel matrix that fits a core's cache), independent threads are faster than OpenMP's,
+which wait for each other after every operation; the gain grows with the number of cores. Threads are started for a call
+and end with it, and a fork waits until the operating system has ended them, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from autokern.system import host, threads
 
-_ended: deque[int] = deque(maxlen=256)  # the system's numbers of threads that ended lately
+_ended: deque[int] = deque(maxlen=256)  # native ids of threads that ended lately
 _TASKS = Path("/proc/self/task")
 
 
@@ -35,7 +35,7 @@ class Member:
         self.number, self.count, self._barrier = number, count, barrier
 
     def wait(self) -> None:
-        """Wait at a barrier until every member has called this as often."""
+        """Wait until every member has reached this barrier."""
         if self.count > 1:
             try:
                 self._barrier.wait()
@@ -43,21 +43,21 @@ class Member:
                 raise _StoppedError from None
 
     def check(self) -> None:
-        """Stop here if another member has failed, or the call was interrupted."""
+        """Raise if another member has failed or the call was interrupted."""
         if self._barrier.broken:
             raise _StoppedError
 
 
 def size(device: torch.device) -> int:
-    """Return the number of members to use: as many as torch uses threads; one for an accelerator.
+    """Return the number of members to use: torch's number of threads, or one for an accelerator.
 
-    A forked process gets one, too: MKL's allocator may loop for ever there as soon as two threads multiply.
+    A forked process gets one, too: there MKL's allocator may loop for ever as soon as two threads multiply.
     """
     return threads.current() if device.type == "cpu" and threads.allowed() and not host.forked() else 1
 
 
 def run(work: Callable[[Member], None], count: int) -> None:
-    """Do a piece of work with `count` threads, this one included, grad mode off in each; 1 starts no thread.
+    """Call `work` in `count` threads, this one included, each with grad mode off.
 
     `work` should call `check` every few milliseconds. The first error of any member, or an interrupt, is raised when
     all have stopped.
@@ -71,7 +71,7 @@ def run(work: Callable[[Member], None], count: int) -> None:
 
     def share(number: int) -> None:
         try:
-            with torch.inference_mode(inference), torch.no_grad():  # both belong to a thread
+            with torch.inference_mode(inference), torch.no_grad():  # both modes belong to a thread
                 work(Member(number, count, barrier))
         except _StoppedError:
             pass
@@ -104,15 +104,15 @@ def run(work: Callable[[Member], None], count: int) -> None:
         if errors:
             raise errors[0]
     finally:
-        errors.clear()  # else an error would hold its own frame, and the memory that ran out with it
+        errors.clear()  # else an out-of-memory error would keep its own frame alive, and its tensors
     return None
 
 
 def _join(others: list[threading.Thread], done: list[threading.Event]) -> None:
-    """Wait for the started threads; in Python 3.11 an interrupted `Thread.join` may return while its thread runs."""
+    """Join the started threads; in Python 3.11 an interrupted `Thread.join` may return while its thread runs."""
     for thread, ended in zip(others, done, strict=True):
         if thread.ident is not None:  # an interrupt may have come before it was started
-            while not ended.wait(0.1) and thread.is_alive():  # one that was interrupted while it began never says so
+            while not ended.wait(0.1) and thread.is_alive():  # interrupted at its start, a thread never sets its event
                 pass
             thread.join()
 
@@ -120,10 +120,10 @@ def _join(others: list[threading.Thread], done: list[threading.Event]) -> None:
 def _wait_for_ended() -> None:
     """Wait until threads that ended for Python have ended for the system, too, which takes some 50 µs.
 
-    Up to Python 3.12, `Thread.join` returns before a thread clears what belongs to it. MKL's allocator then changes its
-    list of buffers; a child forked meanwhile gets a half-changed list, and its first product of matrices never ends.
+    Up to Python 3.12, `Thread.join` returns before thread-local data are destroyed. MKL's allocator then changes its
+    list of buffers; a child forked meanwhile gets a half-changed list, and its first matrix product never ends.
     """
-    until = time.monotonic() + 0.1  # the system may have given the number to another thread
+    until = time.monotonic() + 0.1  # the system may have given the id to another thread
     while _ended:  # another thread may fork, too, and an interrupt may end this
         try:
             number = _ended.popleft()

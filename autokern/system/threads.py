@@ -1,7 +1,7 @@
-"""Fewer threads for one stretch of work, in the thread that does it and in no other.
+"""Run a function with fewer OpenMP and MKL threads, without any effect on other Python threads.
 
 `torch.set_num_threads` also writes a process-wide default, which every thread that first uses torch meanwhile keeps for
-good. So OpenMP and MKL are set directly: each keeps a number per thread. Counts are lowered, never raised.
+good. So OpenMP and MKL are set directly: each keeps a count per thread. Counts are lowered, never raised.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _allowed = True
 
 
 def allow(yes: bool) -> None:
-    """Allow or forbid this module to change any count; ``AUTOKERN_THREADS=off`` forbids it."""
+    """Allow or forbid this module to change thread counts; ``AUTOKERN_THREADS=off`` forbids it."""
     global _allowed
     _allowed = yes
 
 
 def allowed() -> bool:
-    """Whether this module may change counts."""
+    """Whether this module may change thread counts."""
     return _allowed
 
 
@@ -39,27 +39,26 @@ def current() -> int:
 
 
 def ceiling() -> int:
-    """Return the most threads that make sense in the calling thread: by quota, affinity and torch's own number."""
+    """Return the most useful threads in the calling thread: the least of quota, affinity and torch's own number."""
     most = torch.get_num_threads()
     return most if most == 1 else min(most, host.thread_ceiling())
 
 
 def limited(run: _Run, count: int) -> _Run:
-    """Return a function that does the same as `run`, with at most `count` threads in the calling thread.
+    """Wrap `run` so that it uses at most `count` threads in the calling thread.
 
-    The former number is restored, after exceptions too. It costs about a microsecond; where torch has no more than
-    `count` threads anyway, `run` is called as it is. One thread leaves OpenMP's workers waiting where they are; with
-    another number GNU's OpenMP ends those beyond it, and the next full team starts them anew. Calls of `run` may nest,
-    and overlap in several threads.
+    The former count is restored, after exceptions, too. Overhead: about a microsecond, none if torch has no more than
+    `count` threads anyway. With a count of one, OpenMP's workers stay idle; with another count GNU's OpenMP ends the
+    surplus workers, and the next full team starts them anew. Calls may nest, and overlap in several threads.
     """
 
     @functools.wraps(run)
     def limited_run(*args: Any, **kwargs: Any) -> Any:
-        before = torch.get_num_threads()  # also initialises torch's threads, which would undo the settings below
+        before = torch.get_num_threads()  # initialises torch's threads now: later it would undo the settings below
         if count >= before or not _allowed:
             return run(*args, **kwargs)
         set_openmp, set_mkl = _setters()
-        mkl_before = before  # an interrupt may come before the next value does
+        mkl_before = before  # for an interrupt before `set_mkl` returns
         try:
             set_openmp(count)
             mkl_before = set_mkl(count)
@@ -67,7 +66,7 @@ def limited(run: _Run, count: int) -> _Run:
         finally:
             try:
                 set_mkl(mkl_before)
-            finally:  # an interrupt may have come out of the line above
+            finally:  # an interrupt may come in the line above
                 set_openmp(before)
 
     return limited_run  # type: ignore[return-value]
@@ -75,10 +74,10 @@ def limited(run: _Run, count: int) -> _Run:
 
 @functools.cache
 def _setters() -> tuple[Callable[[int], object], Callable[[int], int]]:
-    """Return the setters of OpenMP's and MKL's number for the calling thread; MKL's returns the number it replaces.
+    """Return the setters of OpenMP's and MKL's count for the calling thread; MKL's returns the former count.
 
-    Where one of them cannot be found (Windows, say), `torch.set_num_threads` serves for both: threads that first use
-    torch inside a block then keep its number, and those that set the default elsewhere meanwhile are overruled.
+    If one of them is not found (Windows, say), the fallback is `torch.set_num_threads`, whose process-wide default
+    affects other threads.
     """
     library = _torch_library()
     set_openmp = getattr(library, "omp_set_num_threads", None)
@@ -89,16 +88,16 @@ def _setters() -> tuple[Callable[[int], object], Callable[[int], int]]:
     if set_mkl is not None:
         set_mkl.argtypes, set_mkl.restype = [ctypes.c_int], ctypes.c_int
     before = torch.get_num_threads()
-    set_openmp(before + 1)  # a number only; no thread is started
+    set_openmp(before + 1)  # starts no thread
     obeyed = torch.get_num_threads() == before + 1
     set_openmp(before)
     return (set_openmp, set_mkl or int) if obeyed else (torch.set_num_threads, int)
 
 
 def _torch_library() -> ctypes.PyDLL | None:
-    """Return torch as it is loaded; names looked up in it are found in the libraries that it depends on, too.
+    """Return torch's loaded library, in which symbols of its dependencies are found, too.
 
-    ``PyDLL`` keeps the interpreter's lock over a call, which is right for calls that take nanoseconds.
+    ``PyDLL`` holds the GIL during a call, which suits calls of nanoseconds.
     """
     try:
         return ctypes.PyDLL(torch._C.__file__, mode=os.RTLD_NOLOAD)
