@@ -1,6 +1,6 @@
-"""Calibration: random problems, every candidate checked and timed side by side, innermost ops first, then trees.
+"""Calibration: check and time the candidates on random problems, innermost ops first, then fit the trees.
 
-The budget is hard: the length of a trial is predicted before it runs, and one that does not fit is skipped.
+The budget is hard: the time of a trial is predicted, and a trial that does not fit the budget is skipped.
 """
 
 from __future__ import annotations
@@ -31,26 +31,25 @@ from autokern.tuning.policy import CONFIDENCE, NOISE
 from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key, key_of, pools
 
 DTYPES = ("float64", "float32")
-_DRAWN = {"quick": 24, "full": 120}  # problems that are drawn for each op, dtype and device
-# Most flops and bytes of a call of stock that is drawn, where they are not those of studies.
-_WORK = {"quick": (2e9, 2e8), "full": (None, None)}
+_DRAWN = {"quick": 24, "full": 120}  # problems drawn for each op, dtype and device
+_WORK = {"quick": (2e9, 2e8), "full": (None, None)}  # most flops and bytes of stock on them; None: `draw`'s defaults
 _SHARE = {"quick": 0.02, "full": 0.012}  # part of the budget that one problem may take
 _NEAR_SHARE = 0.5  # the same for the problem at hand, at first use
-_TIMING_SHARE = 0.005  # part of the budget after which timing a problem goes on only until the round is complete
-_HOPELESS = math.log(1.6)  # log ratio by other hosts from which on a candidate is not measured
-_PROVEN = 6  # problems in a row on which the shipped choice is right: then a quick calibration leaves the op as it is
-_RATE = 4e9  # flops and bytes a second that are assumed before the first measurement: pessimistic
-_ROUNDS, _ONCE = 10.0, 3e-3  # calls of each candidate in a trial, and seconds that a trial takes beside them
-_OUTERMOST = 10  # nesting of composite ops of plugins that state none
+_TIMING_SHARE = 0.005  # part of the budget after which the timing of a problem ends with the current round
+_HOPELESS = math.log(1.6)  # a candidate whose log ratio on other hosts is larger is not measured
+_PROVEN = 6  # a quick calibration leaves an op after this many problems in a row with a right shipped choice
+_RATE = 4e9  # flops and bytes a second before the first measurement: pessimistic
+_ROUNDS, _ONCE = 10.0, 3e-3  # expected calls of each candidate in a trial, and further seconds of a trial
+_OUTERMOST = 10  # nesting of plugins' composite ops that state none
 
 
 def chosen_ops(names: str | Iterable[str] | None) -> list[Op]:
-    """Return the ops of these names, all for None; raises SettingsError for an unknown one."""
+    """Return the ops of these names, all for None; SettingsError if one is unknown."""
     return registered() if names is None else [get(name) for name in dict.fromkeys(_listed(names))]
 
 
 def chosen_devices(names: str | Iterable[str] | None) -> list[str]:
-    """Return device kinds to measure on, all of this host for None; raises SettingsError for an absent one."""
+    """Return the device kinds to measure on, all of this host for None; SettingsError if one is absent."""
     device = host.accelerator()
     there = ["cpu"] if device is None else ["cpu", device.type]
     kinds = there if names is None else [str(name).partition(":")[0] for name in _listed(names)]
@@ -77,10 +76,10 @@ def calibrate(
     progress: Progress | None = None,
     publish: Callable[[Profile], object] = lambda profile: None,
 ) -> Profile:
-    """Measure, and return a profile of the new measurements merged into the known ones, with trees fitted to them.
+    """Measure for `budget` seconds; return the `known` profile with the new measurements and trees fitted to them.
 
-    The problem at hand, `near`, comes first, then those like it. A `thorough` calibration also measures candidates that
-    other hosts found hopeless. The profile is published when a level of nesting is done, before the next is measured.
+    The problem at hand, `near`, comes first, then similar ones. A `thorough` calibration also measures candidates that
+    other hosts found hopeless. `publish` gets the profile after each level of nesting, before the next is measured.
     """
     for name, value, of in (("level", level, LEVELS), ("accuracy", accuracy, LEVELS_OF_ACCURACY)):
         if value not in of:
@@ -108,7 +107,7 @@ def calibrate(
 
 
 class _Pool:
-    """The problems of one op on one kind of device that a calibration may measure."""
+    """The problems of one op on one device kind that a calibration may measure."""
 
     def __init__(
         self, op: Op, device: str, dtypes: tuple[str, ...], level: str, accuracy: str, near: Any, thorough: bool
@@ -124,12 +123,12 @@ class _Pool:
         self.able = {p: found for p in problems if len(found := measurable(op, p, level, accuracy)) > 1}
         kinds = {(p.variant, p.grad, p.batch > 1) for p in self.able}
         self.weight = math.sqrt(len(kinds) * max(map(len, self.able.values()), default=0))
-        self.waiting, self.disturbed = list(self.able), set[Problem]()  # disturbed ones come once more at the end
+        self.waiting, self.disturbed = list(self.able), set[Problem]()  # disturbed problems are repeated at the end
         self.spent, self.proven, self.slower = 0.0, 0, 1.0
 
 
 class _Calibration:
-    """One run: its deadline and its measurements until now."""
+    """One run: its deadline and its measurements so far."""
 
     def __init__(self, level: str, budget: float, known: Profile, progress: Progress) -> None:
         self._level, self._budget, self.progress, self._known = level, budget, progress, known
@@ -141,7 +140,7 @@ class _Calibration:
         self._timed = pools(known.trials)
 
     def profile(self) -> Profile:
-        """Return the known measurements and those of this run, with trees for the ops that were measured."""
+        """Return the known profile merged with this run's measurements, with trees for the ops that were measured."""
         self._found.banned, self._found.setup = self._measurer.banned, self._measurer.setup
         self._found.created = dated()
         whole = self._known.merge(self._found)
@@ -156,11 +155,11 @@ class _Calibration:
         return self._ends - time.perf_counter()
 
     def _clock(self) -> float:
-        """Return the time of a clock that stands still while candidates compile."""
+        """Return the time of a clock that stops while candidates compile."""
         return time.perf_counter() - self._measurer.compiling
 
     def measure(self, here: list[_Pool], share: float) -> None:
-        """Measure problems of each pool in turn, that with the least time spent first, in a share of the time left."""
+        """Measure within a share of the time left; the next problem is of the pool with the least time by weight."""
         self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
         pending = list(here)
         while pending and self._left > 0:
@@ -180,7 +179,7 @@ class _Calibration:
                 self._found.fruitless[group_key(*group)] = dated()
 
     def _try(self, pool: _Pool, problem: Problem) -> None:
-        """Run a trial and keep what can be trusted of it; a problem that others disturbed is tried once more later."""
+        """Run a trial and keep its trustworthy timings; a problem that others disturbed is repeated once at the end."""
         timed, told = self._timed.setdefault(key_of(problem), []), self._others.estimates(problem)
         promising = (c for c in pool.able[problem] if pool.thorough or _may_win(c, told.get(c.name)))
         candidates = self._measurer.runnable(problem, promising)
@@ -201,7 +200,7 @@ class _Calibration:
             timings = self._measurer.timings(pool.op, problem, candidates, seconds)
         except (MemoryError, torch.OutOfMemoryError):
             pass
-        except Exception as error:  # of a kind of problem that a program asked, the op may make no sample
+        except Exception as error:  # the op may be unable to make a sample of the problem at hand
             if problem != pool.near or not recoverable(error, pool.op):
                 raise
         pool.slower = max(1.0, math.sqrt(pool.slower * (self._clock() - began) / expected))
@@ -218,13 +217,13 @@ class _Calibration:
 
 
 def _may_win(candidate: Candidate, told: Estimate | None) -> bool:
-    """Whether a candidate is measured: what may win by what other hosts tell, and that of which errors are wanted."""
+    """Whether to measure a candidate: it may win by other hosts' estimate, or is approximate and its error wanted."""
     most = -NOISE if candidate.compiles else _HOPELESS
     return told is None or candidate.accuracy == "approximate" or told.log_ratio - CONFIDENCE * told.sigma < most
 
 
 def _is_right(told: Mapping[str, Estimate], timings: Mapping[str, Timing]) -> bool:
-    """Whether the choice by other hosts alone is within the noise of the best that was measured."""
+    """Whether the choice by other hosts' estimates is within the noise of the fastest measured candidate."""
     if not told or any(name not in told for name in timings):
         return False
     chosen = min((name for name in told if name in timings), key=lambda name: told[name].log_ratio)

@@ -1,4 +1,4 @@
-"""Chooser: what is known of the candidates on a problem, from the trees of a profile and from those shipped."""
+"""Chooser: estimates of the candidates' times on a problem, by the trees of a profile and the shipped trees."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from autokern.tuning import recorded, store
 from autokern.tuning.forest import Estimate, Forest, words
 from autokern.tuning.profile import ENOUGH, Profile, Trial, group_key, key_of, pools
 
-_WORD, _DTYPE = 2.0, 1.0  # octaves between problems that differ in one word, and in the dtype
-_CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # of a call: seconds, flops and bytes a second, to carry them to other sizes
+_WORD, _DTYPE = 2.0, 1.0  # distance in octaves of problems that differ in one word, and in the dtype
+_CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # seconds of a call, flops and bytes a second, to scale times to other sizes
 
 
 class Nearest(NamedTuple):
-    """The trial nearest to a problem, its distance, stock's seconds on the problem, and whether this machine ran it."""
+    """The trial nearest to a problem."""
 
     trial: Trial
-    octaves: float
-    seconds: float
-    here: bool
+    octaves: float  # its distance
+    seconds: float  # of stock on the problem, scaled from the trial
+    here: bool  # whether this machine ran the trial
 
 
 class Chooser:
-    """Answers from one profile, and from trees of other hosts by ``"op@device"``, by default those of the package."""
+    """Answers from a profile, and from trees of other hosts by ``"op@device"``, by default the shipped ones."""
 
     def __init__(self, profile: Profile, shipped: Mapping[str, Forest] | None = None) -> None:
         self.profile = profile
@@ -43,18 +43,18 @@ class Chooser:
         return pools(self.profile.trials)
 
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
-        """Return an Estimate by name for those candidates that this host or another one measured on such problems."""
+        """Return Estimates by candidate, where this host or another one measured similar problems."""
         key = key_of(problem)
         own, shipped = self.profile.forests.get(key), self.shipped.get(key)
         forest = shipped if own is None or self.instead(problem) == "shipped" else own
         return {} if forest is None else forest.estimates(problem)
 
     def instead(self, problem: Problem) -> str:
-        """Return the choices that serve a problem by the exam, ``"shipped"`` or ``"stock"``; empty for those here."""
+        """Return whose choices the exam found faster on a problem: ``"shipped"``, ``"stock"``, or empty for these."""
         return next((kept.instead for kept in self.profile.kept if kept.holds(problem)), "")
 
     def floor(self, op: str, device: str) -> int:
-        """Return the number of elements below which no candidate but stock is chosen; 0 where that is not known."""
+        """Return the number of elements below which only stock is chosen; 0 if unknown."""
         key = f"{op}@{device}"
         own, shipped = self.profile.forests.get(key), self.shipped.get(key)
         used = [own or shipped] + [shipped for kept in self.profile.kept if key_of(kept) == key]
@@ -70,9 +70,10 @@ class Chooser:
         return [t for t in self._trials.get(key_of(problem), ()) if t.problem.dtype == problem.dtype]
 
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
-        """Return the worst error of an approximate candidate on like problems; None where none was measured.
+        """Return the worst error of an approximate candidate on similar problems, or None if unmeasured.
 
-        Those are of the same words, within an octave of the nearest one; each octave to that doubles the error.
+        Similar problems have the same words and lie within an octave of the nearest; each octave to the nearest doubles
+        the error.
         """
         like = [t for t in self._like(problem) if t.problem.words == problem.words and name in t.timings]
         timings, place = [(t.problem, t.timings[name].relative_error) for t in like], op.coordinates(problem)
@@ -82,14 +83,14 @@ class Chooser:
         return float(max(errors) * 2.0**closest) if found else None
 
     def nearest(self, op: Op, problem: Problem) -> Nearest | None:
-        """Return the trial nearest to a problem, of this machine if it has any of the op, and stock's seconds."""
+        """Return the trial nearest to a problem, of this machine if it has trials of the op, else of other hosts."""
         key = key_of(problem)
         own = nearest(op, problem, self._trials.get(key, ()))
         return own or nearest(op, problem, recorded.trials(key) if self.shipped else (), here=False)
 
 
 def nearest(op: Op, problem: Problem, trials: Collection[Trial], here: bool = True) -> Nearest | None:
-    """Return which of some trials of an op is nearest to a problem."""
+    """Return the trial of an op that is nearest to a problem, or None without trials of stock."""
     place, there = op.coordinates(problem), words(problem)
 
     def distance(trial: Trial) -> float:
@@ -109,7 +110,7 @@ def nearest(op: Op, problem: Problem, trials: Collection[Trial], here: bool = Tr
 
 
 def expected(table: Feasibility, chooser: Chooser, settings: Settings) -> dict[str, Estimate]:
-    """Return the estimates of the candidates whose time on samples tells what they take."""
+    """Return the estimates of all candidates whose time on samples predicts their time on other data."""
     if store.leaves_aside(settings):
         return {}
     names = {c.name for c in table.candidates if not c.tight}
@@ -117,16 +118,16 @@ def expected(table: Feasibility, chooser: Chooser, settings: Settings) -> dict[s
 
 
 def load(settings: Settings) -> Profile:
-    """Return the profile that the settings name, or that of this host in the home folder, or an empty one."""
+    """Return the pinned profile, or that of this host in the home folder, or an empty one."""
     here = host.current()
     kept = None if store.leaves_aside(settings) else store.in_force(settings, here.fingerprint)
-    if kept is not None and not kept.forests and kept.trials:  # a recording, as those of `calibration/hosts`
+    if kept is not None and not kept.forests and kept.trials:  # a recorded host, as in `calibration/hosts`
         kept = fitted(kept)
     return kept or Profile(host=here.fields, fingerprint=here.fingerprint)
 
 
 def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
-    """Return a profile with trees fitted to its trials, of some ``"op@device"`` or of all."""
+    """Return a profile with trees fitted to its trials, for these ``"op@device"`` keys or for all."""
     from autokern.tuning.fitting import fit_own, floor
 
     found, shipped = dict(profile.forests), recorded.shipped().forests

@@ -1,4 +1,4 @@
-"""Random problems off every grid, which calibrations measure, and studies judge them by, with seeds of their own."""
+"""Random problems off the ops' grids, which calibrations measure; studies judge calibrations by other seeds."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.system import host
 
-# Largest sizes that are drawn, where they are not those of the op's full grid.
+# Largest sizes drawn, where these are not the largest of the op's full grid.
 LIMITS = {"qr": {"n": 1500}, "cholesky": {"n": 3000}, "matmul": {"n": 8000, "m": 8000}, "kernel_matrix": {"n": 4000}}
-# Most flops and bytes of one call of stock that is drawn by default, on two cores (under a second) and elsewhere.
+# Default limits of flops and bytes of one call of stock: on the CPU (under a second on two cores), and elsewhere.
 _MOST_WORK, _MOST_WORK_ELSEWHERE = (2e10, 1e9), (2e11, 2e10)
 _MOST_BATCH = 256
-_MOST_TRUTH = 2**25  # elements of a problem up to which its float64 truth is formed to check a candidate
-_TRIES = 20  # draws for each problem: where few sizes are allowed, most draws repeat themselves or are too large
+_MOST_TRUTH = 2**25  # elements of a problem up to which float64 truth is computed to check approximate candidates
+_TRIES = 20  # draws for each problem: where few sizes are allowed, most draws are repetitions or too large
 
 
 def contenders(problem: Problem, compiles: bool = False, free: int | None = None) -> list[Candidate]:
-    """Return the candidates that may serve a problem within memory, stock first; none that approximates."""
+    """Return the candidates that may serve a problem within memory, stock first, without approximate ones."""
     free = host.available_memory(problem.device) if free is None else free
     exact = (c for c in get(problem.op).feasible(problem) if c.accuracy != "approximate" and c.compiles <= compiles)
     return [c for c in exact if c.name == "stock" or c.memory(problem) <= 0.5 * free]
@@ -38,10 +38,10 @@ def draw(
     op: Op, count: int, dtypes: Sequence[str], device: str, seed: str, flops: float | None = None,
     bytes: float | None = None,
 ) -> list[Problem]:  # fmt: skip
-    """Return random problems of one op, dtypes in turn, fewer where its sizes do not allow for more.
+    """Return up to `count` different random problems of one op, dtypes in turn.
 
-    Sizes are log-uniform, structure and gradients as the op's full grid has them; one call of stock does at most so
-    many flops and bytes.
+    Sizes are log-uniform; structure and gradients are drawn from the op's full grid. `flops` and `bytes` limit one call
+    of stock.
     """
     usual = _MOST_WORK if device == "cpu" else _MOST_WORK_ELSEWHERE
     most = usual[0] if flops is None else flops, usual[1] if bytes is None else bytes
@@ -66,12 +66,12 @@ def draw(
 
 
 def _drawn(op: Op, base: Problem, every: list[Problem], chance: random.Random) -> Problem:
-    """Return sizes between the smallest and the largest that the grid has of a variant, in the shape of one problem."""
+    """Return a problem shaped as `base`, with random sizes between the smallest and largest of its variant's grid."""
     grid = [p for p in every if p.variant == base.variant]
 
     def size(name: str, low: int = 1) -> int:
         values = {getattr(p, name) for p in grid if getattr(p, name) > 0}
-        if name in ("d", "rhs") and len(values) == 1 and values != {1}:  # of a rare variant the grid has one case only
+        if name in ("d", "rhs") and len(values) == 1 and values != {1}:  # the grid has one case of a rare variant
             values = {getattr(p, name) for p in every if getattr(p, name) > 0}
         high = LIMITS.get(op.name, {}).get(name, max(values))
         low = max(low, min(values))

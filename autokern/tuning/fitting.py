@@ -1,7 +1,7 @@
-"""Fitting: trees from trials, by scikit-learn, which is imported when something is fitted.
+"""Fitting: regression trees from trials, by scikit-learn, which is imported on first use.
 
-A machine's own trials are fitted by a few extremely randomized trees (Geurts, Ernst and Wehenkel 2006) on the residuals
-of the base, which `calibration/ship.py` fits.
+A few extremely randomized trees (Geurts, Ernst and Wehenkel 2006) are fitted to a machine's own trials, as corrections
+of the base tree that `calibration/ship.py` fits to other hosts' trials.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from autokern.tuning.profile import Trial
 Array = npt.NDArray[np.float64]
 
 _TREES = 4  # of a machine's own trials
-_ALONE = 0.3  # standard deviation of a value of the base that one trial alone tells
-HIGHEST = 2**19  # elements; no floor is higher: the memory of larger calls is looked at, whoever serves them
-_WORST = 1.3  # a supported candidate that a trial left out counts as so many times slower than stock, or as the worst
+_ALONE = 0.3  # standard deviation of a value of the base that rests on a single trial
+HIGHEST = 2**19  # highest floor in elements: larger calls are dispatched, because their memory is checked
+_WORST = 1.3  # a supported candidate that a trial left out counts as the worst, or this many times slower than stock
 
 
 def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest | None:
-    """Fit the trees of a machine's own trials, which correct what is shipped; None where there is nothing to fit."""
+    """Fit trees to a machine's own trials, as corrections of `shipped`; without usable trials return `shipped`."""
     from sklearn.ensemble import ExtraTreesRegressor
 
     trials = usable(op, trials)
@@ -44,7 +44,7 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
     rows = [forest.told(place) for place in features.tolist()]
     told = np.array([[row[n][0] if n in row else 0.0 for n in forest.candidates] for row in rows])
     timed = np.array([[name in t.timings for name in forest.candidates] for t in trials])
-    rare = {c.name for c in op.candidates if c.compiles or c.accuracy == "approximate"}  # not every calibration's
+    rare = {c.name for c in op.candidates if c.compiles or c.accuracy == "approximate"}  # not always measured
     known &= timed | np.array([name not in rare for name in forest.candidates])
     residual = np.where(timed, filled - told, np.maximum(0.0, filled - told))
     residual = np.where(known, residual, 0.0)
@@ -60,24 +60,24 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
 
 
 def usable(op: Op, trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials that compare candidates which are registered with stock."""
+    """Return the trials that compare registered candidates with stock."""
     there = set(op.names())
     return [t for t in trials if "stock" in t.usual and len(there & t.timings.keys()) > 1]
 
 
 def candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
-    """Return the names of the candidates that were measured and are registered, stock first."""
+    """Return the names of the measured and registered candidates, stock first."""
     found = {name for trial in trials for name in trial.timings} & set(op.names())
     return ["stock", *sorted(found - {"stock"})]
 
 
 def places(forest: Forest, trials: Iterable[Trial]) -> Array:
-    """Return the features of trials."""
+    """Return the trees' features of trials, one row each."""
     return np.array([forest.place(t.problem, words(t.problem)) for t in trials])
 
 
 def table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Return log ratios, those left out filled in, and where they tell something: measured or supported."""
+    """Return log ratios (trials x candidates), missing ones filled in, and a mask: measured, or supported there."""
     ever = {name for trial in trials for name in trial.timings}.intersection(op.names())
     filled = np.empty((len(trials), len(names)))
     known = np.zeros(filled.shape, dtype=bool)
@@ -91,20 +91,20 @@ def table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array,
 
 
 def weights(trials: Sequence[Trial]) -> Array:
-    """Return how much each trial counts: little where other programs disturbed it."""
+    """Return the weight of each trial, low where other programs disturbed it."""
     noise = np.array([np.median([t.noise for t in trial.usual.values()]) for trial in trials])
     return np.asarray(1 / (1 + (noise / 0.1) ** 2))
 
 
 def limits(trials: Sequence[Trial]) -> Limits:
-    """Return what trees of these trials are fitted to."""
+    """Return the range of sizes and the words of trials."""
     sizes = np.array([octaves(trial.problem) for trial in trials]).round(3)
     seen = set().union(*(words(trial.problem) for trial in trials))
     return Limits(sizes.min(0).tolist(), sizes.max(0).tolist(), sorted(seen))
 
 
 def tree(fitted: Any, leaves: npt.NDArray[np.int64], values: Array, noise: Array | None = None) -> Tree:
-    """Return a tree of scikit-learn as a Tree whose leaves hold means over known values, and their noise or spread."""
+    """Return a scikit-learn tree as a Tree whose leaves hold means of the finite values, and their noise or spread."""
     ends = fitted.children_left < 0
     means, widths = [], []
     for node in np.flatnonzero(ends):
@@ -124,26 +124,26 @@ def tree(fitted: Any, leaves: npt.NDArray[np.int64], values: Array, noise: Array
 
 
 def _packed(values: Array) -> bytes:
-    """Return log ratios as integers of 16 bits."""
+    """Return log ratios as 16-bit integers in units of `UNIT`."""
     whole = np.where(np.isfinite(values), np.round(np.nan_to_num(values) / UNIT), UNKNOWN)
     return np.asarray(np.clip(whole, UNKNOWN, 32767).astype("<i2")).tobytes()
 
 
 def floor(op: Op, forest: Forest, device: str) -> int:
-    """Return the number of elements below which trees choose nothing but stock, whatever else a problem is.
+    """Return the number of elements below which the trees choose only stock, for every kind of problem.
 
-    The problems of the op's grid are asked for, halved until they are as small as can be. 0 for ops that may choose
-    something unmeasured.
+    The problems of the op's grid are tried with both sides halved repeatedly. 0 for ops with a default other than
+    stock.
     """
     if type(op).default_candidate is not Op.default_candidate:
         return 0
     grid = (p for dtype in ("float64", "float32") for p in op.grid("full", dtype, device))
     halved = {p.replace(m=p.m >> k, n=p.n >> k) for p in grid for k in range(min(p.m, p.n).bit_length())}
     won = (p.elements for p in sorted(halved, key=lambda p: p.elements) if _is_won(op, forest, p))
-    return min(HIGHEST, next(won, 2 * HIGHEST) // 2)  # halved: problems in between are not asked for
+    return min(HIGHEST, next(won, 2 * HIGHEST) // 2)  # halved: problems in between are not tried
 
 
 def _is_won(op: Op, forest: Forest, problem: Problem) -> bool:
-    """Whether a candidate is predicted to be faster than stock by more than the uncertainty."""
+    """Whether some candidate is predicted to be faster than stock by more than the uncertainty."""
     faster = {n for n, e in forest.estimates(problem).items() if e.log_ratio + CONFIDENCE * e.sigma <= -NOISE}
     return any(c.name in faster and c.unsupported(problem) is None for c in op.candidates)

@@ -1,7 +1,7 @@
-"""Forests: regression trees from the sizes and words of a problem to the log ratios of candidates' times to stock's.
+"""Forests: regression trees from a problem's sizes and words to log(candidate's time / stock's time).
 
-One tree, the base, holds what other hosts measured; the trees of a machine's own trials correct it, and their
-disagreement is the uncertainty.
+One tree, the base, holds other hosts' measurements. Trees of the machine's own trials correct it; their disagreement is
+the uncertainty.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ import msgspec
 
 from autokern.core.problem import Problem
 
-UNIT = 1e-3  # log units of the integers in which values are kept
+UNIT = 1e-3  # log units of the integers that store values
 UNKNOWN = -32768  # the integer of a candidate that no trial of a leaf measured
-_FAR = 1.5  # octaves beyond the measured sizes from which on a forest says nothing
-_LEAST = 0.03  # uncertainty of any estimate, also where trees agree: machines drift from one hour to the next
-_UNSURE = 0.3  # uncertainty, by few or contradicting trials, from which on own trees say nothing where there is no base
+_FAR = 1.5  # octaves beyond the measured sizes from which on there is no estimate
+_LEAST = 0.03  # least uncertainty, even where trees agree: machines drift from one hour to the next
+_UNSURE = 0.3  # uncertainty from which on own trees give no estimate without a base: trials are few or contradict
 _DOUBT = 0.1  # uncertainty that each octave beyond the measured sizes, and each unseen word, adds
 
 
 class Estimate(NamedTuple):
-    """Log of a candidate's time over stock's, its standard deviation, and whose trials it follows from."""
+    """Prediction of a candidate's time relative to stock's."""
 
-    log_ratio: float
-    sigma: float
-    source: str
+    log_ratio: float  # log(time / stock's time)
+    sigma: float  # its standard deviation
+    source: str  # "measured" or "extrapolated" from this machine's trials, or "other hosts"
 
 
 class Tree(msgspec.Struct, frozen=True, array_like=True):
     """A binary tree in preorder: the left child of a node is the next node."""
 
-    feature: list[int]  # that a node compares, or -1 - row for a leaf
-    threshold: list[float]  # problems up to it go left
+    feature: list[int]  # the feature that a node compares, or -1 - row for a leaf
+    threshold: list[float]  # values up to it go left
     right: list[int]  # the right child of a node
-    values: bytes  # rows of leaves, a 16-bit integer each candidate: mean of the log ratios
-    spread: bytes  # the same: standard deviation
+    values: bytes  # a row for each leaf with a 16-bit integer for each candidate: mean log ratio
+    spread: bytes  # the same for its standard deviation
 
     def leaf(self, place: Sequence[float], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the integers of the leaf that a place falls into: means, and standard deviations."""
+        """Return the leaf of a place in feature space: integer means and standard deviations by candidate."""
         feature, node = self.feature, 0
         while (column := feature[node]) >= 0:
             node = node + 1 if place[column] <= self.threshold[node] else self.right[node]
@@ -49,7 +49,7 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
         return struct.unpack_from(form, self.values, start), struct.unpack_from(form, self.spread, start)
 
     def is_whole(self, columns: int, count: int) -> bool:
-        """Whether every walk through it ends in a row that is there."""
+        """Whether every path through the tree ends in a valid row."""
         nodes, size = len(self.feature), len(self.values)
         return (
             nodes == len(self.threshold) == len(self.right) > 0 < count
@@ -63,45 +63,45 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """The smallest and the largest octaves of each size, and the words, of the problems that trees were fitted to."""
+    """The range of each size in octaves, and the words, of the problems that trees were fitted to."""
 
     low: list[float]
     high: list[float]
     words: list[str]
 
     def beyond(self, place: Sequence[float], own: Collection[str]) -> tuple[float, float]:
-        """Return by how many octaves a problem lies outside in one size at most, and the doubt of that and of words."""
+        """Return how many octaves a problem lies outside the range, and the uncertainty that this and new words add."""
         outside = max(0.0, *(max(low - x, x - high) for low, x, high in zip(self.low, place, self.high, strict=False)))
         return outside, _DOUBT * (outside + len(set(own).difference(self.words)))
 
 
 class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The trees of one op on one kind of device."""
+    """The trees of one op on one device kind."""
 
-    candidates: list[str]  # that rows of leaves are of; the base may have the first ones only
-    words: list[str]  # of problems: features behind the sizes and the dtype
-    base: Tree | None = None  # what other hosts measured
+    candidates: list[str]  # columns of the leaves' rows; rows of the base may have only the first ones
+    words: list[str]  # features behind the sizes and the dtype
+    base: Tree | None = None  # log ratios measured by other hosts
     of_base: int = 0  # number of candidates in the rows of the base
-    of_own: int = 0  # the same of the own trees
-    seen: Limits | None = None  # what the base was fitted to
-    met: dict[str, Limits] = {}  # the same of the own trees by `kind`: a trial says little of problems of another
-    own: list[Tree] = []  # corrections by trials of this machine; log ratios of candidates that the base does not know
+    of_own: int = 0  # number of candidates in the rows of the own trees
+    seen: Limits | None = None  # of the problems that the base was fitted to
+    met: dict[str, Limits] = {}  # of the own trees' problems by `kind`: a trial says little of another kind
+    own: list[Tree] = []  # corrections of the base by this machine's trials; log ratios of candidates not in the base
     trials: dict[str, int] = {}  # number of own trials by dtype
-    floor: int = 0  # elements below which nothing but stock is chosen, as `tuning/fitting.py` finds
+    floor: int = 0  # elements below which only stock is chosen, by `fitting.floor`
 
     def place(self, problem: Problem, own: Collection[str]) -> list[float]:
-        """Return the features of a problem."""
+        """Return the features of a problem with these words."""
         return [*octaves(problem), problem.dtype == "float32", *(word in own for word in self.words)]
 
     def told(self, place: Sequence[float]) -> dict[str, tuple[float, float]]:
-        """Return mean and standard deviation of the base by candidate, however far it was measured from a place."""
+        """Return mean and standard deviation by candidate from the base, at any distance from its problems."""
         if self.base is None:
             return {}
         rows = zip(self.candidates, *self.base.leaf(place, self.of_base), strict=False)
         return {name: (UNIT * mean, UNIT * width) for name, mean, width in rows if mean != UNKNOWN}
 
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
-        """Return an Estimate by candidate, of those that were measured on problems like this one."""
+        """Return Estimates by candidate, where similar problems were measured."""
         own, found = words(problem), dict[str, Estimate]()
         place = self.place(problem, own)
         told = self.told(place)
@@ -133,7 +133,7 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every walk through its trees ends in a row that is there."""
+        """Whether every path through its trees ends in a valid row."""
         names, columns = len(self.candidates), 8 + len(self.words)
         limits = [*self.met.values(), *([self.seen] if self.seen else [])]
         return all(count <= names and tree.is_whole(columns, count) for tree, count in self._trees) and all(
@@ -142,24 +142,24 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def sizes(self) -> set[int]:
-        """The larger dimensions at which some tree of this forest splits."""
+        """The sizes (largest dimension, n, m, or root of the elements) at which a tree of this forest splits."""
         splits = (pair for tree, _ in self._trees for pair in zip(tree.feature, tree.threshold, strict=True))
         return {math.floor(2.0 ** min(threshold, 40.0)) for feature, threshold in splits if feature in (0, 1, 2, 6)}
 
 
 def kind(problem: Problem) -> str:
-    """Return dtype and gradients of a problem."""
+    """Return dtype and gradients of a problem, the key of `Forest.met`."""
     return f"{problem.dtype}/{problem.grad}"
 
 
 def octaves(problem: Problem) -> tuple[float, ...]:
-    """Return the logarithms of a problem's sizes: larger dimension, n, m, d, right-hand sides, batch, and elements."""
+    """Return base-2 logs of a problem's sizes: larger dimension, n, m, d, rhs, batch, and the root of its elements."""
     sizes = (problem.n, problem.m, max(1, problem.d), max(1, problem.rhs), problem.batch)
     n, m, d, rhs, batch = map(math.log2, sizes)
     return max(n, m), n, m, d, rhs, batch, 0.5 * (n + m + batch)
 
 
 def words(problem: Problem) -> set[str]:
-    """Return the words of a problem, and the parts of those that are sums."""
+    """Return the words of a problem, and the summands of words with ``+``."""
     whole = {word for word in problem.words if word and word != "grad:"}
     return whole.union(*(word.split("+") for word in whole if "+" in word))

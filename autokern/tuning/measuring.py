@@ -1,7 +1,7 @@
-"""Measuring: candidates run on one problem, checked against float64 truth, and timed side by side.
+"""Measuring: run candidates on one problem, check them against float64 truth, and time them side by side.
 
-A candidate of class ``approximate`` leaves its op's bound by design, so the bound cannot judge it. The measure is the
-largest error of an entry of the result, or of a gradient, relative to the largest entry.
+A candidate of class ``approximate`` exceeds its op's bound by design. Its error is the largest error of an entry of the
+result, or of a gradient, relative to the largest entry.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from autokern.tuning.profile import Ban, Timing
 
 _log = logging.getLogger("autokern")
 
-WORTHLESS = 0.3  # share of waiting for a core above which a timing is not kept
+WORTHLESS = 0.3  # a timing that waited for a core for a larger share of its time is discarded
 HOPELESS = 1e9  # recorded in place of an error that is NaN or infinite
 _MIN_TIME = {"quick": 1e-4, "full": 5e-4}
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
-_CHECKED_ELEMENTS = 300_000  # larger results are checked only once in their group: truth costs more than timing
-_BESIDE = 2  # times a candidate's memory that must be free: what it is compared with is there at the same time
+_CHECKED_ELEMENTS = 300_000  # larger results are checked once for their group: the truth costs more than timing
+_BESIDE = 2  # multiple of a candidate's memory that must be free, since results are compared side by side
 _EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
-_MOVES = 3  # how often arguments are moved to see what rounding makes of a gradient
-_ROUNDINGS = 30  # errors of one eps in all arguments that a candidate may make
+_MOVES = 3  # number of random perturbations of the arguments, to see how rounding changes a gradient
+_ROUNDINGS = 30  # a candidate's gradient may err by this multiple of that change
 
 
 class Trialled(NamedTuple):
-    """What one trial gave: the candidate's result, and gradients with respect to the leaves of its arguments."""
+    """Outcome of one trial: a candidate's result, and gradients with respect to the leaves of its arguments."""
 
     out: Any
     grads: tuple[torch.Tensor, ...]
 
 
 class Measurer:
-    """Measures problems, and bans candidates that fail or give wrong numbers; those that are banned do not run."""
+    """Measures problems, and bans candidates that fail or give wrong numbers; banned candidates do not run."""
 
     def __init__(self, level: str, banned: Iterable[Ban]) -> None:
         self._level = level
         self._out = {(b.op, b.candidate, b.dtype, b.device) for b in banned}
         self._checked: set[tuple[object, ...]] = set()
-        self.banned: list[Ban] = []  # since
-        self.setup: dict[str, float] = {}  # seconds of the first call of what compiles, by "op.candidate"
-        self.compiling = 0.0  # seconds of all such calls together
+        self.banned: list[Ban] = []  # new bans
+        self.setup: dict[str, float] = {}  # seconds of the first call of candidates that compile, by "op.candidate"
+        self.compiling = 0.0  # seconds of all these first calls together
 
     def runnable(self, problem: Problem, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Return the candidates that are not banned and fit the memory twice; none where stock is not among them."""
+        """Return the candidates that are not banned and fit the memory twice; empty unless stock is among them."""
         where = problem.dtype, problem.device
         usual = [c for c in candidates if (problem.op, c.name, *where) not in self._out]
         found = [c for c in usual if memory_limit.fits(_BESIDE * c.memory(problem), problem.device)]
         return found if any(c.name == "stock" for c in found) else []
 
     def timings(self, op: Op, problem: Problem, candidates: list[Candidate], seconds: float) -> dict[str, Timing]:
-        """Return the timings of candidates in about so many seconds; none where they cannot be trusted."""
+        """Time candidates for about so many seconds; return an empty dict if the timings cannot be trusted."""
         candidates = self.runnable(problem, candidates)
         if len(candidates) < 2:
             return {}
@@ -83,7 +83,7 @@ class Measurer:
                     exact = exact or truth(op, problem, args)
                     relative[candidate.name] = relative_error(op, first, exact)
                 elif (kind := _kind(candidate, problem)) not in self._checked:
-                    if gradient_error is None:  # its unit is stock's own error, whichever candidate is checked first
+                    if gradient_error is None:  # the unit is stock's error, whichever candidate is checked first
                         own = "stock" not in calls or not problem.grad
                         gradient_error = gradient_errors(op, problem, args, first if own else calls["stock"]())
                     expected = candidate.error(problem)
@@ -122,13 +122,13 @@ class Measurer:
 
 
 def trusted(timings: Mapping[str, Timing]) -> dict[str, Timing]:
-    """Return the timings that tell something: none where stock itself was disturbed, or no other is left."""
+    """Return the timings that were not disturbed too much; empty unless stock and another candidate are left."""
     kept = {name: t for name, t in timings.items() if t.disturbed <= WORTHLESS}
     return kept if "stock" in kept and len(kept) > 1 else {}
 
 
 def _kind(candidate: Candidate, problem: Problem) -> tuple[object, ...]:
-    """Return what is checked once for a candidate: the variant if results are small, and otherwise the group."""
+    """Return the key under which a candidate is checked once: with the words if results are small, else by group."""
     large = problem.elements > _CHECKED_ELEMENTS
     return (*problem.group, candidate.name, () if large else problem.words, problem.batch > 1)
 
@@ -136,14 +136,13 @@ def _kind(candidate: Candidate, problem: Problem) -> tuple[object, ...]:
 def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
     """Return a function that runs a candidate, and its backward pass if the problem wants gradients.
 
-    Gradients are those of the canonical form of the result with respect to all leaves among the arguments, under
-    cotangents that are the same for every candidate. A candidate that calls other ops, as stock of a composite one, has
-    them dispatched.
+    Gradients are those of the result's canonical form with respect to all leaves in the arguments; every candidate gets
+    the same cotangents. The ops that a candidate with `parts` calls are dispatched.
     """
     leaves = tuple({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
     cotangents: list[torch.Tensor] = []
     nested = any(candidate.parts and candidate.run is run for candidate in op.listed)
-    shared = any(t.grad_fn is not None for t in leaves)  # parts of a caller's graph, who will walk it once more
+    shared = any(t.grad_fn is not None for t in leaves)  # parts of a caller's graph, which must be retained
     repeats = op.warm_repeats(problem)
     # `torch.autograd.grad` imports a computer algebra system at its first call with cotangents, for half a second
     backward: Any = torch.autograd.Variable._execution_engine.run_backward
@@ -177,9 +176,10 @@ def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable
 
 
 def truth(op: Op, problem: Problem, args: tuple[Any, ...], move: int | None = None) -> Trialled:
-    """Return the result of the op's reference in float64, with gradients where the problem wants them.
+    """Return the result of the op's reference in float64, with gradients if the problem wants them.
 
-    With a `move`, the number of a draw, every number of the arguments is off by one eps of the problem's dtype.
+    With a `move`, a random seed, each number of the arguments is perturbed by one eps of the problem's dtype, up or
+    down.
     """
     generator, eps = torch.Generator().manual_seed(move or 0), _EPS[problem.dtype]
 
@@ -187,19 +187,19 @@ def truth(op: Op, problem: Problem, args: tuple[Any, ...], move: int | None = No
         sides = torch.randint(0, 2, values.shape, generator=generator, device="cpu").to(values) * 2 - 1
         return values * (1 + eps * sides)
 
-    with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
+    with torch.enable_grad():  # lazy arguments keep the grad mode in which they were made
         there = in_float64(args, None if move is None else moved)
     return trial(op, op.reference, problem, there)()
 
 
 def relative_error(op: Op, found: Trialled, exact: Trialled) -> float:
-    """Return the largest error of an entry of the result or of a gradient, relative to the largest entry there."""
+    """Return the largest error of an entry of the result or a gradient, relative to its largest entry."""
     outs = gap(tensors_in(op.canonical(found.out)), tensors_in(op.canonical(exact.out)))
     return max(outs, gap(found.grads, exact.grads))
 
 
 def gap(found: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> float:
-    """Return the largest difference of paired tensors, in units of the largest entry of the second of each pair."""
+    """Return the largest difference between paired tensors, relative to the largest entry of each exact one."""
     worst = 0.0
     for one, other in zip(found, exact, strict=True):
         if other.numel():
@@ -210,12 +210,12 @@ def gap(found: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> float:
 
 
 def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[..., float]:
-    """Return a function of a result, and of the error that is allowed: that of its gradients against float64 truth.
+    """Return a function of a Trialled and an allowed error: the error of its gradients in units of their bound.
 
-    The unit is ten times stock's own error, and at least 1000 or 2 n eps of the largest gradient: a candidate may not
-    be worse than the library by more than a small factor, however the problem is conditioned. Stock may share its
-    rounding with the truth. So a candidate beyond that is measured by 30 times what one eps in every argument changes,
-    as a factorisation rounds more than once: a gradient that is small by cancellation is known to no better.
+    The bound is ten times stock's own error against float64 truth, and at least 1000 or 2 n eps of the largest
+    gradient: a candidate may be worse than the library only by a small factor, whatever the condition number. As stock
+    may share its rounding with the truth, the bound of a candidate beyond it is raised to 30 times the change of the
+    gradient when every argument moves by one eps: a gradient small by cancellation has no more digits.
     """
     if not problem.grad:
         return lambda trialled, allowed=0.0: 0.0

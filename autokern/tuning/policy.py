@@ -1,6 +1,7 @@
-"""Policy: the candidate that serves a problem. Pure: everything it needs comes in as arguments.
+"""Policy: choose the candidate that serves a problem, as a pure function of its arguments.
 
-Order of precedence: the user's orders; the fastest by more than the uncertainty of those that can run; stock.
+Order of precedence: the user's orders; the fastest feasible candidate, if faster than stock by more than the
+uncertainty; stock.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from autokern.tuning.chooser import Chooser, expected
 from autokern.tuning.forest import Estimate
 from autokern.tuning.store import leaves_aside
 
-NOISE = 0.05  # a predicted gain below this, in log units, is no gain
+NOISE = 0.05  # a smaller predicted gain, in log units, counts as no gain
 CONFIDENCE = 0.3  # standard deviations that must lie between a prediction and a tie
 LEEWAY = 0.13  # extra cost allowed for an exact result where stock approximates, in log units
-# Extra cost allowed for fewer threads beyond the uncertainty, in log units: beside another process every parallel
-# region waits for a core, and a step takes ten times as long.
+# Extra cost allowed for fewer threads, in log units: beside another process every parallel region waits for a core, and
+# a step takes ten times as long.
 FEWER_THREADS = 0.05
 _ROUGH = "its error was measured to be"
 
@@ -34,10 +35,10 @@ _ROUGH = "its error was measured to be"
 def decide(
     table: Feasibility, chooser: Chooser, settings: Settings, there: Limit | None = None, seen: int = 0
 ) -> Decision:
-    """Choose a candidate under the available memory; the same arguments give the same decision, without costs.
+    """Choose a candidate within the memory limit; the same arguments give the same decision, without costs.
 
-    Unless the user has declared how many calls there will be, as many as were `seen` are expected to come: that costs
-    at most twice the best choice (the ski rental of online algorithms).
+    Compiling is weighed against future calls: as many as the user declared, or as many as were `seen` so far, which
+    costs at most twice the best choice (the ski-rental problem of online algorithms).
     """
     case = _Case(table, chooser, settings, least(settings.memory, there), seen)
     if not case.ranked:
@@ -46,7 +47,7 @@ def decide(
 
 
 def described(decision: Decision, chooser: Chooser, settings: Settings) -> Decision:
-    """Return a decision with the costs of the candidates; seconds follow from the nearest trial, which is named."""
+    """Return a decision with the candidates' costs; seconds are scaled from the nearest trial, which is named."""
     op, problem = get(decision.problem.op), decision.problem
     table = Feasibility(op, problem)
     estimates, near = expected(table, chooser, settings), chooser.nearest(op, problem)
@@ -74,14 +75,14 @@ def described(decision: Decision, chooser: Chooser, settings: Settings) -> Decis
 
 
 class _Case:
-    """One problem and all that its decision follows from."""
+    """One problem and everything that determines its decision."""
 
     def __init__(
         self, table: Feasibility, chooser: Chooser, settings: Settings, limit: Limit | None, seen: int
     ) -> None:
         self.table, self.op, self.problem, self.chooser = table, table.op, table.problem, chooser
         self.settings, self.limit, self.seen = settings, limit, seen
-        self.able, self.excluded = list[Candidate](), dict[str, str]()  # the able may still be too large
+        self.able, self.excluded = list[Candidate](), dict[str, str]()  # the able may exceed the memory limit
         for c in table.candidates:
             why = None if c is self.op.stock else self._why_not(c)
             if why is None:
@@ -97,7 +98,7 @@ class _Case:
         self.ranked = self._ranked([c for c in self.able if c.name not in self.excluded])
 
     def _why_not(self, candidate: Candidate) -> str | None:
-        """Return why a candidate other than stock cannot serve, whatever memory there is."""
+        """Return why a candidate other than stock cannot serve, apart from memory, or None."""
         op, name, problem, settings, chooser = self.op, candidate.name, self.problem, self.settings, self.chooser
         approximate = settings.accuracy == "approximate"
         if (why := self.table.why_not(candidate)) is not None:
@@ -118,7 +119,7 @@ class _Case:
         return None
 
     def _ranked(self, feasible: list[Candidate]) -> list[Candidate]:
-        """Return candidates, preferred exact ones first, by cautious time; then the first of near ties by threads."""
+        """Sort candidates: preferred exact ones, then by cautious time; of near ties, the fewest threads first."""
         stock, known = self.op.stock, self.estimates
         ranked = sorted(feasible, key=lambda c: (not self._preferred(c), self._cost(c), c is not stock, c.name))
         if ranked and ranked[0] is not stock and ranked[0].name in known:
@@ -129,13 +130,13 @@ class _Case:
         return ranked
 
     def _preferred(self, candidate: Candidate) -> bool:
-        """Whether it is exact, and expected to take no longer than it may where stock's answer is loose."""
+        """Whether it is exact where stock approximates, and predicted to take at most `may_cost` of stock's time."""
         found = self.estimates.get(candidate.name)
         exact = candidate.accuracy == "better" and not candidate.as_stock
         return found is not None and exact and self.may_cost > 1.0 and found.log_ratio <= math.log(self.may_cost)
 
     def _cost(self, candidate: Candidate) -> float:
-        """Return the cautious log ratio to stock's time, less what an exact result may cost."""
+        """Return the cautious log ratio to stock's time, less the leeway of an exact result."""
         if candidate is self.op.stock:
             return 0.0
         found, favoured = self.estimates.get(candidate.name), candidate.accuracy == "better" and self.loose
@@ -157,7 +158,7 @@ class _Case:
         )
 
     def choice(self) -> Decision:
-        """Return the decision for the candidate that serves."""
+        """Return the decision for the chosen candidate."""
         op, stock, problem, estimates, excluded = self.op, self.op.stock, self.problem, self.estimates, self.excluded
         frozen, order = leaves_aside(self.settings), self._ordered()
         if order is not None and order.candidate not in excluded:
@@ -183,7 +184,7 @@ class _Case:
             return self._decision("stock", "the calibration's exam found stock faster at these sizes", "measured")
         known.remove(stock)
         better = [c for c in known if self._preferred(c) or self._cost(c) <= -NOISE]
-        doubtful = another and not better  # then stock must be shown to be faster
+        doubtful = another and not better  # the default is not stock: stock must be shown to be faster
         if doubtful:
             better = [c for c in known if estimates[c.name].log_ratio <= -NOISE]
         chosen, review = self._repaid([*better, stock])
@@ -211,7 +212,7 @@ class _Case:
         return f"predicted to be the fastest{where}, by more than the uncertainty"
 
     def _ordered(self) -> Decision | None:
-        """Return the decision that the user asks for by force, by chance or by a threshold, if there is an order."""
+        """Return the decision by the user's order (force, random seed or threshold), or None without an order."""
         op, problem, settings = self.op, self.problem, self.settings
         forced = settings.forced(op.name)
         if forced is not None:
@@ -235,7 +236,7 @@ class _Case:
         return self._decision("stock", f"ordered by the user ({side}), which is what stock does", "order")
 
     def _repaid(self, ranked: list[Candidate]) -> tuple[Candidate, int]:
-        """Return the first candidate whose set-up the calls repay, else one without, and when to decide again."""
+        """Return the first candidate whose compilation the calls repay, and the calls after which to decide again."""
         ready, review = next((c for c in ranked if not c.compiles), ranked[-1]), 0
         faster = ranked[: ranked.index(ready)]
         near, horizon = self.chooser.nearest(self.op, self.problem) if faster else None, self.settings.calls
@@ -252,12 +253,12 @@ class _Case:
         return ready, review
 
     def _frugal(self, candidates: list[Candidate]) -> Candidate:
-        """Return what takes the least memory, the first of equals; one without set-up time if possible."""
+        """Return the candidate with the least memory, if possible one that does not compile."""
         there = [c for c in self.table.candidates if c in candidates]
         return min(there, key=lambda c: (c.compiles, self.table.memory[c.name]))
 
     def nothing_fits(self) -> MemoryBudgetError:
-        """Return the error that says what the most frugal candidate needs."""
+        """Return the error that states the memory of the most frugal candidate."""
         problem, frugal = self.problem, self._frugal(self.able)
         assert self.limit is not None
         need, tiles = self.table.memory[frugal.name], problem.op != "kernel_matmul"
@@ -265,7 +266,7 @@ class _Case:
         return refusal(asked, need, self.limit, problem.device, problem.dtype, bool(problem.d), tiles)
 
     def _remark(self, chosen: Candidate) -> str:
-        """Return what stock's answer is worth where it approximates, and what an exact one costs if none was chosen."""
+        """Return how accurate stock's answer is where it approximates, and the cost of an exact one if not chosen."""
         worth, estimates = self.op.remark(self.problem), self.estimates
         exact = [n for n in estimates if self.op[n].accuracy == "better"]
         if not worth or not chosen.loose or chosen.name not in estimates or not exact:

@@ -1,6 +1,6 @@
-"""Profile: raw timings of candidates on problems on one host, as plain JSON; timings, never winners, as policy changes.
+"""Profile: timings of candidates on problems on one host, as JSON; no winners are stored, because the policy changes.
 
-Thousands of objects without cycles (``gc=False``) cause no collection of garbage.
+A profile has thousands of objects without cycles, which the garbage collector ignores (``gc=False``).
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from autokern.core.shown import Shown, shown
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2
-# At the beginning of a profile: its schema, then what autokern writes of the rest, a checksum and the bytes of trials.
+# The beginning of a file: the schema and, if autokern wrote it, a checksum of the rest and the number of trials' bytes.
 _HEAD = re.compile(rb'\s*\{\s*"schema":\s*(\d{1,6})\b(?:,"tools":\{"checksum":(\d{1,10}),"trials":(\d{1,9})\},)?')
 _TRIALS = b'"trials":'  # the last part of a profile
-DISTURBED = 0.1  # share of a timing in which threads waited for a core from which on it counts as disturbed
-QUIET = 0.0  # the share of one that does not: this object is the default, which files leave out
-ENOUGH = 5  # trials of a group that make it known; fewer only hint
+DISTURBED = 0.1  # a timing counts as disturbed if its threads waited for a core for a larger share of it
+QUIET = 0.0  # the share of an undisturbed timing; files leave out this very object, the default
+ENOUGH = 5  # trials from which on a group counts as measured
 
 _Positive = Annotated[float, msgspec.Meta(gt=1e-12, lt=1e9)]
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Timing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """How long one candidate took on one problem."""
+    """Time of one candidate on one problem."""
 
     seconds: _Positive  # median of one call
     ratio: _Positive = 1.0  # median of the paired ratios to stock, 1 for stock itself
     noise: Annotated[float, msgspec.Meta(ge=0, lt=1e9)] = 0.0  # standard error of log(ratio)
     rounds: Annotated[int, msgspec.Meta(ge=1)] = 1  # number of pairs behind the ratio
     error: _Amount = 0.0  # largest error found, in units of the op's bound
-    relative_error: _Amount | None = None  # of a candidate that approximates, as `measuring.relative_error` has it
-    # Share of the time in which its threads, or those of stock beside it, waited for a core; 0 where that is unknown.
+    relative_error: _Amount | None = None  # of an approximate candidate, by `measuring.relative_error`
+    # Share of the time for which its threads, or stock's in the same round, waited for a core; 0 if unknown.
     disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)] = QUIET
 
 
 class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """One problem, and the timings of all candidates that were measured side by side on it, by name."""
+    """One problem, and the timings of the candidates that were measured side by side on it, by name."""
 
     problem: Problem
     timings: dict[str, Timing]
 
     def updated(self, later: Trial) -> Trial:
-        """Return this trial with the timings of a later one in place of its own, unless they were disturbed more."""
+        """Return this trial updated by a later one's timings, except those that were disturbed more."""
         timings = dict(self.timings)
         for name, timing in later.timings.items():
             if timing.disturbed <= timings.get(name, timing).disturbed:
@@ -61,12 +61,12 @@ class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_un
 
     @property
     def usual(self) -> dict[str, Timing]:
-        """The timings of candidates within the op's bound: those that may be chosen by default."""
+        """The timings of candidates within the op's bound, which may be chosen by default."""
         return {name: timing for name, timing in self.timings.items() if timing.relative_error is None}
 
     @property
     def disturbed(self) -> bool:
-        """Whether any of the timings was."""
+        """Whether other programs disturbed any of the timings."""
         return any(timing.disturbed for timing in self.timings.values())
 
 
@@ -93,21 +93,21 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instead: str
 
     def holds(self, problem: Problem) -> bool:
-        """Whether a problem is one of those."""
+        """Whether it covers a problem."""
         like = (*problem.group, problem.grad, problem.batch > 1)
         mine = (self.op, self.dtype, self.device, self.grad, self.batched)
         return like == mine and self.low <= problem.n <= self.high
 
 
 class Examined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the exam of a calibration found of one thing that programs do."""
+    """Result of a calibration's exam on one typical task of programs."""
 
     task: str
     seconds: _Positive  # by stock
     shipped: _Positive  # time by the shipped choices over stock's
-    new: _Positive  # the same by the choices in force
+    new: _Positive  # time by the choices in force over stock's
     noise: _Amount = 0.0  # standard error of the logs of the ratios
-    kept: str = ""  # the choices that serve in place of the calibration's own: "shipped", "stock", or empty
+    kept: str = ""  # the choices kept in place of the calibration's own: "shipped", "stock", or empty
 
 
 def key_of(thing: Problem | Kept) -> str:
@@ -116,12 +116,12 @@ def key_of(thing: Problem | Kept) -> str:
 
 
 def group_key(op: str, dtype: str, device: str) -> str:
-    """Return the key of problems of an op, a dtype and a kind of device in a profile: ``"op/dtype@device"``."""
+    """Return the key of a group of problems in a profile: ``"op/dtype@device"``."""
     return f"{op}/{dtype}@{device}"
 
 
 def pools(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
-    """Return trials by ``"op@device"``."""
+    """Group trials by ``"op@device"``."""
     found: dict[str, list[Trial]] = {}
     for trial in trials:
         found.setdefault(key_of(trial.problem), []).append(trial)
@@ -129,25 +129,25 @@ def pools(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
 
 
 def dated(ago: float = 0.0) -> str:
-    """Return the UTC date so many seconds ago in ISO 8601, as profiles hold it."""
+    """Return the UTC time so many seconds ago in ISO 8601, the format of dates in profiles."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))
 
 
 class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The measurements of one host."""
 
-    host: dict[str, Any] = {}  # as `Host.fields` gives it (no host name, user name or path)
-    fingerprint: str = ""  # hash of the part of `host` that invalidates measurements
+    host: dict[str, Any] = {}  # `Host.fields` (no host name, user name or path)
+    fingerprint: str = ""  # `Host.fingerprint`: measurements are valid only for a host with the same one
     trials: Annotated[list[Trial], msgspec.Meta(max_length=50_000)] = []
     banned: list[Ban] = []
-    setup: dict[str, _Amount] = {}  # seconds that a candidate needs once in a process, by "op.candidate"
-    levels: dict[str, str] = {}  # the most thorough level at which each op was calibrated, by "op/dtype@device"
-    tools: dict[str, Any] = {}  # of a file, or of former versions; ignored
-    # Date of a calibration without time for any problem of an op, or of one at first use that did not make it known.
+    setup: dict[str, _Amount] = {}  # seconds of a candidate's first call in a process (compilation), by "op.candidate"
+    levels: dict[str, str] = {}  # the most thorough level at which each group was calibrated, by "op/dtype@device"
+    tools: dict[str, Any] = {}  # the head of a file, or written by former versions; ignored
+    # Dates of the last calibration of a group that measured too little, by "op/dtype@device".
     fruitless: dict[str, str] = {}
-    forests: dict[str, Forest] = {}  # the trees that choose, fitted to the trials, by "op@device"
-    kept: list[Kept] = []  # sizes at which other choices than theirs serve, by the exam
-    exam: list[Examined] = []  # the results of the last one
+    forests: dict[str, Forest] = {}  # trees fitted to the trials, which predict times, by "op@device"
+    kept: list[Kept] = []  # sizes at which the exam found the shipped choices or stock faster than these trees'
+    exam: list[Examined] = []  # results of the last exam
     created: str = ""  # date of the last measurement; dates are UTC, ISO 8601
     schema: int = SCHEMA
 
@@ -158,9 +158,9 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         return f"Profile({len(self.trials)} problems of {ops} ops{when}, host {self.fingerprint[:8] or 'unknown'})"
 
     def plot(self, op: str, device: str = "cpu", dtype: str = "float64", ax: Any = None) -> Any:  # type: ignore[override]
-        """Draw the time of each candidate over the size, for the kind of problem of an op that has most sizes.
+        """Draw the time of each candidate over the size, for an op's kind of problem with the most measured sizes.
 
-        Return the matplotlib axes, by default new ones. AutokernError if nothing of the kind was measured, or
+        Return the matplotlib axes, by default new ones. SettingsError if the op was not measured, AutokernError if
         matplotlib is not installed.
         """
         return shown("plot", self, ax, op, device, dtype)
@@ -168,7 +168,8 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     def merge(self, other: Profile) -> Profile:
         """Return a profile with the trials of both; for a problem in both, see `Trial.updated`.
 
-        Of trees in both, those fitted to more trials stay: a program that began before a calibration saves old ones.
+        If both have trees of an op, those fitted to more trials stay: a program that began before a calibration saves
+        old ones.
         """
         trials = {trial.problem: trial for trial in self.trials}
         for trial in other.trials:
@@ -202,7 +203,7 @@ class NewerError(ProfileError):
 
 
 class _Later(Sequence[Trial]):
-    """Trials that are decoded when somebody asks for them: choosing needs the trees alone."""
+    """Trials that are decoded on first access: choosing needs only the trees."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
@@ -224,7 +225,7 @@ class _Later(Sequence[Trial]):
 
 
 def encode(profile: Profile) -> bytes:
-    """Return JSON that begins with its schema, proven to be readable: nothing else may replace what can be read."""
+    """Return JSON that begins with its schema; it is decoded once, so that no unreadable file replaces a good one."""
     fields = msgspec.structs.asdict(profile).items()
     told = {name: value for name, value in fields if value and name not in ("schema", "tools", "trials")}
     try:
@@ -239,9 +240,9 @@ def encode(profile: Profile) -> bytes:
 
 
 def decode(data: bytes) -> Profile:
-    """Return the profile that JSON text holds, with every value in range; raises ProfileError for any other text.
+    """Return the profile in a JSON text; ProfileError unless every value is in range.
 
-    Where the checksum is right, autokern has proven that before it wrote the text.
+    A text with a valid checksum is not checked again: autokern checked it before writing.
     """
     head = _HEAD.match(data)
     schema = int(head[1]) if head else SCHEMA
@@ -267,7 +268,7 @@ def _read(data: bytes) -> Profile:
 
 
 def _checked(data: bytes) -> Profile:
-    """Return the profile of a text that anybody may have written."""
+    """Return the profile in a text without a checksum, all values checked."""
     profile = _read(data)
     whole = profile.schema == SCHEMA and all(forest.is_whole for forest in profile.forests.values())
     sizes = [(p.m, p.n, p.batch, 1 + p.d, 1 + p.rhs) for p in (trial.problem for trial in profile.trials)]

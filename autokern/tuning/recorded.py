@@ -1,4 +1,4 @@
-"""Recorded: what other machines measured, as `calibration/ship.py` packs it: trees, and trials of two digits."""
+"""Recorded: the shipped measurements of other machines, packed by `calibration/ship.py`: trees and rounded trials."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from autokern.core.recovery import uninterrupted
 from autokern.tuning.forest import Forest
 from autokern.tuning.profile import Timing, Trial
 
-UNIT = 0.01  # log units of the integers that stand for stock's seconds, and for the ratios of others to them
+UNIT = 0.01  # log units of the integers that store stock's seconds, and the ratios of other candidates to them
 _FILE = "recorded.msgpack"
 _DAMAGES = (msgspec.MsgspecError, zlib.error, UnicodeDecodeError, KeyError)
 
 
 class Shipped(msgspec.Struct, frozen=True):
-    """The file: trees and compressed trials by ``"op@device"``, and descriptions of the hosts that were measured."""
+    """Content of the file: trees and compressed trials by ``"op@device"``, and descriptions of the measured hosts."""
 
     forests: dict[str, Forest] = {}
     trials: dict[str, bytes] = {}
@@ -33,7 +33,7 @@ class Shipped(msgspec.Struct, frozen=True):
 
 @functools.cache
 def shipped() -> Shipped:
-    """Return what the package ships; nothing where its file was left behind, as by a bundler."""
+    """Return the content of the shipped file; empty if the file is missing (a bundler may drop it) or damaged."""
     try:
         data = pkgutil.get_data("autokern.tuning", _FILE)
         found = Shipped() if data is None else msgspec.msgpack.decode(data, type=Shipped)
@@ -48,14 +48,14 @@ def shipped() -> Shipped:
 
 
 def trials(key: str) -> Sequence[Trial]:
-    """Return what other hosts measured of an ``"op@device"``."""
+    """Return other hosts' trials of an ``"op@device"``."""
     data = shipped().trials.get(key)
     return () if data is None else unpacked(data)
 
 
 @functools.cache
 def unpacked(data: bytes) -> Sequence[Trial]:
-    """Return compressed trials."""
+    """Return the trials in compressed data; empty if these are damaged."""
 
     def trial(problem: Problem, logs: dict[str, int]) -> Trial:
         seconds = math.exp(UNIT * logs.pop("stock"))

@@ -1,7 +1,8 @@
-"""Profiles in files: private, whole or not at all; a faulty file costs speed and never a call.
+"""Profiles in files: private and written atomically; a faulty file costs speed but fails no call.
 
-One JSON file for each fingerprint of a host. Writers take turns and put a file with their measurements and those before
-in its place; what cannot be read is set aside. Trouble is told once, or raised as ProfileError under `settings.strict`.
+There is one JSON file for each host fingerprint. Writers take turns: each merges its measurements into the file's and
+replaces it; an unreadable file is set aside. Faults are reported once, or raised as ProfileError under
+`settings.strict`.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from autokern.system.files import FLAGS, LARGEST, Folder, contents, opened, writ
 from autokern.tuning.profile import NewerError, Profile, decode, encode
 
 _log = logging.getLogger("autokern")
-_reported: set[str] = set()  # warnings and log lines of this process; the only state here
+_reported: set[str] = set()  # faults already reported in this process; the only state here
 
 _STALE = 3600.0  # seconds after which no process can still be writing a temporary file
 _PATIENCE = 10.0  # seconds to wait for other writers, each of which takes about as long as an fsync
 
 _OURS = re.compile(r"[0-9a-f]{8,64}(\.json|\.bad|\.[0-9a-f]{16}\.tmp|(\.[a-z0-9_]+)?\.lock)")
 
-# Faults of the file itself. Others (EMFILE, ESTALE, EIO, ...) may pass and must not cost a good profile its name.
+# Faults of the file itself. Others (EMFILE, ESTALE, EIO, ...) may be transient, and must not set a good profile aside.
 _FOREIGN = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.EISDIR)
 
 
 def home(settings: Settings) -> Path | None:
-    """Return the folder for profiles, which may not exist yet, or None where there is no place for one."""
+    """Return the folder for profiles, which may not exist yet, or None if this user has none."""
     path = settings.home
     if path is None:
         try:
@@ -53,12 +54,12 @@ def home(settings: Settings) -> Path | None:
 
 
 def leaves_aside(settings: Settings) -> bool:
-    """Whether what is kept on this machine must not decide, since a later calibration may change it."""
+    """Whether this machine's measurements must not decide: deterministic, and no profile is pinned."""
     return settings.deterministic and settings.profile is None
 
 
 def in_force(settings: Settings, fingerprint: str) -> Profile | None:
-    """Return the pinned profile, whatever host it is of, or the profile kept for a host, or None."""
+    """Return the pinned profile of any host, or the stored profile of this host, or None."""
     if settings.profile is None:
         return load(settings, fingerprint)
     try:
@@ -69,7 +70,7 @@ def in_force(settings: Settings, fingerprint: str) -> Profile | None:
 
 
 def origin(settings: Settings, fingerprint: str) -> str:
-    """Return in lines which file is in force."""
+    """Return a text that names the file in force."""
     if settings.profile is not None:
         return f"pinned by AUTOKERN_PROFILE:\n{settings.profile}"
     path = home(settings)
@@ -77,7 +78,7 @@ def origin(settings: Settings, fingerprint: str) -> str:
 
 
 def load(settings: Settings, fingerprint: str) -> Profile | None:
-    """Return the profile kept for a host, or None; a file that cannot be trusted counts as none."""
+    """Return the stored profile of a host, or None if it is missing or cannot be trusted."""
     try:
         with _opened_home(settings) as folder:
             return _kept(folder, fingerprint)
@@ -87,15 +88,14 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
         message = f"asked for the profile of host {fingerprint} in {home(settings)}; found: {error}. "
         message += "It is not used; measuring again replaces it, unless a newer autokern wrote it."
         level = logging.WARNING if isinstance(error, ProfileError) else logging.INFO
-        _tell(settings, message, error, f"load {fingerprint}: {error}", level)  # a warning comes with the next save
+        _tell(settings, message, error, f"load {fingerprint}: {error}", level)  # the next save warns
         return None
 
 
 def save(settings: Settings, profile: Profile) -> Path | None:
-    """Add a profile to that kept for its host; return the file, or None where it could not be written.
+    """Merge a profile into the stored one of its host; return the file, or None if it could not be written.
 
-    After an error the file is as before. Where nothing can be locked, of two processes that write at once one may lose
-    what it measured.
+    After an error the file is unchanged. Without file locks, one of two concurrent writers may lose its measurements.
     """
     try:
         with contextlib.ExitStack() as stack:
@@ -127,7 +127,7 @@ def read_file(path: Path) -> Profile:
 
 
 def write_file(path: Path, profile: Profile) -> None:
-    """Write a profile as the home folder keeps it, all or nothing."""
+    """Write a profile atomically to a file that the user names."""
     try:
         write_whole(path, _encoded(profile))
     except uninterrupted(OSError, ProfileError) as error:
@@ -135,7 +135,7 @@ def write_file(path: Path, profile: Profile) -> None:
 
 
 def clear(settings: Settings) -> list[Path]:
-    """Remove every file in the folder that has a name of ours, and return those that are gone."""
+    """Remove all of autokern's files in the folder, recognised by name, and return the removed ones."""
     try:
         with _opened_home(settings) as folder:
             return [folder.path / name for name in folder.names() if _OURS.fullmatch(name) and folder.remove(name)]
@@ -147,9 +147,9 @@ def clear(settings: Settings) -> list[Path]:
 
 @contextlib.contextmanager
 def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]:
-    """Hold the right to calibrate an op on a host; False at once where another process or thread holds it.
+    """Yield whether this block may calibrate an op on a host; False if another process or thread is doing so.
 
-    Where nothing can be locked the answer is True: two calibrations cost seconds, none would cost every call.
+    Without file locks it yields True: two calibrations cost seconds, a missing one slows every call.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -161,7 +161,7 @@ def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]
 
 
 def _tell(settings: Settings, message: str, error: Exception, key: str, level: int | None = None) -> None:
-    """Raise under `settings.strict`; else tell once, by a warning or in the log."""
+    """Raise ProfileError under `settings.strict`; else warn once or, with a level, log once."""
     if settings.strict:
         raise ProfileError(message) from error
     if not _is_known(key):
@@ -185,7 +185,7 @@ def _named(name: str) -> str:
 
 @contextlib.contextmanager
 def _opened_home(settings: Settings, *, create: bool = False) -> Iterator[Folder]:
-    """Open the folder for profiles, made where it is missing if that is asked for."""
+    """Open the folder for profiles; `create` makes a missing one."""
     path = home(settings)
     if path is None:
         raise FileNotFoundError(errno.ENOENT, "this user has no cache folder")
@@ -201,7 +201,7 @@ def _kept(folder: Folder, fingerprint: str) -> Profile:
 
 
 def _added(folder: Folder, profile: Profile) -> Profile:
-    """Return the kept and the given profile as one; a bad file loses its name, and stale temporaries are removed."""
+    """Return the stored and the given profile merged; set a bad file aside, and remove stale temporary files."""
     with suppressed(OSError):
         for name in folder.names():
             if name.endswith(".tmp") and _OURS.fullmatch(name) and folder.modified(name) < time.time() - _STALE:
@@ -210,7 +210,7 @@ def _added(folder: Folder, profile: Profile) -> Profile:
         return _kept(folder, profile.fingerprint).merge(profile)
     except FileNotFoundError:
         return profile
-    except NewerError:  # its autokern still reads it
+    except NewerError:  # the newer autokern still reads the file
         raise
     except uninterrupted(OSError, ProfileError) as error:
         if isinstance(error, OSError) and error.errno not in _FOREIGN:
@@ -222,7 +222,7 @@ def _added(folder: Folder, profile: Profile) -> Profile:
 
 
 def _encoded(profile: Profile) -> bytes:
-    """Return the text of a profile; ProfileError if it could not be read again."""
+    """Return the text of a profile; ProfileError if it is too large to be read again."""
     data = encode(profile)
     if len(data) > LARGEST:
         raise ProfileError(f"the profile is larger than {LARGEST} bytes")
