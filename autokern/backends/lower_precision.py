@@ -66,7 +66,7 @@ def _tensor_cores_unsupported(problem: Problem) -> str | None:
 
 
 def _low_memory(problem: Problem) -> int:
-    """The embedded float64 points, and a product in float32."""
+    """Return the bytes of the embedded float64 points, and of a product in float32."""
     low = problem.replace(dtype="float32")
     doubled = of_outputs(problem) // 4 if problem.dtype == "float64" else 0
     return doubled + in_tiles(usual(torch.device(problem.device)).tile)(low)

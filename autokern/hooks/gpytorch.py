@@ -64,7 +64,7 @@ def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _may_move(x: torch.Tensor) -> bool:
-    """Whether along some dimension all values are within a factor of three: necessary for an exact shift."""
+    """Whether along some dimension all values are within a factor of three, which an exact shift requires."""
     ends = [end.tolist() for end in x.flatten(0, -2).aminmax(dim=0)]
     return any((low > 0 and high <= 3 * low) or (high < 0 and low >= 3 * high) for low, high in zip(*ends, strict=True))
 

@@ -104,7 +104,7 @@ def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _waits(operator: Any) -> bool:
-    """Whether the roots of a sum with this operator may be deferred: its cache is empty, or deferred itself.
+    """Whether the roots of a sum with this operator may be deferred: its cache is empty, or its own roots are deferred.
 
     Iterations that the user ordered draw random numbers, so they are never deferred.
     """

@@ -70,7 +70,7 @@ def too_large(lazy: Any) -> bool:
 def is_iterated(lazy: Any, large: bool) -> bool:
     """Whether solves with a training covariance iterate without its matrix: it is `large` or has many points.
 
-    The preconditioner needs the points, which a formed matrix does not tell.
+    The preconditioner needs the points, which a dense matrix does not contain.
     """
     n = lazy.shape[-1]
     if n < _ITERATED and not large:

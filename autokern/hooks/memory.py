@@ -41,7 +41,7 @@ from autokern.system import memory_limit
 __all__ = ["needed"]
 
 _WORTH_A_LOOK = 2**17
-"""Elements below which no guard is needed: `memory_limit.LARGE` is 512 such matrices in double precision."""
+"""Elements below which no guard is needed: `memory_limit.LARGE` is 64 such matrices in double precision."""
 
 
 @unless_it_fails

@@ -130,7 +130,7 @@ def register(op: Op) -> None:
     @op.candidate("eager", accuracy="better", memory=memory_of(3, 1, 1, kept=2), parts=True)
     @or_anew
     def eager(query: Query) -> Prediction:
-        """The joint covariance of all test points at once, from the model's one factor."""
+        """The joint covariance of all test points at once, from the model's cached factor."""
         known, rows = factor(query.strategy), evaluated(query.cross)
         mean, explained = _mean(query, known, rows), explains(query, known).explained_covariance(rows, False)
         own = evaluated(query.prior)
@@ -140,7 +140,7 @@ def register(op: Op) -> None:
     @op.candidate("lazy", accuracy="better", parts=True)
     @or_anew
     def lazy(query: Query) -> Prediction:
-        """Covariances with the training points are kept, variances and the joint computed when they are read."""
+        """The cross covariance is kept; variances and the joint covariance are computed when they are read."""
         return _kept(query, multiply=False)
 
     @op.candidate(
@@ -152,7 +152,7 @@ def register(op: Op) -> None:
     )
     @or_anew
     def lazy_product(query: Query) -> Prediction:
-        """The same with products by the inverse factor, which is formed once, in place of substitution."""
+        """The same by products with the inverse factor, formed once, instead of substitution."""
         return _kept(query, multiply=True)
 
     @op.candidate(
@@ -164,7 +164,7 @@ def register(op: Op) -> None:
     )
     @or_anew
     def rows(query: Query) -> Prediction:
-        """In blocks of test points, whose covariances with the training points are never kept."""
+        """In blocks of test points; the cross covariance is never kept."""
         known = factor(query.strategy)
 
         def mean_of(block: torch.Tensor, start: int, stop: int) -> torch.Tensor:

@@ -88,8 +88,9 @@ class Iterated(Loose):
     def may_cost(self, problem: Problem) -> float:
         """Return how many times stock's time on a sample an exact candidate may take.
 
-        Real systems take more products than samples. On a CPU, up to the library's own time without dispatch is allowed
-        too, but only below `exact_up_to` points: above, iterations to a tight residual are much faster.
+        Real systems take more products than samples, and on a CPU the library by itself takes longer than the candidate
+        `stock`, whose parts are dispatched. Above `exact_up_to` points on a CPU the answer is 1: iterations to a tight
+        residual are much faster there.
         """
         if not iterates(problem) or (problem.device == "cpu" and problem.n > exact_up_to(problem)):
             return 1.0

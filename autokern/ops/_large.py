@@ -47,7 +47,7 @@ def _mixed_unsupported(problem: Problem) -> str | None:
 
 
 def _mixed_memory(problem: Problem) -> int:
-    """One matrix in double precision, one in single, and tiles."""
+    """Return the bytes of one matrix in double precision, one in single, and tiles."""
     return int(1.55 * problem.n**2 * problem.itemsize) + _TILES * min(2, len(families(problem)))
 
 
@@ -77,7 +77,7 @@ def register(op: Op) -> None:
     )
     @or_iterate(op.stock.run)
     def by_single(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        """`fused` with an inverse in single precision: the value exact, and gradients whose error is seen."""
+        """`fused` with an inverse in single precision: the value is exact, the error of the gradients is checked."""
         own = mixed_for(marginal.lazy.kernel)
         return likelihood.log_prob(*ingredients(marginal, value), ladder, gradients=own)
 
@@ -92,7 +92,7 @@ def register(op: Op) -> None:
         error=to_a_residual("; the log determinant and its gradient by probes, whose standard error calls tell"),
     )
     def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        """Conjugate gradients to a stated residual, preconditioned by neighbours or pivots as this system needs it."""
+        """Conjugate gradients to a stated residual; the preconditioner (neighbours or pivots) is chosen per system."""
         kernel, x = marginal.lazy.kernel, marginal.lazy.x1
         found = iterated_density.log_prob(
             *ingredients(marginal, value), kept_for(kernel, x), library.num_trace_samples.value(), tolerance(x.dtype)

@@ -42,7 +42,7 @@ def _word_of(kernel: Any) -> str:
     if node is None or leaves_of(node) is None:
         return ""
     own = (part.active_dims for part in kernel.modules() if isinstance(part, gpytorch.kernels.Kernel))
-    once = all(dims is None or len(dims) == 1 for dims in own)  # a dimension may be taken several times
+    once = all(dims is None or len(dims) == 1 for dims in own)  # active dims may repeat a dimension
     return f"/{LINE}" if once else ""
 
 
@@ -126,7 +126,7 @@ def register_prediction(op: Op) -> None:
 
     @op.candidate("state-space", accuracy="better", unsupported=predicts, memory=_prediction_memory, parts=True)
     def state_space(query: Query) -> Any:
-        """Markov chains of Matérn kernels in one dimension: means and variances in linear time, the joint when read."""
+        """Markov chains of 1-D Matérn kernels: mean and variances in linear time, the joint covariance when read."""
         known, prior = _conditioned(query.strategy, query.exact), query.prior
         if not known.valid or not markov.is_clear(known.data, query.exact):
             return op["lazy"].run(query)

@@ -182,7 +182,7 @@ class _ExactLogProb(Iterated, OpOfParts):
         return in_place(1.03, 1.0)(problem)
 
     def default_candidate(self, problem: Problem) -> str:
-        """Prefer structure, then `arrays` for small models, then the fastest on all recorded hosts at this size."""
+        """Prefer structure, then `arrays` for small models, then candidates that won on all recorded hosts."""
         if _state_space.unsupported(problem) is None:
             return "state-space"
         most = exact_up_to(problem) if iterates(problem) else _FUSED

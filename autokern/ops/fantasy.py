@@ -112,7 +112,7 @@ class _Fantasy(Loose, OpOfParts):
             output = MultivariateNormal(
                 torch.zeros_like(full_x[..., 0]), LazyEvaluatedKernelTensor(full_x, full_x, kernel=model.kernel)
             )
-        model.strategy.cold = False  # the caches of earlier predictions exist
+        model.strategy.cold = False  # a fantasy starts from the caches of earlier predictions
         return (Update(model.strategy, [x], targets, [full_x], full_y, output, None, not iterates(problem)),)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
@@ -172,10 +172,10 @@ def _noise(noise: torch.Tensor | None) -> dict[str, torch.Tensor]:
 
 @FANTASY.candidate("stock", features=_stock_features, memory=lambda p: 6 * p.batch * (p.n + p.m) ** 2 * p.itemsize)
 def stock(update: Update) -> Any:
-    """gpytorch's own, with the mean cache kept for where gradients are detached from it (gpytorch #2669).
+    """gpytorch's own; its mean cache is kept, which the library would not find again (gpytorch #2669).
 
-    The library files it without the policy for missing observations that is part of the key; the next prediction then
-    solves with the whole matrix, above `max_cholesky_size` by conjugate gradients to a tolerance of 0.01.
+    The library stores the cache under a key without `observation_nan_policy`, so its next prediction solves with the
+    whole matrix, above `max_cholesky_size` by conjugate gradients to a tolerance of 0.01.
     """
     strategy, *data, noise, exact = update
     with as_asked(exact, strategy.num_train):
@@ -186,7 +186,7 @@ def stock(update: Update) -> Any:
 
 @FANTASY.candidate("rows", accuracy="better", parts=True)
 def rows(update: Update) -> Any:
-    """New rows of the inverse factor, O(q n^2); what is there is shared, not copied; exact at any size."""
+    """New rows of the inverse factor, O(q n^2); old rows are shared, not copied; exact at any size."""
     strategy, inputs, targets, full_inputs, full_targets, full_output, noise, _ = update
     graph = bool(_graph(full_inputs, targets)) or gpytorch.settings.detach_test_caches.off()
     n, mean, covariance = strategy.num_train, full_output.mean, full_output.lazy_covariance_matrix

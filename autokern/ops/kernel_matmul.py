@@ -211,5 +211,5 @@ def _pays_over_ranks(problem: Problem) -> bool:
     memory=lambda p: in_tiles(usual(torch.device("cpu")).tile)(p) + of_outputs(p),
 )
 def distributed(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Tile by tile, each rank of a job its part of the tiles, and one all-reduce."""
+    """Tile by tile: each rank of a job computes its share of the tiles, then one all-reduce."""
     return products.matmul(*forms.both(kernel, x1, x2), rhs, usual(x1.device), over_ranks.product)

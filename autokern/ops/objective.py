@@ -149,7 +149,7 @@ def _parts(problem: Problem) -> int:
 
 @OBJECTIVE.candidate("stock", memory=lambda p: p.batch * p.n**2 * p.itemsize)  # inner ops check their own
 def stock(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
-    """The libraries' own: modules forward, autograd backward; what they call is dispatched."""
+    """The libraries' own: modules forward, autograd backward; inner ops are dispatched."""
     if forward is None or parameters is None:
         assert isinstance(reading, Step)
         return reading.forward(reading.distribution, reading.value)

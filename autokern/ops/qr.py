@@ -85,7 +85,7 @@ class _Qr(Op):
         )
 
     def memory(self, problem: Problem) -> int:
-        """Both factors, and LAPACK's workspace of a quarter of the matrix."""
+        """Return the bytes of both factors, and of LAPACK's workspace, a quarter of the matrix."""
         return _memory_of(problem, 1.25)
 
     def canonical(self, out: Any) -> Any:

@@ -234,7 +234,7 @@ def _thin(problem: Problem) -> int:
     obeys=as_own_iterations,
 )
 def preconditioned(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
-    """Conjugate gradients to a stated residual, preconditioned by neighbours or pivots as this system needs it."""
+    """Conjugate gradients to a stated residual; the preconditioner (neighbours or pivots) is chosen per system."""
     with torch.no_grad():
         found = _iterated(operator, rhs, kernel)
     return stock(operator, rhs, kernel) if found is None else found

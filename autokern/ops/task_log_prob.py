@@ -134,7 +134,7 @@ def _unsupported(problem: Problem) -> str | None:
 
 @TASK_LOG_PROB.candidate("arrays", accuracy="better", unsupported=_unsupported)
 def arrays(forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
-    """Tasks made independent by one small eigendecomposition; a factor of the points for each, by LAPACK in float64."""
+    """One small eigendecomposition makes tasks independent; one factor of the points per task (LAPACK, float64)."""
     with one_thread:
         found = kronecker.log_prob(*tensors)
     return forward(*tensors) if found is None else found
