@@ -1,4 +1,4 @@
-"""The entry point of the command line: `autokern run` is light, other commands are in `commands`."""
+"""The entry point of the command line: `autokern run` starts without typer; all other commands are in `commands`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> int:
             if (status := run.started(sys.argv[2:])) is not None:
                 return status
         except AutokernError as error:
-            if run.has_begun():  # the program's own, which ends as under python
+            if run.has_begun():  # raised by the program, which ends as under python
                 raise
             print(f"autokern: {error}", file=sys.stderr)
             return 2
@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def _flush() -> None:
-    """Write what is left; a reader that has seen enough, as `head` has, is no fault."""
+    """Flush standard output; a reader that has closed the pipe, as `head` does, is no error."""
     if sys.stdout is None:  # closed by the shell
         return
     try:

@@ -3,7 +3,7 @@
 Every command prints tables for people or, with ``--json``, one JSON document on standard output; progress and errors
 go to standard error. Exit status: 0 fine, 1 a finding, 2 a usage error, 130 interrupted.
 
-The modules of commands name what they use by its module, since help imports none of these (`system/start.py`).
+The command modules import modules, not names from them: help loads modules lazily (`system/start.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMOVED = {
     "profile import": "copy the file, and name the copy by AUTOKERN_PROFILE=FILE",
     "profile list": "`show` tells what was measured and names the file in force",
 }
-"""What to use in place of the commands of earlier versions."""
+"""Removed commands of earlier versions, and their replacements."""
 _NOTHING = "nothing was measured on this machine as it is now; `autokern calibrate` measures it in 20 s"
 _ANY = {"allow_extra_args": True, "ignore_unknown_options": True}
 _PROGRAM = {**_ANY, "allow_interspersed_args": False}

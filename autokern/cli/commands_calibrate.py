@@ -94,7 +94,7 @@ def calibrate(
 
 
 def _nothing(names: list[str] | None, kinds: list[str] | None, level: str, seconds: float) -> str:
-    """Return why a calibration of some ops on some devices measured nothing."""
+    """Return why a calibration of these ops on these devices measured nothing."""
     places = itertools.product(calibration.chosen_ops(names), calibration.DTYPES, calibration.chosen_devices(kinds))
     grids = ((op, problem) for op, dtype, device in places for problem in op.grid(level, dtype, device))
     if any(len(drawing.measurable(op, problem, level)) > 1 for op, problem in grids):

@@ -1,4 +1,4 @@
-"""`autokern compare`: a program off and on in turn, as whole processes, until the difference is known."""
+"""`autokern compare`: run a program without and with autokern in turn, as whole processes, until the gain is known."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from autokern.core.units import duration, sized
 from autokern.system import load, threads
 
 _LEAST, _CLOSE, _PART = 3, 0.03, 0.25
-"""Pairs from which on the difference may be known: if its interval is this narrow, or this part of the difference."""
+"""Fewest pairs; largest half-width of the gain's confidence interval, in log units, or as a part of the log gain."""
 _SHORT, _UNSTEADY = 1.0, 0.1
-"""Seconds below which a program is mostly its start, and the spread of times above which they are not steady."""
+"""A program of fewer seconds is mostly start-up; times with a larger relative spread vary too much."""
 _SERVED_NONE = "autokern served no call"
 _LAUNCH = """
 import os, sys, time
@@ -34,27 +34,27 @@ unit = 1 if sys.platform == "darwin" else 1024
 print(time.perf_counter() - began, usage.ru_utime + usage.ru_stime, unit * usage.ru_maxrss)
 print(os.waitstatus_to_exitcode(status))
 """
-"""Starts a program and tells its figures; it is a small process, since a peak of memory begins with the parent's."""
+"""Starts a program and prints its figures, from a small process: a child's peak memory begins with its parent's."""
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run of the program: seconds from start to end, CPU seconds, and the peak of its memory in bytes."""
+    """One run of the program."""
 
-    seconds: float
-    cpu: float
-    peak: int
+    seconds: float  # wall-clock
+    cpu: float  # seconds
+    peak: int  # bytes of memory
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A program with autokern off and on."""
+    """Result of `compare`."""
 
     program: str
-    off: list[Run]  # its runs, in pairs
+    off: list[Run]  # runs without autokern, paired with `on`
     on: list[Run]
     speedup: float  # geometric mean of off over on
-    low: float  # its 95 % interval
+    low: float  # 95 % confidence interval of the speedup
     high: float
-    known: bool  # whether that is narrow enough
+    known: bool  # whether the interval is narrow enough
     warnings: list[str]  # reasons to doubt the result
 
     def __str__(self) -> str:
@@ -80,26 +80,26 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of ratios and its 95 % interval."""
+    """Return the geometric mean of ratios and its 95 % confidence interval, by Student's t."""
     from scipy.special import stdtrit  # only now: help imports no library
 
     logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.fmean(logs)
     if len(logs) < 2:
         return math.exp(middle), 0.0, math.inf
-    half = float(stdtrit(len(logs) - 1, 0.975)) * statistics.stdev(logs) / math.sqrt(len(logs))  # by Student
+    half = float(stdtrit(len(logs) - 1, 0.975)) * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
 def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object]) -> Comparison:
-    """Run a program off and on in turn; no further pair begins after the budget of seconds.
+    """Run a program without and with autokern in turn; no further pair begins after `budget` seconds.
 
-    Raises AutokernError if the program fails, or the system has no ``wait4``, as Windows has not.
+    AutokernError if the program fails, or the system has no ``wait4`` (Windows).
     """
     if not hasattr(os, "wait4"):
         raise AutokernError("compare needs a system with wait4 and posix_spawn; run the program by `autokern run`")
     began, watch = time.perf_counter(), load.Watch(_with_children)
-    first, told = _run(order, on=True, stats=True)  # uncounted: compiled files, what autokern measures in its course
+    first, told = _run(order, on=True, stats=True)  # uncounted: it compiles files and measures at first use
     say(f"first run, with autokern, uncounted: {duration(first.seconds)}")
     runs: dict[bool, list[Run]] = {False: [], True: []}
     known = False
@@ -125,7 +125,7 @@ def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object
 
 
 def _with_children() -> load.Snapshot:
-    """Return the counters now; what the runs that have ended took counts as this process's own."""
+    """Return the counters; the CPU time of ended runs counts as this process's own."""
     found, ended = load.snapshot(), os.times()
     return found._replace(own=found.own + ended.children_user + ended.children_system)
 
@@ -146,7 +146,7 @@ def _doubts(runs: dict[bool, list[Run]], known: bool, unserved: bool) -> list[st
 
 
 def _run(order: Order, on: bool, stats: bool = False) -> tuple[Run, str]:
-    """Run the program to its end; return its figures and what it wrote to standard error."""
+    """Run the program to its end; return its figures and its standard error."""
     ours = ["-m", "autokern", "run", *["--stats"] * stats] if on else []
     command = [sys.executable, *ours, *["-m"] * order.module, order.target, *order.arguments]
     environment = {**os.environ, "AUTOKERN": "1" if on else "0"}
@@ -159,7 +159,7 @@ def _run(order: Order, on: bool, stats: bool = False) -> tuple[Run, str]:
             try:
                 figures = child.communicate()[0].split()
             except BaseException:
-                os.killpg(child.pid, signal.SIGKILL)  # and what the program has started
+                os.killpg(child.pid, signal.SIGKILL)  # the whole session: the program's own processes, too
                 raise
         errors.seek(0)
         told = errors.read()

@@ -1,4 +1,4 @@
-"""The command line's application, and what its commands share: messages, JSON, exit statuses of errors."""
+"""The command line's application, and the messages, JSON output and exit statuses that all commands share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.units import legible
 
 SCHEMA = 2
-"""Version of the JSON documents, as of profiles; fields may be added, and none is removed or changes its meaning."""
+"""Version of the JSON documents: within one version fields may be added, but no field is removed or changes meaning."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -26,7 +26,7 @@ class _Commands(TyperGroup):
     """Prints every error of autokern as one message, and warnings without the lines of code that raised them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of commands, those first that are used first."""
+        """Return the names of commands in the order of their use."""
         return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
@@ -69,19 +69,19 @@ def message(text: str) -> None:
 
 
 def emit(value: object, name: str = "rows") -> None:
-    """Print a value as a JSON document; a list stands in it under a name."""
+    """Print a value as a JSON document; a list is stored under `name`."""
     typer.echo(document(value, name))
 
 
 def document(value: object, name: str = "rows") -> bytes:
-    """Return a value as indented JSON with all of its fields, the defaults too, and the version of its form."""
+    """Return a value as indented JSON with all fields, defaults included, and the version of the document."""
     plain = _plain(value)
     body = plain if isinstance(plain, dict) else {name: plain}
     return msgspec.json.format(msgspec.json.encode({"schema": SCHEMA, **body}), indent=2)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as dicts and lists; msgspec leaves out defaults where profiles must be small."""
+    """Return a value as dicts and lists with all fields, since msgspec omits a profile's defaults."""
     if isinstance(value, msgspec.Struct):
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):

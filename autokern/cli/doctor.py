@@ -1,6 +1,6 @@
-"""Doctor: tries the parts of this machine, and advises on those that fail.
+"""Doctor: checks the parts of this machine, and advises on those that fail.
 
-Parts that may hang, crash or print (compilers, KeOps, drivers) are tried in processes of their own (`probe`).
+Parts that may hang, crash or print (compilers, KeOps, drivers) are tried in child processes (`probe`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from autokern.system.progress import Progress, silent
 from autokern.tuning import store, timer
 
 _LONGEST = 27.0
-"""Seconds after which a trial counts as failed."""
+"""Seconds after which a probe counts as failed."""
 _LITTLE_MEMORY = 2 * 2**30
 _REPORT = "please report this with the output of `autokern doctor --json`"
 _SLOW_GEMM = 2e9
-"""Flops a second of a matrix product below which a BLAS counts as unoptimised."""
+"""A BLAS with fewer flops a second in a matrix product counts as unoptimised."""
 
 
 def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
-    """Examine everything, in less than half a minute."""
-    load = _load(quiet.look())  # before anything of ours runs
+    """Run all checks, in less than half a minute."""
+    load = _load(quiet.look())  # before autokern itself keeps cores busy
     with contextlib.ExitStack() as stack:
         names = ["hooks"] + ([] if host.accelerator() is None else ["GPU"])
         names += [] if quick else ["torch.compile"] + (["KeOps"] if importlib.util.find_spec("pykeops") else [])
@@ -81,7 +81,7 @@ def _gather(probes: Mapping[str, Probe], progress: Progress) -> dict[str, Answer
 
 def _versions() -> Finding:
     found = host.current().fields
-    install.status()  # looks for hooks that stay out
+    install.status()  # finds hooks that cannot be installed
     unknown = known.everything()
     libraries = releases.versions()
     versions = {"python": "", **{library: version for library, (version, _) in libraries.items()}}
@@ -120,7 +120,7 @@ def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
 
 
 def folder_obstacle(settings: Settings) -> str | None:
-    """Return why measurements cannot be kept, or None; writes a file and removes it."""
+    """Return why measurements cannot be stored, or None; creates the folder, writes a file and removes it."""
     path = store.home(settings)
     if path is None:
         return "this user has no cache folder"
@@ -194,7 +194,7 @@ def _memory() -> Finding:
 
 
 def _blas() -> Finding:
-    """Name the libraries and run a matrix product by each."""
+    """Name the BLAS libraries, and time a matrix product by torch and NumPy."""
     import numpy as np
     import threadpoolctl
 
@@ -237,7 +237,7 @@ def _tf32() -> Finding:
 
 
 def _probed(name: str, answer: Answer, works: str, mend: str = _REPORT, slow: str = "", missing: str = "") -> Finding:
-    """Judge a trial; advice is to `mend` what fails, for what is `slow`, and where the compiler is `missing`."""
+    """Judge a probe's answer; `mend`, `slow` and `missing` advise on a failure, a timeout, and a missing compiler."""
     if answer.works:
         return Finding(name, "ok", works)
     if answer.timed_out and slow:
@@ -248,9 +248,9 @@ def _probed(name: str, answer: Answer, works: str, mend: str = _REPORT, slow: st
 
 
 def _optimiser() -> list[Finding]:
-    """Name a SciPy with which BoTorch leaves its batched optimiser, which it says only at debug level."""
+    """Warn of a SciPy release with which BoTorch silently leaves its batched optimiser."""
     if importlib.util.find_spec("botorch") is None or generation.scipy_release() < generation.TRIED:
-        return []  # without 2 s of import
+        return []  # before importing BoTorch, which takes 2 s
     from botorch.generation import gen
 
     if not generation.leaves_batch(gen):
@@ -272,7 +272,7 @@ def _compiler(answer: Answer) -> Finding:
 
 
 def _keops(answer: Answer | None, obstacle: str | None = None) -> Finding:
-    """Judge a trial in an empty build folder, and an obstacle to the usual one in this process."""
+    """Judge a probe with an empty build folder, and an obstacle to KeOps in this process."""
     if answer is None:
         advice = "`pip install 'autokern[keops]'`, where large kernel products matter"
         return Finding("KeOps", "note", "not installed", advice)

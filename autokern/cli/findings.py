@@ -1,4 +1,4 @@
-"""Findings of `doctor`, and those about plugins and about the ranks of a job."""
+"""Findings of `doctor`, and its checks of plugins and of the ranks of a job."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from autokern.runtime.ranks import facts, timeout_of, unlike
 from autokern.system import host, ranks
 
 _SLOW = 1e8
-"""Bytes in a second below which a link is slow."""
+"""A link with fewer bytes a second counts as slow."""
 _met = True
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One result of the examination."""
+    """Result of one check."""
 
     name: str
-    status: str  # "ok", "note", which costs speed at most, or "problem"
+    status: str  # "ok", "note" (costs speed at most) or "problem"
     found: str  # the result, in words
     advice: str = ""  # the remedy; empty where none is needed
 
 
 def seen(name: str, found: str, advice: str = "", status: str = "note") -> Finding:
-    """Return a finding that is fine unless there is advice."""
+    """Return a finding of status "ok" without advice, else of the given status."""
     return Finding(name, status if advice else "ok", found, advice)
 
 
 def of_plugins() -> list[Finding]:
-    """Say of each installed plugin whether it was loaded, what it adds, and what keeps that from serving."""
+    """Report on each installed plugin: whether it is loaded, its candidates, and why these cannot serve."""
     return [_of_plugin(f"plugin {plugin.source}", plugin) for plugin in plugins()]
 
 
@@ -53,7 +53,7 @@ def _of_plugin(name: str, plugin: Plugin) -> Finding:
 
 
 def _obstacle(own: list[tuple[Op, Candidate]]) -> str | None:
-    """Return the commonest reason why candidates serve no problem of a quick calibration here; None where one does."""
+    """Return the commonest reason why candidates serve no problem of the quick grids, or None if one serves."""
     reasons = Counter(candidate.why_not(problem) for op, candidate in own for problem in _problems(op))
     return None if None in reasons or not reasons else reasons.most_common(1)[0][0]
 
@@ -64,12 +64,12 @@ def _problems(op: Op) -> list[Problem]:
 
 
 def is_first() -> bool:
-    """Whether this process prints: it is alone, or rank 0, or did not find the others."""
+    """Whether this process prints: it is the only rank, rank 0, or a rank that could not join the others."""
     return _met
 
 
 def of_ranks(settings: Settings) -> list[Finding]:
-    """Look at the ranks of a job, their devices, and the links between them; none where this process is one alone."""
+    """Check the ranks of a job, their devices and their links; empty if this process is not a rank."""
     global _met
     if not ranks.is_job() or settings.ranks == "off":
         return []

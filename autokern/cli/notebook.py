@@ -1,4 +1,4 @@
-"""Decisions, explanations and profiles as HTML for notebooks, as data frames and as plots; `core/shown.py` asks."""
+"""Decisions, explanations and profiles as HTML for notebooks, data frames and plots, on request of `core/shown.py`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from autokern.tuning.profile import Profile
 __all__ = ["frame", "html", "installed", "plot"]
 
 _MOST = 40
-"""Rows that a notebook shows."""
+"""Most rows of a table in a notebook."""
 
 
 def html(value: Decision | Explanation | Profile) -> str:
-    """Return a small table; colours are the reader's own."""
+    """Return a value as an HTML table, without colours of its own."""
     if isinstance(value, Decision):
         return _table(tables.candidates(value, str(value.problem)), [*value.notes(), *value.meanings()])
     if isinstance(value, Explanation):
@@ -54,7 +54,7 @@ def _table(table: tables.Table, notes: Sequence[str] = ()) -> str:
 
 
 def frame(value: Decision | Explanation | Profile) -> Any:
-    """Return a pandas data frame: a row for each candidate, decision, or candidate of each measured problem."""
+    """Return a pandas data frame: a row for each candidate, decision, or measured pair of problem and candidate."""
     columns: tuple[str, ...]
     rows: list[dict[str, Any]]
     if isinstance(value, Decision):
@@ -86,7 +86,7 @@ def frame(value: Decision | Explanation | Profile) -> Any:
 
 
 def plot(value: Decision | Explanation | Profile, ax: Any, *group: str) -> Any:
-    """Draw predicted times of candidates, calls of decisions, or for an op, device and dtype times over sizes."""
+    """Draw a decision's predicted times, an explanation's calls, or a profile's times over sizes for one group."""
     if isinstance(value, Profile):
         op, device, dtype = group
         chosen = summary.commonest(value.trials, (op, dtype, device))
@@ -117,7 +117,7 @@ def plot(value: Decision | Explanation | Profile, ax: Any, *group: str) -> Any:
 
 
 def installed(name: str, what: str) -> Any:
-    """Import a package that something needs, or raise AutokernError."""
+    """Import a package that the feature `what` needs, or raise AutokernError."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

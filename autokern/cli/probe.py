@@ -1,4 +1,4 @@
-"""Probes: code that may hang, crash or print is tried in a process of its own, within a time limit."""
+"""Probes: run code that may hang, crash or print in a child process within a time limit."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from autokern.system import keops
 
 _TRIALS = Path(__file__).with_name("probe_programs") / "trials.py"
 PROGRAMS = dict.fromkeys(("torch.compile", "GPU", "KeOps", "hooks"), _TRIALS)
-"""Programs by the name of the trial, which is their argument."""
+"""Program of each trial; the name of the trial is its argument."""
 
 
 class Answer(NamedTuple):
-    """Result of a probe: whether it works, its last line, and its time in seconds."""
+    """Result of a probe."""
 
     works: bool
-    text: str
+    text: str  # its last line of output, or the failure
     seconds: float
     timed_out: bool = False
 
 
 class Probe:
-    """A program of `PROGRAMS` on trial, from the beginning of a ``with`` block to its end at the latest."""
+    """A running program of `PROGRAMS`; a ``with`` block starts it, and kills it at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,7 +43,7 @@ class Probe:
             "AUTOKERN_HOME": self._folder.name,
             "AUTOKERN_CALIBRATE": "never",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "KEOPS_CACHE_FOLDER": self._folder.name,  # an earlier compiled result proves no compiler
+            "KEOPS_CACHE_FOLDER": self._folder.name,  # empty: a result compiled earlier would hide a missing compiler
             "PYTHONOPTIMIZE": "",  # trials check by assertions
             "PYTHONPATH": os.pathsep.join(_path()),
         }
@@ -65,7 +65,7 @@ class Probe:
         self._folder.cleanup()
 
     def poll(self, give_up: bool = False) -> Answer | None:
-        """Return the answer if there is one; with `give_up`, always."""
+        """Return the answer, or None while the program runs; with `give_up`, kill it and answer."""
         code = self._process.poll()
         seconds = time.monotonic() - self._began
         if code is None:
@@ -83,7 +83,7 @@ class Probe:
         return Answer(False, (errors or lines or ["no output"])[-1][:300], seconds)
 
     def _kill(self) -> None:
-        """End the program and all processes that it started."""
+        """Kill the program and all processes that it started."""
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -93,6 +93,6 @@ class Probe:
 
 
 def _path() -> list[str]:
-    """Return the module path for another working directory, without the build folder that pykeops has put there."""
+    """Return `sys.path` for another working directory, without the build folder that pykeops adds to it."""
     built = keops.build_folder()
     return [place for place in sys.path if place and (built is None or Path(place) != built)]

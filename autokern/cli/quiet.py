@@ -1,7 +1,7 @@
-"""Quiet: a calibration from the command line notices that others use the cores, says so, and waits for a while.
+"""Quiet: before `autokern calibrate` measures, it waits for a while if other programs use the cores, and says so.
 
-Waiting takes a share of the budget. What is measured on a busy machine is judged, and a run of which nothing can be
-trusted ends with a finding.
+Waiting takes a share of the budget. After a calibration on a busy machine, the measurements are judged; if none can be
+trusted, the command exits with status 1.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from autokern.system.load import Load, Watch
 from autokern.tuning.profile import Profile, Trial
 
 _SHARE, _LONGEST = 0.25, 60.0
-"""Part of the budget, and most seconds, that waiting takes."""
+"""Largest part of the budget, and most seconds, that waiting takes."""
 _LOOK, _STEP = 0.25, 1.0
-"""Seconds of the first look at the machine, and of each further one."""
+"""Seconds of the first reading of the load, and of each further one."""
 
 
 def look(seconds: float = _LOOK) -> Load:
-    """Return how busy others keep the cores, after so many seconds."""
+    """Measure for so many seconds how busy other programs keep the cores."""
     watch = Watch()
     time.sleep(seconds)
     return watch.reading()
 
 
 def wait(budget: float, waits: bool, say: Callable[[str], object]) -> float:
-    """Wait until others leave the cores, for a quarter of a budget and a minute at most; return what is left of it."""
+    """Wait for other programs to leave the cores, at most a quarter of the budget or a minute; return the rest."""
     began, count = time.perf_counter(), threads.current()
     found = look(min(_LOOK, 0.1 * budget))
     if not found.crowded(count):
@@ -43,9 +43,9 @@ def wait(budget: float, waits: bool, say: Callable[[str], object]) -> float:
 
 
 def verdict(before: Profile, after: Profile, ops: Collection[str] | None, found: Load) -> tuple[str, bool]:
-    """Judge a calibration during which the machine was so busy.
+    """Judge a calibration by the load during it; `before` and `after` are the profiles.
 
-    Return what the user should know, empty where it was quiet, and whether what is known of the ops can be trusted.
+    Return a message to the user, empty if the machine was quiet, and whether the ops' measurements can be trusted.
     """
     if not found.crowded(threads.current()):
         return "", True
@@ -59,5 +59,5 @@ def verdict(before: Profile, after: Profile, ops: Collection[str] | None, found:
 
 
 def disturbed(trials: Sequence[Trial]) -> bool:
-    """Whether others disturbed more than a third of some trials."""
+    """Whether other programs disturbed more than a third of the trials."""
     return 3 * sum(trial.disturbed for trial in trials) > len(trials)

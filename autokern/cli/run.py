@@ -1,6 +1,6 @@
-"""`autokern run`: a script or module with autokern enabled, otherwise exactly as `python` would run it.
+"""`autokern run`: run a script or module with autokern enabled, otherwise exactly as `python` would.
 
-No heavy module is imported that the program would not import anyway: tables are loaded only on request.
+Heavy modules that the program itself does not import, such as tables, are imported only on request.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from autokern.runtime import api, dispatch, ranks
 from autokern.system import ranks as system
 
 INHERITED = str(Path(__file__).parent / "inherited")
-"""The folder of what Python runs first in the processes that a program starts."""
+"""The folder of the ``sitecustomize`` that enables autokern in child processes of the program."""
 _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
 _begun = False
 
 
 class Order(NamedTuple):
-    """A program to run: a file or a module, its arguments, and the reports at the end."""
+    """A program to run (a file or a module), its arguments, and the reports at its end."""
 
     target: str
     arguments: list[str]
@@ -41,7 +41,7 @@ class Order(NamedTuple):
 
 
 def parse(arguments: list[str], command: str = "run") -> Order | None:
-    """Return the order that a command line gives, or None if it asks for help.
+    """Parse a command line; None if it asks for help.
 
     Everything after the name of the script or module belongs to the program.
     """
@@ -72,21 +72,21 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
 
 
 def check(order: Order) -> None:
-    """Raise SettingsError if the script of an order is not there."""
+    """Raise SettingsError if the script of an order does not exist."""
     if not order.module and not os.path.exists(order.target):
         raise SettingsError(f"can't open file {order.target!r}: there is none. Name a script, or -m and a module")
 
 
 def has_begun() -> bool:
-    """Whether the program was reached: what is raised from then on is its own."""
+    """Whether the program has started: later exceptions are its own."""
     return _begun
 
 
 def inherit() -> None:
-    """Let the Python processes that this one starts enable autokern, unless ``AUTOKERN_WORKERS=0``.
+    """Enable autokern in Python child processes by ``PYTHONPATH``, unless ``AUTOKERN_WORKERS=0``.
 
-    That holds for `subprocess`, for `multiprocessing` by any method, for loky and what is built on it. Python reads
-    ``PYTHONPATH`` there, unless it is started with ``-I`` or ``-E``.
+    This covers `subprocess`, `multiprocessing` by any method, loky and joblib, but no Python started with ``-I`` or
+    ``-E``.
     """
     given = os.environ.get("PYTHONPATH", "")
     if from_environment().workers and INHERITED not in given.split(os.pathsep):
@@ -94,14 +94,14 @@ def inherit() -> None:
 
 
 def execute(order: Order) -> int:
-    """Run a program to its end in this process; its exceptions and exits pass through as python's would.
+    """Run a program to its end in this process; its exceptions and exits pass through as under python.
 
-    Raises AutokernError before anything has run, if the file is not there, an environment variable cannot be obeyed,
-    or a report cannot be written.
+    AutokernError before the program starts, if the file does not exist, an environment variable is invalid, or a report
+    cannot be written.
     """
     global _begun
     check(order)
-    file = None if system.is_job() and os.environ.get("RANK") != "0" else order.report  # of ranks the first writes
+    file = None if system.is_job() and os.environ.get("RANK") != "0" else order.report  # only the first rank writes
     if file is not None:
         from autokern.cli import report  # now: at exit it may be too late to import
 
@@ -109,7 +109,7 @@ def execute(order: Order) -> int:
     inherit()
     install.enable()
     settings = dispatch.session().settings
-    if settings.enabled and settings.ranks not in ("off", "on") and system.is_job():  # on: `enable` has done it
+    if settings.enabled and settings.ranks not in ("off", "on") and system.is_job():  # "on": `enable` has joined
         ranks.begin(shy=not isinstance(settings.ranks, float))
         atexit.register(ranks.end)
     if order.stats or order.decisions:
@@ -128,7 +128,7 @@ def execute(order: Order) -> int:
         else:
             _run_file(order.target)
     except BaseException as error:
-        if isinstance(error, ImportError) and _raised_by_runpy(error):  # not an import that failed in a module
+        if isinstance(error, ImportError) and _raised_by_runpy(error):  # the target is missing
             print(f"{sys.executable}: {error}", file=sys.stderr)
             return 1
         _hide_our_frames()
@@ -143,7 +143,7 @@ def started(arguments: list[str]) -> int | None:
 
 
 def _run_file(target: str) -> None:
-    """Run a script in a main module of its own, which stays until the process ends."""
+    """Run a script in a new ``__main__`` module, which lives until the process ends."""
     if os.path.isdir(target) or zipfile.is_zipfile(target):
         runpy.run_path(target, run_name="__main__")
         return
@@ -158,7 +158,7 @@ def _run_file(target: str) -> None:
 
 
 def _tell(order: Order) -> None:
-    """Print decisions and calls at the end of the process."""
+    """Print the decisions and counts of calls at the end of the process."""
     from autokern.cli import tables
 
     if order.decisions:
@@ -168,7 +168,7 @@ def _tell(order: Order) -> None:
 
 
 def _report(file: Path, program: str, process: int, began: float) -> None:
-    """Write the report at the end of the process; a forked child is not the program."""
+    """Write the report at the end of the program's process, but not of a forked child."""
     from autokern.cli import report
 
     if os.getpid() != process:
@@ -176,7 +176,7 @@ def _report(file: Path, program: str, process: int, began: float) -> None:
     try:
         report.write(file, report.of_program(program, time.perf_counter() - began))
         print(f"autokern: the report is in {file}", file=sys.stderr)
-    except Exception as error:  # the program's status stays
+    except Exception as error:  # must not change the program's exit status
         print(f"autokern: no report was written: {error}", file=sys.stderr)
 
 
@@ -188,7 +188,7 @@ def _raised_by_runpy(error: BaseException) -> bool:
 
 
 def _hide_our_frames() -> None:
-    """Let the traceback that Python prints at the end begin in the program, as if Python had run it itself."""
+    """Remove autokern's frames from the traceback that Python prints at the end."""
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:

@@ -20,22 +20,17 @@ _MOST_NAMED = 3
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The measurements of one op, device and dtype in short.
-
-    `level` is that of its calibration, empty where the grid is not complete. `speedup` is the geometric mean over the
-    problems of stock's time over that of the fastest candidate, `won` the number of problems on which each candidate is
-    the fastest, most first.
-    """
+    """Summary of the measurements of one op, device and dtype."""
 
     op: str
     device: str
     dtype: str
-    level: str
+    level: str  # of its calibration; empty if too little was measured
     problems: int
     disturbed: int
-    speedup: float
+    speedup: float  # geometric mean over the problems of stock's time over the fastest candidate's
     banned: list[str]
-    won: dict[str, int]
+    won: dict[str, int]  # number of problems on which each candidate is the fastest, largest first
 
     @property
     def measured(self) -> str:
@@ -52,25 +47,25 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Winner(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest candidate of one measured problem: its seconds, stock's, and the paired ratio of the two."""
+    """The fastest candidate of one measured problem."""
 
     problem: Problem
     candidate: str
-    speedup: float
+    speedup: float  # paired ratio of stock's time to its own
     seconds: float
     stock_seconds: float
 
 
 class Rough(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate of lower precision: its geometric mean gain over the best within the bound, and largest error."""
+    """A candidate of lower precision."""
 
     op: str
     device: str
     dtype: str
     candidate: str
     problems: int
-    speedup: float
-    relative_error: float
+    speedup: float  # geometric mean gain over the fastest candidate within the bound
+    relative_error: float  # the largest
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +83,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def present(profile: Profile, ops: Collection[str] | None = None) -> Profile:
-    """Return a profile without ops and candidates that are not registered, as an earlier version had them."""
+    """Return a profile without unregistered ops and candidates, which an earlier version may have measured."""
     there = {(op.name, name) for op in registered() if ops is None or op.name in ops for name in op.names()}
     kept = ({name: t.timings[name] for name in t.timings if (t.problem.op, name) in there} for t in profile.trials)
     return msgspec.structs.replace(
@@ -100,7 +95,7 @@ def present(profile: Profile, ops: Collection[str] | None = None) -> Profile:
 
 
 def known(profile: Profile, ops: Collection[str] | None = None) -> Known:
-    """Return a profile in short: some ops problem by problem, or all ops."""
+    """Summarise a profile: all ops, or these ops with the winner of every problem."""
     profile = present(profile, ops)
     best = winners(profile)
     return Known(
@@ -111,7 +106,7 @@ def known(profile: Profile, ops: Collection[str] | None = None) -> Known:
 
 
 def rough(profile: Profile) -> list[Rough]:
-    """Return gains and errors of all candidates of lower precision."""
+    """Return the gains and errors of all candidates of lower precision."""
     found: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
     for trial in profile.trials:
         p, best = trial.problem, min((t.ratio for t in trial.usual.values()), default=1.0)
@@ -128,7 +123,7 @@ def rough(profile: Profile) -> list[Rough]:
 
 
 def summaries(profile: Profile, best: Sequence[Winner]) -> list[Summary]:
-    """Return a summary of each op, device and dtype that was measured, of the winners of all its problems."""
+    """Return a summary of each measured op, device and dtype, from the winners of its problems."""
     disturbed = Counter(trial.problem.group for trial in profile.trials if trial.disturbed)
     found = []
     for group, winning in itertools.groupby(best, lambda winner: winner.problem.group):
@@ -144,7 +139,7 @@ def summaries(profile: Profile, best: Sequence[Winner]) -> list[Summary]:
 
 
 def winners(profile: Profile) -> list[Winner]:
-    """Return the fastest candidate of every measured problem, like beside like, by size."""
+    """Return the fastest candidate of every measured problem, sorted by kind of problem, then by size."""
 
     def place(p: Problem) -> tuple[object, ...]:
         return (p.op, p.device, p.dtype, p.grad, p.batch > 1, p.variant, p.n, p.m, p.rhs, p.d, p.batch)
@@ -153,12 +148,12 @@ def winners(profile: Profile) -> list[Winner]:
 
 
 def kind(problem: Problem) -> Problem:
-    """Return what problems have in common which one plot shows: everything but ``m`` and ``n``."""
+    """Return a problem with ``m`` and ``n`` set to 1: one plot shows all problems of one kind."""
     return problem.replace(m=1, n=1)
 
 
 def commonest(trials: Iterable[Trial], group: tuple[str, str, str]) -> list[Trial]:
-    """Return those trials of an op, dtype and device whose kind of problem has most sizes, by size."""
+    """Return the trials of the group's kind of problem that has the most sizes, sorted by size."""
     kinds: dict[Problem, list[Trial]] = {}
     for trial in trials:
         if trial.problem.group == group:

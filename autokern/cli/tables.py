@@ -1,4 +1,4 @@
-"""Tables as plain data, which the terminal, pages and notebooks show."""
+"""Tables as plain data, for the terminal, HTML pages and notebooks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from autokern.core.units import duration, legible
 
 _GAIN, _LOSS = 1.05, 0.95
 _LEAST_ROOM, _LONG_WORD = 14, 40
-"""Characters for the last column below which rows are sentences, unless a longer word asks for more; and most of it."""
+"""Fewest characters for the last column, and most that a long word in it may require; with less, rows are sentences."""
 _MARKS = {"ok": "✓", "note": "•", "problem": "✗"}
 _COLOURS = {"✓": "green", "•": "yellow", "✗": "red"}
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table; columns that begin with ``>`` are aligned right, those with ``×`` hold factors beside stock."""
+    """A table; columns that begin with ``>`` are aligned right, columns with ``×`` hold factors relative to stock."""
 
     title: str
     columns: Sequence[str]
@@ -36,7 +36,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def show(*parts: Table | str, stderr: bool = False) -> None:
-    """Print tables, of those without rows the title, and lines, which are not broken up: a path could not be copied."""
+    """Print tables, only the title of empty ones, and lines, which are not wrapped, so that paths can be copied."""
     console = Console(stderr=stderr, highlight=False)
     for part in parts:
         with console.capture() as captured:
@@ -49,7 +49,7 @@ def show(*parts: Table | str, stderr: bool = False) -> None:
 
 
 def _rendered(table: Table, width: int) -> RenderableType:
-    """Return a table for the terminal; where little room is left for its last column, rows are sentences."""
+    """Return a table for the terminal; if too little room is left for its last column, rows become sentences."""
     title, names = Text(table.title, "bold"), [column.removeprefix(">") for column in table.columns]
     *others, last = zip(names, *table.rows, strict=True)
     taken = sum(3 + max(len(line) for cell in column for line in cell.split("\n")) for column in others)
@@ -77,7 +77,7 @@ def _colour(column: str, cell: str) -> str:
 
 
 def ops(found: Known, title: str) -> Table:
-    """Return a line for each op, device and dtype."""
+    """Return a table with a row for each op, device and dtype."""
     rows = [
         (row.op, f"{row.device} {row.dtype}", row.measured, f"{row.speedup:.2f}",
          "; ".join([row.fastest, *([f"banned: {', '.join(row.banned)}"] if row.banned else [])]))
@@ -87,7 +87,7 @@ def ops(found: Known, title: str) -> Table:
 
 
 def of_known(found: Known, title: str) -> list[Table]:
-    """Return what is known of ops, what a calibration gains, and which candidates are rough or banned."""
+    """Return the non-empty tables of ops, the exam, candidates of lower precision, and bans."""
     made = [ops(found, title)]
     if found.exam:
         gain = math.exp(sum(math.log(row.shipped / row.new) for row in found.exam) / len(found.exam))
@@ -120,7 +120,7 @@ def winners(found: Sequence[Winner]) -> list[Table]:
 
 
 def thresholds(found: Sequence[Line]) -> Table:
-    """Return which candidate serves up to which size, for each kind of problem."""
+    """Return a table of the candidates by size, for each kind of problem."""
     rows = []
     for line in found:
         p = line.problem
@@ -133,7 +133,7 @@ def thresholds(found: Sequence[Line]) -> Table:
 
 
 def candidates(decision: Decision, title: str = "") -> Table:
-    """Return the candidates of a decision with their costs, or why they cannot serve."""
+    """Return a table of a decision's candidates with their costs, or why they cannot serve."""
     rows = []
     for name, cost, why in decision.candidates():
         words = ("", "", "", "") if cost is None else cost.words()
@@ -142,7 +142,7 @@ def candidates(decision: Decision, title: str = "") -> Table:
 
 
 def decisions(found: Sequence[tuple[Decision, int]]) -> Table:
-    """Return the decisions of a process, those that served most calls first."""
+    """Return a table of the decisions of a process, most calls first."""
     rows = []
     for decision, calls in sorted(found, key=lambda pair: -pair[1]):
         p = decision.problem
@@ -153,7 +153,7 @@ def decisions(found: Sequence[tuple[Decision, int]]) -> Table:
 
 
 def stats(counts: Mapping[str, Mapping[str, int]]) -> Table:
-    """Return the number of calls by op and candidate."""
+    """Return a table of the number of calls by op and candidate."""
     rows = [
         (op, candidate, f"{calls:,}")
         for op, by in counts.items()
@@ -164,7 +164,7 @@ def stats(counts: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def findings(found: Sequence[Finding]) -> Table:
-    """Return what `doctor` has found, each with its advice, under their numbers."""
+    """Return a table of `doctor`'s findings with their advice; the title counts problems and notes."""
     rows = [(_MARKS[row.status], row.name, row.found + (f"\n→ {row.advice}" if row.advice else "")) for row in found]
     statuses = Counter(row.status for row in found)
     counts = (counted(statuses[status], status) for status in ("problem", "note"))

@@ -1,4 +1,4 @@
-"""Thresholds for people to read: the choices of the trees by size."""
+"""Thresholds for people to read: the candidate that the policy chooses at each size."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from autokern.tuning.chooser import Chooser
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import key_of
 
-_MOST = 24  # kinds of problems of an op that are shown, those with the most trials
-_LEAST = 3  # trials of a kind below which nothing is shown of it
+_MOST = 24  # most kinds of problems of an op to show, by number of trials
+_LEAST = 3  # fewest trials of a kind that is shown
 
 
 class Line(msgspec.Struct, frozen=True):
-    """The choices for one kind of problem: pairs of the largest n and the candidate that serves up to it, in order.
+    """The choices for one kind of problem: pairs of a largest n and the candidate that serves up to it, in order.
 
-    Every other size of the kind but m, which goes with n, is its usual one; the last n is the largest measured.
+    m grows with n; all other sizes are the medians of the measured problems. The last n is the largest measured.
     """
 
     problem: Problem
@@ -35,7 +35,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def lines(op: Op, chooser: Chooser, settings: Settings, device: str = "cpu") -> list[Line]:
-    """Return the choices for the kinds of problems that this machine measured most, each by its number of columns."""
+    """Return the choices by number of columns for the kinds of problems that this machine measured most."""
     kinds: dict[tuple[object, ...], list[Problem]] = {}
     for trial in chooser.profile.trials:
         p = trial.problem

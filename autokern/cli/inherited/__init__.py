@@ -1,1 +1,1 @@
-"""Inherited: what Python runs first in the processes that a program under `autokern run` starts."""
+"""Inherited: start-up code of the Python processes that a program under `autokern run` starts."""

@@ -1,15 +1,15 @@
 """Enable autokern in this process as soon as it imports gpytorch or linear_operator; until then import nothing.
 
-`autokern run` puts the folder of this file in front of ``PYTHONPATH``. Python imports a module of this name when it
-starts; the one that would have been imported without autokern is run too. Pythons from 3.6 on can read it, since a
-program may start others.
+`autokern run` puts the folder of this file in front of ``PYTHONPATH``, and Python imports ``sitecustomize`` when it
+starts. The ``sitecustomize`` that this file hides is run, too. The syntax is that of Python 3.6, because a program may
+start other versions of Python.
 """
 
 import importlib.machinery
 import os
 import sys
 
-TYPE_CHECKING = False  # every process pays for what is imported here
+TYPE_CHECKING = False  # not imported from `typing`: every process pays for an import here
 if TYPE_CHECKING:
     from typing import Any
 
@@ -18,22 +18,22 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _run_the_next() -> None:
-    """Let the module of this name that stands behind this one take its place: the program's own, or another autokern's.
+    """Run the ``sitecustomize`` behind this folder on `sys.path`, if any, in place of this module.
 
-    Those in front have been run, or are not to be.
+    It is the program's own, or another autokern's. Modules in front of this folder are not run.
     """
     paths = [os.path.abspath(path or os.curdir) for path in sys.path]
     behind = sys.path[paths.index(_HERE) + 1 :] if _HERE in paths else sys.path
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
     if spec is not None and spec.loader is not None:
-        from importlib._bootstrap import module_from_spec  # importlib.util would import much
+        from importlib._bootstrap import module_from_spec  # importing importlib.util is slow
 
         module = sys.modules[__name__] = module_from_spec(spec)
         spec.loader.exec_module(module)
 
 
 def _enable() -> None:
-    """Enable autokern, if it is the one that this file is part of."""
+    """Enable autokern, if the importable package is the one that this file belongs to."""
     package = os.path.dirname(os.path.dirname(_HERE))
     import importlib.util
     import warnings
@@ -43,7 +43,7 @@ def _enable() -> None:
         return
     try:
         import autokern.auto  # noqa: F401
-    except Exception as error:  # an import of the program's own goes on
+    except Exception as error:  # the program's import goes on
         warnings.warn(f"autokern stays off in this process: {error!r}", stacklevel=2)
 
 
@@ -52,13 +52,13 @@ def _is_under_way(name: str) -> bool:
 
 
 class _Watch:
-    """A finder that finds nothing itself: it follows the import of a library by enabling autokern."""
+    """A finder that wraps the loader of a library, and enables autokern after the library's import."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name not in _LIBRARIES or path is not None:
             return None
         finders = list(sys.meta_path)
-        behind = finders[finders.index(self) + 1 :] if self in finders else []  # those in front have been asked
+        behind = finders[finders.index(self) + 1 :] if self in finders else []  # finders in front have found nothing
         found = (finder.find_spec(name, path, target) for finder in behind if hasattr(finder, "find_spec"))
         spec: Any = next(filter(None, found), None)
         if not hasattr(getattr(spec, "loader", None), "exec_module"):

@@ -1,6 +1,6 @@
-"""The trials that `probe` runs in a process of their own: the last line printed is the answer.
+"""The trials that `probe` runs in child processes: the last line printed is the answer.
 
-Those of torch and KeOps import nothing of autokern.
+Only the trial of the hooks imports autokern.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 
 def compiler() -> None:
-    """Compile a function and compare."""
-    shift = random.random()  # otherwise an earlier compiled result would answer
+    """Compile a function with torch, and compare its result."""
+    shift = random.random()  # prevents a hit in the compiler's cache
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x * shift).sin().sum()
@@ -29,7 +29,7 @@ def compiler() -> None:
 
 
 def gpu() -> None:
-    """Multiply on the accelerator and compare."""
+    """Multiply matrices on the accelerator, and compare with the CPU."""
     device = torch.accelerator.current_accelerator()
     assert device is not None, "there is no device"
     dtype = torch.float32 if device.type == "mps" else torch.float64
@@ -38,7 +38,7 @@ def gpu() -> None:
 
 
 def keops() -> None:
-    """Import pykeops, reduce on the CPU and on a GPU, and print the result or the missing part."""
+    """Import pykeops, run a reduction on the CPU and on a GPU, and print the outcome or the missing part."""
     output = io.StringIO()
     try:
         with contextlib.redirect_stdout(output):
@@ -57,7 +57,7 @@ def keops() -> None:
 
 
 def _reduced(pykeops: Any, output: io.StringIO, device: str, backend: str) -> str:
-    """Compile and run a reduction; return where it ran and how long that took."""
+    """Compile and run a reduction; return the backend and the seconds as text."""
     x, y = torch.rand(20, 3), torch.rand(30, 3)
     truth = (-((x[:, None] - y[None]) ** 2).sum(-1)).exp().sum(1, keepdim=True)
     began = time.perf_counter()
@@ -86,7 +86,7 @@ def _fail(found: str) -> NoReturn:
 
 
 def hooks() -> None:
-    """Install and remove the hooks: a small model agrees with stock, and a matrix too large is refused."""
+    """Install and remove the hooks; check that a small model agrees with stock and a huge matrix is refused."""
     import gpytorch
 
     import autokern

@@ -1,6 +1,6 @@
-"""Reports: what a program or a profile tells, as one HTML file that needs nothing beside it.
+"""Reports on a program or a profile, each one self-contained HTML file.
 
-`facts` makes the content of a page, which `page.html` shows.
+`facts` makes the content of a page; `page.html` is its template.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["check", "of_profile", "of_program", "put", "write"]
 
 
 def check(file: Path, option: str) -> None:
-    """Raise AutokernError where a page cannot be made or written."""
-    installed("jinja2", option)  # and imported: when a program ends it may be too late
+    """Raise AutokernError if a page cannot be made or written."""
+    installed("jinja2", option)  # imported now: at the end of a program it may be too late
     put(file, None)
 
 
 def put(file: Path, content: bytes | None) -> None:
-    """Write a file that the user named, all or nothing; without content, only try whether that would work."""
+    """Write a file atomically; without content, only check that this would work. AutokernError if it fails."""
     try:
         write_whole(file, content)
     except (OSError, ProfileError) as error:
@@ -33,12 +33,12 @@ def put(file: Path, content: bytes | None) -> None:
 
 
 def write(file: Path, page: dict[str, Any]) -> None:
-    """Write a page to a file, all or nothing."""
+    """Render a page and write it atomically."""
     import jinja2
     import markupsafe
 
     def marked(text: str) -> markupsafe.Markup:
-        """Return text as HTML, with what stands between backticks as code."""
+        """Return text as HTML, with text between backticks as code."""
         return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(text))))
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)

@@ -1,6 +1,6 @@
-"""The facts of a page as plain data: what a program saved, as predicted, or what was measured.
+"""The content of a page as plain data: the predicted savings of a program, or the measurements of a profile.
 
-The seconds saved are calls of each key, times what one call is predicted to save.
+The seconds saved are, for each key, its calls times the predicted saving of one call.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Served = Sequence[tuple[Decision, int]]
 
 _MOST_CARDS, _MOST_STRIPS, _MOST_WINNERS = 40, 8, 400
 _POINTS, _AROUND, _COLOURS, _MOST_ASKED = 33, 4, 8, 10
-"""Sizes of a strip, how many times the sizes that a program asked it reaches, up and down, colours, sizes named."""
+"""Sizes of a strip, factor by which it exceeds the program's sizes on both sides, colours, most sizes named."""
 _PATH = re.compile(r"(?<![\w./~\\])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()<>]+){2,}[/\\]?")
 
 
 def without_paths(text: str) -> str:
-    """Return text with an ellipsis for each path of this machine.
+    """Return text with each path of this machine replaced by an ellipsis.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def without_paths(text: str) -> str:
 
 
 class Gain(NamedTuple):
-    """Calls of which something was measured, and the seconds that they are predicted to have saved."""
+    """Number of calls on measured problems, and the seconds that they saved by prediction."""
 
     calls: int = 0
     saved: float = 0.0
@@ -66,13 +66,13 @@ def _signed(seconds: float) -> str:
 
 
 def gain(rows: Served) -> Gain:
-    """Return what the calls of decisions are predicted to have saved."""
+    """Return the predicted savings of the calls of decisions."""
     found = [(calls, calls * d.saved) for d, calls in rows if d.saved is not None]
     return Gain(*map(sum, zip(*found, strict=True)))
 
 
 def of_program(name: str, seconds: float) -> Page:
-    """Return the page of the program that this process has run: what it saved, as predicted, what ran and why."""
+    """Return the page of the program that this process has run: predicted savings, choices and reasons."""
     served, fields = dispatch.decisions(), host.current().fields
     total, counted = gain(served), sum(sum(by.values()) for by in dispatch.stats().values())
     known = f"{total.calls:,} of {counted:,} calls" if total.calls else "nothing is known of its keys"
@@ -90,7 +90,7 @@ def of_program(name: str, seconds: float) -> Page:
 
 
 def _notes(served: Served, counted: int) -> list[str]:
-    """Return what the figures of a program rest on, and what they leave out."""
+    """Return notes on the basis of a program's figures, and on the calls that they leave out."""
     last = "Processes that the program started are not part of this page."
     if not served:
         off = "" if dispatch.session().settings.enabled else " (AUTOKERN=0)"
@@ -133,7 +133,7 @@ def _by_op(served: Served) -> list[Page]:
 
 
 def _by_key(served: Served) -> list[Page]:
-    """Return the section of keys, each with the choice, the reason and its candidates, largest differences first."""
+    """Return the section of keys, each with its choice, reason and candidates, largest savings or losses first."""
     rows = sorted(served, key=lambda row: (-abs(gain([row]).saved), -row[1]))
     cards = []
     for decision, calls in rows[:_MOST_CARDS]:
@@ -152,7 +152,7 @@ def _by_key(served: Served) -> list[Page]:
 
 
 def _process(served: Served) -> Page:
-    """Return the section of the process: its threads, and its memory."""
+    """Return the section on the threads and memory of the process."""
     fewer = sum(calls for decision, calls in served if "@" in decision.candidate)
     facts = [
         ("threads of torch", f"{threads.current()} of {host.affinity()} processors that it may use"),
@@ -169,7 +169,7 @@ def _process(served: Served) -> Page:
 
 
 def _crossings(served: Served) -> list[Page]:
-    """Return the kinds of problems on which stock would spend most, of several batches the one that does, by size."""
+    """Return strips for the kinds of problems on which stock would spend most time; all batches are one kind."""
     kinds: dict[Problem, list[tuple[float, Problem]]] = {}
     for decision, calls in served:
         if "stock" in decision.predicted and len(decision.predicted) > 1:
@@ -192,10 +192,10 @@ def _strips(strips: Iterable[Page]) -> list[Page]:
 
 
 def strip(problem: Problem, low: int, high: int, asked: Sequence[int] = ()) -> Page:
-    """Return which candidate runs from which size to which, as shares of a logarithmic scale and in words.
+    """Return the candidate that runs in each range of sizes, as shares of a logarithmic scale and in words.
 
-    The policy decides each size, so a page shows what programs get. A square problem stays square, a tall one keeps
-    its ratio, of a wide one ``m`` is kept. Sizes of which no candidate fits the memory are left out.
+    The policy decides each size, as it does for programs. A square problem stays square, a tall one keeps its ratio, a
+    wide one its ``m``. Sizes at which no candidate fits the memory are left out.
     """
     low, op, runs = max(2, low), get(problem.op), dict[int, str]()
     for k in range(_POINTS):
@@ -221,7 +221,7 @@ def _at(problem: Problem, n: int) -> Problem:
 
 
 def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
-    """Return the page of the profile in force, or of one op of it with every measured problem."""
+    """Return the page of the profile in force, or of one of its ops with every measured problem."""
     fields, here = profile.host or host.current().fields, host.current().devices
     strips = []
     for row in found.ops:
@@ -250,7 +250,7 @@ def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
 
 
 def _section(title: str, *notes: str, **parts: object) -> Page:
-    """Return a section of a page: facts, tables, cards and strips under a heading."""
+    """Return a section of a page: a heading, notes, facts, tables, cards and strips."""
     return {"title": title, "notes": notes, "facts": [], "tables": [], "cards": [], "strips": [], **parts}
 
 
@@ -265,7 +265,7 @@ def _in_short(fields: Mapping[str, Any]) -> str:
 
 
 def _host(fields: dict[str, Any]) -> Page:
-    """Return what was measured on: the fields of a Host, which name no machine, user or path."""
+    """Return the section on the host: the fields of a Host, which name no machine, user or path."""
     cpu, system = fields["cpu"], fields["system"]
     gpus = [str(gpu.get("name", gpu.get("kind", ""))) for gpu in fields.get("accelerators", [])]
     versions = ", ".join(f"{name} {version}" for name, version in fields["versions"].items() if version)
