@@ -10,14 +10,14 @@ from typing import Any as _Any
 from autokern.core.versions import __version__ as __version__
 from autokern.system import start as _start
 
-if _start.only_helps():  # this process prints a text and ends
+if _start.only_helps():  # this process prints help or versions, and ends
     _start.import_later()
 else:
     try:
         with (
             _start.importing(),
             _contextlib.redirect_stdout(_io.StringIO()),
-        ):  # where there is no CUDA, KeOps says so there
+        ):  # without CUDA, KeOps prints so on standard output
             from autokern import covariance, linalg
             from autokern.core.decision import Decision
             from autokern.core.errors import (
@@ -37,7 +37,7 @@ else:
             from autokern.runtime.dispatch import stats, using
             from autokern.runtime.ranks import ranks
             from autokern.tuning.profile import Profile
-    except (AttributeError, ImportError, KeyError, TypeError) as _error:  # a name of the libraries' is gone
+    except (AttributeError, ImportError, KeyError, TypeError) as _error:  # a library lacks a name that autokern imports
         _reason = f"it does not fit the installed libraries: {type(_error).__name__}: {_error}"
 
         def __getattr__(name: str) -> _Any:

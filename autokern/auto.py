@@ -1,6 +1,6 @@
 """``import autokern.auto``: enable autokern for the rest of the process, as one line.
 
-An import never fails: where autokern cannot be enabled it warns and stays off; `autokern.enable` raises.
+The import never fails: if autokern cannot be enabled, it warns and stays off, where `autokern.enable` would raise.
 """
 
 import warnings as _warnings

@@ -56,7 +56,7 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
     >>> k.shape, k.diagonal().tolist()
     (torch.Size([5, 5]), [1.0, 1.0, 1.0, 1.0, 1.0])
     """
-    registry.load("")  # they may know the kernel
+    registry.load("")  # plugins may add the kernel's family
     x1, x2 = _points(x1, x2)
     node = trees.form(kernel)
     if node is None or not trees.leaves(node):
@@ -126,7 +126,7 @@ def matmul(
 
 
 def _points(x1: torch.Tensor, x2: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both sets of points as matrices, the same tensor where they are the same."""
+    """Return both sets of points as matrices; x2 is x1 itself if None."""
     x1 = x1.unsqueeze(-1) if x1.dim() == 1 else x1
     x2 = x1 if x2 is None else x2.unsqueeze(-1) if x2.dim() == 1 else x2
     if x1.shape[-1] != x2.shape[-1]:

@@ -1,7 +1,7 @@
 """Dispatched linear algebra for direct use, without hooks.
 
 Each function takes plain tensors, batched or not, is differentiable, and runs the fastest candidate measured on this
-machine. Other dtypes than float32 and float64, and compiled, traced or vmapped calls, run stock.
+machine. Dtypes other than float32 and float64, and compiled, traced or vmapped calls, run stock.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int | None
     linear_operator.utils.errors.NanError
         If the matrix holds NaN.
     linear_operator.utils.errors.NotPSDError
-        If it is not positive definite with the largest jitter.
+        If it is not positive definite even with the largest jitter.
     RuntimeError
         If it is not square.
 
@@ -117,8 +117,8 @@ def pinverse(root: torch.Tensor) -> torch.Tensor:
 
     Notes
     -----
-    Stock is a QR decomposition and a triangular solve (`linear_operator.utils.pinverse.stable_pinverse`). A triangular
-    root needs only the solve (LAPACK's trtrs); its entries show that it is triangular.
+    Stock is a QR decomposition and a triangular solve (`linear_operator.utils.pinverse.stable_pinverse`). For a
+    triangular root, detected by its entries, a candidate runs only the solve (LAPACK's trtrs).
 
     Examples
     --------
