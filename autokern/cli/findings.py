@@ -26,7 +26,7 @@ class Finding(msgspec.Struct, frozen=True):
     name: str
     status: str  # "ok", "note" (costs speed at most) or "problem"
     found: str  # the result, in words
-    advice: str = ""  # the remedy; empty where none is needed
+    advice: str = ""  # the remedy; empty if everything works
 
 
 def seen(name: str, found: str, advice: str = "", status: str = "note") -> Finding:

@@ -1,7 +1,7 @@
 """Quiet: before `autokern calibrate` measures, it waits for a while if other programs use the cores, and says so.
 
-Waiting takes a share of the budget. After a calibration on a busy machine, the measurements are judged; if none can be
-trusted, the command exits with status 1.
+Waiting takes a share of the budget. After a calibration on a busy machine, the measurements are judged; if they cannot
+be trusted, the command exits with status 1.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fastest(self) -> str:
-        """The fastest candidates in words, with the number of problems of each if there are several."""
+        """The fastest candidates in words; if there are several, with the number of problems of each."""
         (first, most), *others = self.won.items()
         named = [f"{first} ({most} of {self.problems})", *(f"{name} ({count})" for name, count in others[:_MOST_NAMED])]
         more = [f"{len(others) - _MOST_NAMED} more"] if len(others) > _MOST_NAMED else []

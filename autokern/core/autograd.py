@@ -144,7 +144,7 @@ def plain_gradients(
 def times(
     gradients: Sequence[Any], cotangent: torch.Tensor, shapes: Sequence[torch.Size], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    """Multiply the wanted gradients of each model of a batch by the cotangent of its value; None for the others.
+    """Multiply the wanted gradients of a batch of models by the cotangents of their values; None for unwanted ones.
 
     Each product is summed to the shape of its input, which several models may share.
     """

@@ -54,7 +54,7 @@ class Candidate(msgspec.Struct, frozen=True):
     name : str
         Unique within the Op.
     run : callable
-        Takes the Op's arguments, returns what the Op returns.
+        Takes the Op's arguments, returns the Op's result.
     accuracy : {"same", "better", "approximate"}
         ``same`` agrees with stock within the Op's bound, ``better`` is exact where stock approximates,
         ``approximate`` runs only under ``accuracy="approximate"``.
@@ -74,7 +74,7 @@ class Candidate(msgspec.Struct, frozen=True):
     threads : int
         Its number of threads, 0 for torch's; of two equally fast candidates, the one with fewer threads runs.
     parts : bool
-        Whether it calls other ops, which are dispatched inside of it.
+        Whether it calls other ops, which are then dispatched.
     as_stock : bool
         Whether it is an iterative solver as stock is; calibration does not ban it for exceeding the Op's bound.
     error : callable

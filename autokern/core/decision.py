@@ -48,12 +48,12 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
     reason : str
         The reason, in words.
     source : str
-        Source of the prediction: ``order``, ``measured``, ``interpolated``, ``extrapolated``, ``other hosts``,
-        ``unmeasured`` or ``only choice``.
+        Source of the prediction: ``order``, ``measured``, ``extrapolated``, ``other hosts``, ``unmeasured`` or
+        ``only choice``.
     predicted : dict
         Predicted seconds of the candidates that may serve, the choice first; empty where nothing was measured.
     margin : float
-        Predicted time of stock over that of the choice (1 for stock).
+        Predicted time of stock over the choice's (1 for stock).
     uncertainty : float
         Standard deviation of log(margin).
     excluded : dict
@@ -63,7 +63,7 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
     review : int
         Calls that would repay compiling, after which the problem is decided again; 0 for never.
     costs : dict
-        Cost of each candidate that may serve, then of each that only its error excludes.
+        Cost of each candidate that may serve, then of each candidate that is excluded only for its error.
     remark : str
         The accuracy of stock's answer where stock approximates, else empty.
     nearest : str

@@ -84,9 +84,9 @@ def _plain(value: Any) -> Any:
 def definitions(source: str, path: str) -> Iterator[tuple[str, str, str]]:
     """Yield each definition of a source: its qualified name, the fingerprint of its code, and that of its syntax.
 
-    The code's begins with ``~`` where it leaves out defaults, because their values are known only at run time. Both are
-    the value's for a class, and for a constant of a module or class. A decorated function is yielded again for each
-    wrapper, with ``@1``, ``@2`` and so on in place of both.
+    The code's fingerprint begins with ``~`` if it leaves out defaults, whose values are known only at run time. For a
+    class, or a constant of a module or class, both are the fingerprint of the value. A decorated function is yielded
+    again for each wrapper, with ``@1``, ``@2`` and so on in place of both.
     """
     tree, nodes = ast.parse(source), {}
     imported = (name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names)

@@ -31,7 +31,7 @@ def full_name(owner: Any, name: str) -> str:
 
 
 def admits(owner: Any, name: str, found: Any, before: Any) -> bool:
-    """Whether a hook may replace an attribute: it is that of `before`, and the library's own. Else leave it out."""
+    """Whether a hook may replace an attribute: it is unchanged and the library's own; else record why not."""
     module, _, qualified = full_name(owner, name).partition(":")
     library = module.partition(".")[0]
     if library not in LIBRARIES | {"torch"}:

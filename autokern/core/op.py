@@ -1,7 +1,7 @@
 """Op: a mathematical operation and the ways to compute it.
 
-An Op states a contract once (what its arguments mean, what counts as right, which sizes are worth measuring); each
-Candidate is one way to meet it. Tests, calibration, the command line and the docs iterate the registry, so a new
+An Op states a contract once (the meaning of its arguments, the bound of its error, the sizes worth measuring); each
+Candidate is one way to meet it. Tests, calibration, the command line and the docs iterate over the registry, so a new
 candidate is one decorated function beside its Op.
 """
 
@@ -66,8 +66,8 @@ class Op(abc.ABC):
     raises : tuple of exception types
         Errors that belong to the contract; dispatch passes them on unchanged.
     composite : bool
-        Whether stock calls other ops, which are dispatched inside of it. Its arguments may cache results, so every
-        trial gets fresh ones.
+        Whether stock calls other ops, which are then dispatched. Its arguments may cache results, so every trial gets
+        fresh copies.
     nesting : int
         Larger than the nesting of every op that its candidates call: a calibration measures the innermost ops first.
 
@@ -196,7 +196,7 @@ class Op(abc.ABC):
 
     @property
     def stock(self) -> Candidate:
-        """The candidate that does exactly what the hooked library would have done."""
+        """The candidate that runs the hooked library's own code."""
         return self.listed[0]
 
     def names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which errors autokern may recover from: those of its own computation, never those of the user's code or a signal."""
+"""Which errors autokern may recover from: errors of its own computation, never of user code or a signal handler."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def interrupted(error: BaseException) -> bool:
 def recoverable(error: BaseException, *by: Any) -> bool:
     """Whether an error comes from autokern, or from the libraries on its behalf, so that a fallback may run.
 
-    Errors that passed through the user's code or a signal handler must reach the user. So must those of a class of the
+    Errors that passed through the user's code or a signal handler must reach the user. So must errors of a class of the
     user's, which another thread may raise here without a frame of its own. `by` are the ops and functions that were
-    run; those of a plugin may call any package.
+    run; a plugin's may call any package.
     """
     if interrupted(error):
         return False

@@ -1,7 +1,7 @@
 """Registry: all ops by name, and the plugins that add to them.
 
 The module of an op is imported when the op is first asked for. Plugins are entry points of the group
-`autokern.candidates`, those of autokern's own optional backends among them. Each names a module, or a callable without
+`autokern.candidates`, autokern's own optional backends among them. Each names a module, or a callable without
 arguments; importing the module, or calling the callable, registers candidates on ops. If a plugin fails, its
 registrations are undone, with one warning.
 """
@@ -59,12 +59,12 @@ def add(op: Op) -> None:
 
 
 def known(name: str) -> bool:
-    """Whether there is an op of this name."""
+    """Whether an op of this name exists."""
     return name in _ops or name in _homes or name in {op.name for op in registered()}
 
 
 def get(name: str) -> Op:
-    """Return the op of a name; SettingsError if there is none."""
+    """Return the op of a name; SettingsError if it does not exist."""
     if name in _homes:
         _import(name)
     elif not known(name):

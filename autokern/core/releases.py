@@ -26,8 +26,8 @@ class Status(msgspec.Struct, frozen=True):
     versions : dict
         The version of each library, and whether it is tested.
     unknown : dict
-        Library functions that differ from those of tested releases, with the reasons. Stock runs where autokern relies
-        on one of them.
+        Library functions without the code of a tested release, with the reasons. Stock runs where autokern relies on
+        one of them.
     """
 
     enabled: bool

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 def installed(distribution: str) -> str:
     """Return the version of a distribution without an import; empty where it is not installed.
 
-    A loaded module's ``__version__`` takes precedence: the metadata may be those of another copy.
+    A loaded module's ``__version__`` takes precedence: the metadata may belong to another copy.
     """
     found = getattr(sys.modules.get(distribution), "__version__", None)
     try:

@@ -18,7 +18,7 @@ _KMP = "KMP_DUPLICATE_LIB_OK"
 _given = os.environ.get(_KMP)
 from threadpoolctl import ThreadpoolController  # noqa: E402
 
-if _given is None:  # child processes inherit what the import sets
+if _given is None:  # the import sets the variable, which child processes would inherit
     os.environ.pop(_KMP, None)
 
 from autokern.core.locks import Lock  # noqa: E402
@@ -30,7 +30,7 @@ Put = Callable[[int], object]
 
 
 class _OneThread:
-    """Lowers the thread count on entry, and restores it on exit unless somebody else has set it since.
+    """Lowers the thread count on entry, and restores it on exit unless other code has set it since.
 
     It does not nest. A thread whose exit was interrupted leaves at its next exit.
     """

@@ -131,7 +131,7 @@ def peak_memory() -> int:
 
 
 def memory_limited_by(device: str) -> str:
-    """Return in words what bounds `available_memory` of a device now."""
+    """Return the present bound of a device's `available_memory` in words."""
     if torch.device(device).type != "cpu":
         return "free memory of the GPU"
     left = memory_left()

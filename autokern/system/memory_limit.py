@@ -69,7 +69,7 @@ def refuse(asked: str, need: int, device: Device, dtype: str, of_kernel: bool) -
 def refusal(
     asked: str, need: int, found: Limit, device: Device, dtype: str, of_kernel: bool, tiles: bool = True
 ) -> MemoryBudgetError:
-    """Return the error of a call that needs `need` more bytes at its peak than the limit `found`.
+    """Return the error of a call whose further allocations, `need` bytes at the peak, exceed the limit `found`.
 
     It names alternatives: float32 if half the bytes fit, and for a kernel matrix methods that do not form it; `tiles`
     is False where tiled products do not fit either.

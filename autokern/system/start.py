@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 _BORN = 1000
-"""Frozen objects below which nobody has called `gc.freeze`: Python 3.12 starts with 375, a call freezes over 4,000."""
+"""With fewer frozen objects, `gc.freeze` was not called: Python 3.12 starts with 375, and a call freezes over 4,000."""
 _EXECUTED = ("autokern.__main__", "autokern.cli.commands")
 
 

@@ -52,7 +52,7 @@ class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_un
     timings: dict[str, Timing]
 
     def updated(self, later: Trial) -> Trial:
-        """Return this trial updated by a later one's timings, except those that were disturbed more."""
+        """Return this trial updated by a later one's timings, except more disturbed ones."""
         timings = dict(self.timings)
         for name, timing in later.timings.items():
             if timing.disturbed <= timings.get(name, timing).disturbed:

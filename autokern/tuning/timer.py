@@ -1,8 +1,8 @@
 """Honest timing: candidates take turns, every time is paired with stock's of the same round, and noise is reported.
 
-Where other programs use the cores, a sample lasts as long as its threads wait for one. The undisturbed time lies
-between the sample's and what is left without that wait. The geometric mean of the two counts, half their distance in
-log units is doubt, and samples without such a wait are preferred.
+Where other programs use the cores, the threads of a sample wait for a core. The undisturbed time lies between the
+sample's time and its time less that wait. The geometric mean of the two counts as the time, half their distance in log
+units as doubt; samples without a wait are preferred.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 from autokern.system.load import Waited
 from autokern.tuning.profile import DISTURBED, QUIET, Timing
 
-_HOPELESS = 1.6  # a candidate so many times slower than the best is not timed further
-_ABSURD = 3.0  # a candidate so many times slower than the reference is timed once
-_TRIES = 3  # times that a disturbed sample is taken
+_HOPELESS = 1.6  # a candidate slower than the best by this factor is not timed further
+_ABSURD = 3.0  # a candidate slower than the reference by this factor is timed once
+_TRIES = 3  # most tries of a disturbed sample
 _ALL = 0.99  # largest share of a sample that counts as waiting
-_LONGER = 3  # times the seconds and twice the rounds that a comparison of mostly disturbed samples may take
-_LONGEST = 0.02  # seconds of a sample after which it is cut short, not repeated if disturbed, and not led by a call
+_LONGER = 3  # a comparison of mostly disturbed samples may take this multiple of the seconds, and twice the rounds
+_LONGEST = 0.02  # a sample of more seconds is cut short, not repeated if disturbed, and not preceded by a warm-up call
 _DOUBT = 0.25  # standard error of a single value, in log units; n values lessen it by n to the power 1.5
 _TIE = 0.02  # stop early once every gap to stock is known to this accuracy, in log units
-_CLEAN = 3  # so many undisturbed rounds make the disturbed ones needless
-_FEW, _CLEAR = 5, 0.2  # fewer rounds settle only a wider log gap in each of them: three that agree are not rare
+_CLEAN = 3  # from this many undisturbed rounds on, disturbed rounds are ignored
+_FEW, _CLEAR = 5, 0.2  # fewer rounds settle only if each shows a wider log gap: three may agree by chance
 
 
 class _Sample(NamedTuple):
@@ -43,7 +43,7 @@ class _Sample(NamedTuple):
 
 
 class _Pairs:
-    """Samples of a candidate and of stock in common rounds: the undisturbed ones if there are enough, else all."""
+    """Samples of a candidate and of stock in common rounds: only the undisturbed ones, if enough, else all."""
 
     def __init__(self, found: list[_Sample], stock: list[_Sample]) -> None:
         pairs = list(zip(found, stock, strict=False))
@@ -53,7 +53,7 @@ class _Pairs:
         self.lost = statistics.median(max(a.lost, b.lost) for a, b in self.pairs)
 
     def settled(self) -> bool:
-        """Whether the gap of the candidate to stock is known well enough."""
+        """Whether the gap between the candidate and stock is known well enough."""
         error, clear = standard_error(self.ratios), min(self.ratios) > _CLEAR or max(self.ratios) < -_CLEAR
         enough = clear or len(self.ratios) >= _FEW
         known = enough and (error <= _TIE or abs(statistics.median(self.ratios)) >= 4 * error + _TIE)
@@ -90,8 +90,9 @@ def compare(
 ) -> dict[str, Timing]:
     """Time functions against each other; the first one is the reference of all ratios, hopeless ones have fewer rounds.
 
-    No round begins that would exceed the `seconds`; one always runs, and the fewest `rounds` run if they fit
-    undisturbed. A sample lasts at least `min_time`. Functions without known seconds of a `warm` call are warmed up.
+    One round always runs, and no further round begins that would exceed `seconds`; at least ``rounds[0]`` rounds run if
+    they fit undisturbed. A sample lasts at least `min_time`. Functions without the seconds of a `warm` call are warmed
+    up first.
     """
     began, reference, first = time.perf_counter(), next(iter(calls)), dict(warm or {})
     for name, call in calls.items():
@@ -154,7 +155,7 @@ def _order(names: list[str], turn: int) -> list[str]:
 def _sample(
     call: Callable[[], Any], repeats: int, synchronize: Callable[[], None], waited: Waited, lead: bool
 ) -> _Sample:
-    """Return a sample; one that was preempted is repeated; with `lead` it follows a call that warms the caches."""
+    """Return a sample, repeated if it was disturbed; with `lead`, a call before it warms the caches."""
     best = _Sample(math.inf, 0.0)
     for _ in range(_TRIES):
         if lead:
