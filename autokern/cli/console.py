@@ -23,7 +23,7 @@ _ORDER = ("calibrate", "compare", "run", "show", "explain", "doctor", "profile",
 
 
 class _Commands(TyperGroup):
-    """Prints every error of autokern as one message, and warnings without the lines of code that raised them."""
+    """Prints every error of autokern as one message, and its warnings without source lines."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of commands in the order of their use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class AutokernError(Exception):
-    """Base of every error of autokern's own."""
+    """Base of all errors of autokern."""
 
 
 class SettingsError(AutokernError, ValueError):

@@ -250,7 +250,7 @@ def _bring(kind: type, into: _Added) -> bool:
         if not (constant or any(functions(value))):
             continue
         if is_known(module, f"{qualified}.{defined}", value):
-            holds = False  # its code may change
+            holds = False  # the code of its functions may change in place
         elif name == "__getattribute__" or any(name in _overridable(base) for base in kind.__mro__[1:-1]):
             into.unknown[full] = _OVERRIDES
         elif name[:2] != "__":

@@ -114,7 +114,7 @@ class Op(abc.ABC):
 
     @abc.abstractmethod
     def features(self, problem: Problem) -> Features:
-        """Return the Features of a plain implementation; candidates that work otherwise have their own."""
+        """Return the Features of a plain implementation, which are stock's unless it states its own."""
 
     @abc.abstractmethod
     def memory(self, problem: Problem) -> int:

@@ -30,7 +30,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 _SIMD = re.compile(r"sse4_2|avx\w*|f16c|fma|amx_\w+|asimd\w*|sve\w*|bf16|vsx")
-_LIBRARIES = {  # lines of torch.__config__.show() on the libraries that do the work on a CPU
+_LIBRARIES = {  # patterns of the CPU libraries in torch.__config__.show()
     "blas": r"BLAS_INFO=(\w+)",
     "lapack": r"LAPACK_INFO=(\w+)",
     "mkl": r"Math Kernel Library Version (\S+)",

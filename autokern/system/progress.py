@@ -19,10 +19,7 @@ def silent(fraction: float, text: str) -> None:
 
 @contextlib.contextmanager
 def display(title: str, show: bool = True) -> Iterator[Progress]:
-    """Yield a function that takes the fraction done and a line of text.
-
-    Without a terminal on standard error one line is written instead of a bar.
-    """
+    """Yield a function of the fraction done and a line of text; without a terminal, write only the title."""
     if not show or sys.stderr is None or not sys.stderr.isatty():
         if show and not _log.isEnabledFor(logging.INFO) and sys.stderr is not None:  # else the log shows the title
             print(title, file=sys.stderr, flush=True)

@@ -81,7 +81,7 @@ class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Problems of `low` to `high` columns at which the exam found others faster: ``"shipped"`` or ``"stock"``."""
+    """Problems of `low` to `high` columns at which the exam found the ``"shipped"`` choices or ``"stock"`` faster."""
 
     op: str
     dtype: str

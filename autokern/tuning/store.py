@@ -26,7 +26,7 @@ from autokern.tuning.profile import NewerError, Profile, decode, encode
 _log = logging.getLogger("autokern")
 _reported: set[str] = set()  # faults already reported in this process; the only state here
 
-_STALE = 3600.0  # seconds after which no process can still be writing a temporary file
+_STALE = 3600.0  # a temporary file older than this many seconds is abandoned
 _PATIENCE = 10.0  # seconds to wait for other writers, each of which takes about as long as an fsync
 
 _OURS = re.compile(r"[0-9a-f]{8,64}(\.json|\.bad|\.[0-9a-f]{16}\.tmp|(\.[a-z0-9_]+)?\.lock)")

@@ -1,1 +1,1 @@
-"""The program of `probe`; no other module lies beside it, where Python would look for the libraries' imports."""
+"""The program of `probe`, alone in this folder, because Python searches the folder of a script for imports first."""
