@@ -78,10 +78,7 @@ def _columns(form: _Form, rhs: torch.Tensor, tensors: tuple[torch.Tensor, ...]) 
 
 @functools.lru_cache(maxsize=256)
 def _formula(form: _Form, columns: int) -> tuple[str, tuple[list[float], ...]]:
-    """Return the summand in KeOps' language, and its constants.
-
-    Order of variables: points of the leaves at rows, points at columns, shapes, weights, `rhs` at columns.
-    """
+    """Return the summand in KeOps' language (points at rows, at columns, shapes, weights, `rhs`), and constants."""
     from pykeops.torch import LazyTensor
 
     rows, columns_of, parameter, k = 0, 1, 2, len(form.dimensions)

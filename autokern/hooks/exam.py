@@ -147,10 +147,7 @@ def tasks(level: str) -> Iterator[tuple[str, Callable[[], Task]]]:
 
 
 def examined(profile: Profile, level: str, seconds: float, progress: Progress = silent) -> Profile:
-    """Return a profile with the results of its exam, and with the better choices kept where its own lose.
-
-    Tasks that do not fit in `seconds` are skipped.
-    """
+    """Return the profile with its exam, and with better choices kept where its own lose, within so many seconds."""
     settings, deadline = dispatch.session().settings, time.perf_counter() + seconds
     quiet = msgspec.structs.replace(settings, calibrate="never")
     shipped = Session(quiet)

@@ -97,10 +97,7 @@ def _log_prob(self: Any, value: Any) -> Any:
 
 @unless_it_fails
 def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any] | None:
-    """Return the log density as a function of the value, None if unsupported; the function too may return None.
-
-    With a likelihood, its noise is added; without one, the distribution includes the noise already.
-    """
+    """Return the log density, noise of the likelihood added, as a function of the value; either may be None."""
     if not torch.is_grad_enabled():
         return None
     noise = None if likelihood is None else _same_noise(likelihood, distribution)
@@ -171,10 +168,7 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
 
 
 def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, ...]) -> Any:
-    """Compute the density from a plain prior and homoskedastic noise, without the library's noisy distribution.
-
-    Homoskedastic noise does not depend on `params` (BoTorch passes the inputs).
-    """
+    """Compute the density from prior and noise, without a noisy distribution; this noise ignores `params`."""
     found = _described(function_dist, self.likelihood) or _of_tasks(self.likelihood, function_dist, params)
     result = None if found is None else found(target)
     if result is None:

@@ -104,10 +104,7 @@ def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _waits(operator: Any) -> bool:
-    """Whether the roots of a sum with this operator may be deferred: its cache is empty, or its own roots are deferred.
-
-    Iterations that the user ordered draw random numbers, so they are never deferred.
-    """
+    """Whether the roots of a sum may be deferred; never iterations that the user ordered: they draw random numbers."""
     terms = operator.linear_ops if type(operator) is SumLinearOperator else (operator,)
     held = (t.base_linear_op if type(t) is ConstantMulLinearOperator else t for t in terms)
     known = type(operator) in (SumLinearOperator, DenseLinearOperator) and all(type(t) in _TERMS for t in held)

@@ -39,10 +39,7 @@ _ITERATED = 2**14
 
 
 def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
-    """Return the operator that replaces a kernel matrix, None where the matrix is to be formed.
-
-    The caller has asked `stay_out`; `large` says that the matrix may be too large to form.
-    """
+    """Return the operator that replaces a kernel matrix, None to form it; `large` matrices may not fit the memory."""
     kernel, x1, x2 = lazy.kernel, lazy.x1, lazy.x2
     keops, ordered = _has_keops(kernel), dispatch.forced("kernel_matmul") not in (None, "stock")
     if not (keops or ordered or inside.formless or large) or lazy.last_dim_is_batch or not trivial(lazy.params):
@@ -68,10 +65,7 @@ def too_large(lazy: Any) -> bool:
 
 @unless_it_fails
 def is_iterated(lazy: Any, large: bool) -> bool:
-    """Whether solves with a training covariance iterate without its matrix: it is `large` or has many points.
-
-    The preconditioner needs the points, which a dense matrix does not contain.
-    """
+    """Whether solves with a training covariance iterate without its matrix: it is `large`, or has many points."""
     n = lazy.shape[-1]
     if n < _ITERATED and not large:
         return False
@@ -137,10 +131,7 @@ def _mul_matrix(self: Any, other: Any) -> Any:
 
 
 def _looked_up(operator: Any) -> torch.Tensor | None:
-    """Return the matrix of an operator that interpolates single entries of a table (task covariances), else None.
-
-    Values equal the library's exactly, and are differentiable to any order.
-    """
+    """Return the exact matrix of an operator that looks up entries of a table (task covariances), else None."""
     if operator.__class__ is not InterpolatedLinearOperator:
         return None
     base, left, right = operator.base_linear_op, operator.left_interp_indices, operator.right_interp_indices

@@ -77,10 +77,7 @@ _origins = Beside[_Origin]()
 
 
 def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
-    """Record the inputs of a strategy that was just created, and return whether all are of known classes.
-
-    The strategy of a fantasy uses the kernel of the `parent` model; the fantasy model has a copy of it.
-    """
+    """Record a new strategy's inputs, and return whether all are known; a fantasy uses the `parent`'s kernel."""
     prior = strategy.train_prior_dist
     if type(prior) not in (MultivariateNormal, MultitaskMultivariateNormal):
         return False  # a subclass may redefine the mean
@@ -121,10 +118,7 @@ def kernel_in(covariance: Any) -> Any:
 
 @unless_it_fails
 def ours(model: Any, growing: bool = False) -> Any:
-    """Return the model's strategy, created if missing or stale; None if autokern does not serve it.
-
-    `growing`: for a fantasy, not for a prediction.
-    """
+    """Return the model's strategy, created if missing or stale, None if unsupported; `growing` means for a fantasy."""
     strategy = model.prediction_strategy
     if _redefines(strategy):
         return None

@@ -28,10 +28,7 @@ _WHAT = {TRACE: TRACES, SOLVE: SOLVES, ROOT: ROOTS}
 
 
 def regime(n: int, switch: Any = TRACE, *more: Any) -> str:
-    """Return EXACT, ITERATIVE or ORDERED for a covariance of `n` rows under the setting `switch`.
-
-    Orders that concern the settings `more` count too.
-    """
+    """Return EXACT, ITERATIVE or ORDERED for `n` rows under the setting `switch`; orders for `more` count too."""
     if n <= library.max_cholesky_size.value() or switch.off():
         return EXACT
     return ORDERED if orders(*(_WHAT[each] for each in (switch, *more))) else ITERATIVE

@@ -56,10 +56,7 @@ def _expanded(operator: Any, rhs: Any) -> Any:
 
 
 def _asked(operator: Any) -> tuple[Embedded | None] | None:
-    """Return a tuple of the system's kernel (None for a formed matrix), or None where stock must run.
-
-    Stock runs where it factorises, and for structured operators.
-    """
+    """Return a tuple of the system's kernel (None for a formed matrix), or None where stock must run."""
     if stay_out() or regime(operator.size(-1), SOLVE) == EXACT:
         return None
     kernel = _kernel_of(operator)

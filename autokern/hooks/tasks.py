@@ -36,10 +36,7 @@ def known(distribution: Any, likelihood: Any) -> bool:
 
 
 def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:
-    """Return the covariances of points, tasks and noise, and the mean; None if the covariance is no Kronecker product.
-
-    Evaluates the kernel: an error of the user's kernel propagates.
-    """
+    """Return the covariances of points, tasks and noise, and the mean, None if there is no Kronecker product."""
     product = distribution._covar.evaluate_kernel()
     if product.__class__ is not KroneckerProductLinearOperator or len(product.linear_ops) != 2:
         return None

@@ -70,7 +70,7 @@ def _iterated_memory(problem: Problem) -> int:
 
 
 def register(op: Op) -> None:
-    """Register the candidates; `preconditioned` falls back to `matrix-free` where iterations do not converge."""
+    """Register the candidates; if iterations do not converge, `matrix-free` serves."""
 
     @op.candidate(
         "mixed-inverse", accuracy="better", unsupported=_mixed_unsupported, memory=_mixed_memory, error=_mixed_error

@@ -97,9 +97,6 @@ def objective_model(problem: Problem, generator: torch.Generator, priors: bool =
 
 
 def prior_of(model: ExactGP) -> MultivariateNormal:
-    """Return the prior of a model at its training points, always with a lazy covariance.
-
-    A call of the model may evaluate it: gpytorch turns `lazily_evaluate_kernels` off globally while a kernel runs.
-    """
+    """Return a model's prior, lazy even while another thread runs a kernel, when gpytorch evaluates eagerly."""
     (x,) = model.train_inputs
     return MultivariateNormal(model.mean_module(x), LazyEvaluatedKernelTensor(x, x, kernel=model.covar_module))

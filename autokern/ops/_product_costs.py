@@ -39,10 +39,7 @@ def of_stock(problem: Problem) -> Features:
 
 
 def of_outputs(problem: Problem) -> int:
-    """Return the bytes of results and of copies of the points: embedded, centred, and with norms for each side.
-
-    Gradients need transposed copies and sums of the same size.
-    """
+    """Return the bytes of results and of copies of the points, embedded and centred with norms, also for gradients."""
     sets = (3 if problem.grad else 2) if is_same(problem) else (5 if problem.grad else 3)
     sides = sets * (problem.m + problem.n) * (problem.d + 2) * leaves(problem)
     return problem.itemsize * (sides + problem.batch * 3 * problem.rhs * (problem.m + problem.n))

@@ -197,10 +197,7 @@ def on_other_devices(
     on_accelerator: Callable[[Problem], str | None] = needs_accelerator,
     **options: Any,
 ) -> None:
-    """Register the candidates ``cpu`` and ``accelerator`` of an op, whose times include all copies.
-
-    `run` takes the device as its first argument; ``{}`` in the summary is replaced by the device's name.
-    """
+    """Register the candidates ``cpu`` and ``accelerator``; `run` takes the device first, ``{}`` stands for its name."""
 
     def register(name: str, to: Callable[[], Any], unsupported: Any, unavailable: Callable[[str], str | None]) -> None:
         def detour(*args: Any) -> Any:
@@ -256,10 +253,7 @@ _SMALL = {"float64": 400, "float32": 255}
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether a batch has so few points that its density by arrays needs no measurement.
-
-    Twice as many for a spectral mixture: stock makes some twenty passes for each of its components and dimensions.
-    """
+    """Whether points are so few that a density by arrays needs no measurement: twice as many for a mixture."""
     most = 2 if "mixture" in families(problem) else 1
     return problem.n * problem.batch <= most * _SMALL.get(problem.dtype, 0)
 

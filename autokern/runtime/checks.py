@@ -79,10 +79,7 @@ def _again(here: Session, entry: Entry, settings: Settings) -> Entry:
 
 
 def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
-    """Compare an entry's candidate with an exact one on the arguments of a call, and replace it if it errs too much.
-
-    Return the relative error, 0 where the comparison fails.
-    """
+    """Replace an entry's candidate if it errs too much on these arguments; return the error, 0 if it is unknown."""
     suspect, exact = entry.candidate, _exact(entry)
     error = 0.0 if exact is None else _error(entry, exact, args)
     if entry.candidate is not suspect:  # replaced by another thread meanwhile
@@ -103,10 +100,7 @@ def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
 
 
 def _exact(entry: Entry) -> Candidate | None:
-    """Return the best non-approximate candidate that fits the memory beside the entry's own, None if there is none.
-
-    More accurate than stock comes first, then without compilation.
-    """
+    """Return a candidate that does not approximate and fits the memory beside the entry's own, or None."""
     problem = entry.decision.problem
     known, held = [entry.op[name] for name in entry.decision.order], entry.candidate.memory(problem)
     exact = [

@@ -76,10 +76,7 @@ class FirstUse:
         return None if found is None or inside.measuring or len(table.feasible()) < 2 else found
 
     def measure(self, table: Feasibility) -> bool:
-        """Calibrate an unmeasured op if allowed and affordable, and return whether that was tried.
-
-        Other threads decide without the measurements meanwhile.
-        """
+        """Calibrate an unmeasured op if allowed and affordable, and return whether that was tried."""
         if inside.measuring or len(table.feasible()) < 2:
             return False
         op, problem, asked = table.op, table.problem, table.problem.group
