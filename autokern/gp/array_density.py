@@ -1,7 +1,7 @@
-"""The log density of a small Gaussian process by arrays, as a function of autograd with its gradients computed at once.
+"""The log density of a small Gaussian process in NumPy, as one autograd function with precomputed gradients.
 
-Raw parameters go in, so that constraints and lengthscales are no nodes of the graph. The gradients are there when the
-value is, and the backward pass scales them. Second derivatives go through the plain formula.
+The function takes the raw parameters, so constraints and lengthscales add no nodes to the graph. The forward pass
+computes the gradients and the backward pass scales them. Second derivatives differentiate the plain torch formula.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ __all__ = [
 ]  # fmt: skip
 
 MOST = {"float64": 1000, "float32": 500}
-"""Points above which one thread is too few, and double precision too slow for single, by dtype."""
+"""Most points by dtype: above, multi-threaded torch is faster, and so is single precision than NumPy's float64."""
 MOST_ROWS = 2000
-"""Points of all models of a batch above which a loop over them is too slow."""
+"""Most points of all models of a batch together: above, a Python loop over the models is too slow."""
 _NO_BATCH = torch.Size()
 
 
 class KernelReading:
-    """A kernel as arrays, on points whose active dimensions are chosen already: one model for each of a batch."""
+    """A kernel as arrays, one model for each batch element; active dimensions of the points are selected already."""
 
     def __init__(self, kernel: Kernel, dims: int, dtype: torch.dtype, batch: torch.Size) -> None:
         self._how: Any = dims, dtype, batch
@@ -53,7 +53,7 @@ class KernelReading:
     def _read(
         self, seen: Inspected, root: Any, kernel: Any, dims: int, beside: Callable[[], tuple[Noise, Sequence[Term]]]
     ) -> None:
-        """Read a kernel, and for each model the noise and the priors that `beside` returns; all are parts of `root`."""
+        """Read a kernel, and the noise and priors that `beside` returns for each model; all are modules of `root`."""
         self._seen, self.ones = seen, []
         seen.relies(*DENSITY)
         seen.dims = dims
@@ -69,15 +69,16 @@ class KernelReading:
         self.lock = Lock()
 
     def holds(self, dims: int, dtype: torch.dtype, batch: torch.Size) -> bool:
-        """Whether the kernel still consists of the objects that were read."""
+        """Whether the reading is valid for these arguments and the kernel still consists of the objects read."""
         return bool(self._how == (dims, dtype, batch)) and self._seen.holds()
 
     def computed(
         self, scale: float, moving: bool, x: Array, mean: Array, value: Array, noise: Array | None = None
     ) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
-        """Return the log densities times a factor, and their derivatives by all arrays and by the raw parameters.
+        """Return the log densities times `scale`, and their gradients by the four arrays and the raw parameters.
 
-        Those by the points are computed if they are `moving`. None is returned where there is no factor or no number.
+        The gradient by the points is computed only if `moving`. Returns None if a factorisation fails or a density is
+        not finite.
         """
         for parameter in self.parameters:
             parameter.refresh()
@@ -96,7 +97,7 @@ class KernelReading:
             if noise is not None:
                 by_noise[at] = one.noise.by_noise
         if by_x is None:
-            by_x = x  # of no use
+            by_x = x  # a placeholder that autograd does not read
         elif self.raw:
             by_x = by_x[..., :d] + by_x[..., d:]
         arrays = [by_x.astype(dtype, copy=False), -slopes, slopes]
@@ -113,10 +114,10 @@ _readings = Readings(KernelReading)
 def evaluated(
     reading: KernelReading, lazy: Any, scale: float, plainly: Callable[..., torch.Tensor], *tensors: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return what a reading computes of points, mean, value and, where it is given, noise, as a function of autograd.
+    """Return the log densities of a reading as one autograd function; None if arrays cannot compute them.
 
-    None where arrays cannot compute it. The lazy covariance remembers the parameters; second derivatives are those of
-    `plainly`, which takes the raw parameters last.
+    `tensors` are points, mean, value and, if given, noise. The lazy covariance remembers the parameters. Second
+    derivatives are those of `plainly`, which takes the raw parameters after `tensors`.
     """
     if reading.lock.entered() or not readable(*tensors):
         return None
@@ -131,9 +132,9 @@ def evaluated(
 
 
 def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:
-    """Return the families of a kernel's leaves, sorted, None for a kernel that is no tree and not known here.
+    """Return the sorted families of a kernel's leaves, None for an unsupported kernel.
 
-    Where the matrix is factorised, gpytorch forms it for its KeOps classes as well.
+    With `exact`, KeOps kernels count as their plain classes, since gpytorch forms the matrix to factorise it.
     """
     node = trees.form(kernel, keops=exact)
     if node is not None:
@@ -144,9 +145,9 @@ def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:
 
 
 def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
-    """Return the log density of values ``(..., n)`` under marginals of CPU arrays, None where arrays cannot compute it.
+    """Return the log density of values ``(..., n)``, with one kernel for each batch element.
 
-    Each of a batch has its own kernel. None for a kernel not exactly known, and where there is no factor or number.
+    None for an unsupported kernel or batch shape, if a factorisation fails, or if a density is not finite.
     """
     x, noise, mean, kernel = marginal.lazy.x1, marginal.noise, marginal.distribution.loc, marginal.lazy.kernel
     if any(t.shape[:-1] not in (kernel.batch_shape, _NO_BATCH) for t in (x[..., 0], noise, mean, value)):
@@ -165,10 +166,10 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
 def matrix_log_prob(
     k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the log density of a value, None where the covariance has no factor or the density is no number.
+    """Return the log density of a value ``(n,)``; None if the factorisation fails or the density is not finite.
 
-    `k`, on the CPU and without noise, is any matrix: what it is made of is autograd's matter. `noise` is ``(1,)`` or
-    ``(n,)``.
+    `k` is any covariance ``(n, n)`` on the CPU, without noise; autograd differentiates how it was computed. `noise` is
+    ``(1,)`` or ``(n,)``.
     """
     tensors = k, noise, mean, value
     if not readable(*tensors):
@@ -192,10 +193,9 @@ def matrix_log_prob(
 
 
 def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:
-    """Return the matrix of points, whose active dimensions are chosen already, by plain steps of torch.
+    """Return a kernel's matrix by plain torch steps, differentiable to any order; active dimensions are selected.
 
-    It is differentiable to any order. The library adds and multiplies operators, some of which it factorises by itself,
-    with jitter.
+    The library would add and multiply operators, some of which it factorises with jitter of its own.
     """
     if trees.form(kernel, keops=True) is not None:
         return trees.dense(trees.read(kernel, x, centre_of(x)))
@@ -214,26 +214,26 @@ def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Calling(torch.nn.Module):
-    """A function that reads a module, as a module, so that the parameters can be replaced for one call."""
+    """A module that calls a function of `root`, for `functional_call` to replace the parameters of `root`."""
 
     def __init__(self, root: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
         super().__init__()
         self.root, self._function = root, function
 
     def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        """Call the function."""
+        """Return the function's result."""
         return self._function(*args)
 
 
 def replacing(
     root: torch.nn.Module, names: list[str], function: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
-    """Return a function of its own arguments and of the values of a module's parameters of these names."""
+    """Return a function of the arguments of `function`, then of values for the parameters of `root` called `names`."""
 
     def of(*tensors: torch.Tensor) -> torch.Tensor:
         own = len(tensors) - len(names)
         replaced = {f"root.{name}": raw for name, raw in zip(names, tensors[own:], strict=True)}
-        # modules are shared here, and torch does not restore tied weights of those
+        # torch does not restore tied weights of modules that are shared, as `root` is
         found: torch.Tensor = functional_call(_Calling(root, function), replaced, tensors[:own], tie_weights=False)
         return found
 

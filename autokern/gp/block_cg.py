@@ -1,6 +1,6 @@
-"""Conjugate gradients for several columns at once on a preconditioned matrix, and what their coefficients tell.
+"""Preconditioned conjugate gradients for several columns at once, and the log determinant from their coefficients.
 
-The coefficients are those of a Lanczos process, so that ``w^T log(M) w`` follows from them (Golub and Meurant 2010).
+The coefficients are those of a Lanczos process and give ``w^T log(M) w`` of each probe w (Golub and Meurant 2010).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["Solution", "logdets", "refined", "solve"]
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 _SEEN = 8
-"""Iterations before the rate of convergence is believed."""
+"""Iterations before the rate of convergence is extrapolated."""
 _NEARLY = 1e-3
-"""Relative residual to which products in a lower precision are believed at a time."""
+"""Smallest relative residual that one run of conjugate gradients in a lower precision solves to."""
 
 
 class Solution(NamedTuple):
@@ -29,21 +29,21 @@ class Solution(NamedTuple):
     probed: Probed
     residual: float  # relative, of ``K a = r``
     left: float  # the largest relative residual of a column, ``K a = r`` or ``M u = w``, in units of its tolerance
-    products: int  # with the matrix
-    expected: float  # products to reach the tolerance: infinite where the residual does not fall
-    steps: torch.Tensor  # alpha of each iteration and probe, NaN after a column's end
+    products: int  # products with the matrix that were computed
+    expected: float  # products to reach the tolerance, infinite if the residual does not fall
+    steps: torch.Tensor  # alpha by iteration and probe, NaN after a column has converged
     ratios: torch.Tensor  # beta, likewise
-    shift: torch.Tensor | float = 0.0  # what K adds to ``w^T log(M) w`` of a probe if alpha and beta are of one near it
+    shift: torch.Tensor | float = 0.0  # correction to each ``w^T log(M) w`` where alpha and beta are of a K' near K
 
 
 def solve(
     multiply: Multiply, by: Preconditioner, rhs: torch.Tensor, probes: torch.Tensor,
     tolerances: tuple[float, float], most: int, patience: float,
 ) -> Solution:  # fmt: skip
-    """Solve ``K a = r`` and ``S^T K S u = w`` for all probes, each column until its relative residual is low enough.
+    """Solve ``K a = r`` and ``S^T K S u = w`` for all probes w, each column to its tolerance.
 
-    `multiply` takes columns ``(n, t)``, as `probes` are; `tolerances` are the relative residuals of the vector and of
-    the probes. It ends at `most` products, and as soon as more than `patience` are expected.
+    `multiply` returns K times columns ``(n, t)``; `tolerances` are relative residuals of `rhs` and of the probes. The
+    iteration stops after `most` products, or when it expects to need more than `patience`.
     """
     count = probes.shape[1] + 1
     r = torch.cat((by.turned(rhs.unsqueeze(-1)), probes), 1)
@@ -58,7 +58,7 @@ def solve(
     sp = by.apply(p)
     sw = sp[:, 1:].clone()
     active = torch.nonzero(rho > 0).squeeze(-1)
-    if len(active) < count:  # a column of zeros is solved
+    if len(active) < count:  # columns of zeros are solved by zero
         r, p, rho, sp = r[:, active], p[:, active], rho[active], sp[:, active]
     steps, ratios, worst, made, expected = [], [], [], 0, 0.0
     while len(active) and made < most:
@@ -104,10 +104,9 @@ def refined(
     nearly: Multiply, multiply: Multiply, by: Preconditioner, rhs: torch.Tensor, probes: torch.Tensor,
     tolerances: tuple[float, float], most: int, patience: float,
 ) -> Solution:  # fmt: skip
-    """Solve as `solve` does, mostly by products in a lower precision; residuals are of the matrix itself.
+    """Solve as `solve` does, mostly by products ``K' v`` in a lower precision, with residuals of K itself.
 
-    The log determinant gets back what the lower precision changes, to first order: ``u^T S^T (K - K') S w``. `nearly`
-    is the product ``K' v`` in the lower precision.
+    `nearly` returns ``K' v``. The log determinant is corrected for ``K - K'`` to first order: ``u^T S^T (K - K') S w``.
     """
     goals = (max(tolerances[0], _NEARLY), tolerances[1])
     found = solve(nearly, by, rhs, probes, goals, most, patience)
@@ -149,7 +148,7 @@ def _spread(values: torch.Tensor, active: torch.Tensor, count: int) -> torch.Ten
 
 
 def _expected(worst: list[float], tolerance: float) -> float:
-    """Return the products after which the tolerance is reached at the mean rate so far."""
+    """Return how many products reach the tolerance at the mean rate of convergence so far."""
     made = len(worst)
     if worst[-1] <= tolerance or made < _SEEN:
         return float(made)

@@ -1,4 +1,4 @@
-"""What BoTorch's models do to their inputs before mean and kernel get them: transforms, and the numbers of tasks."""
+"""BoTorch's input transforms, and its map from task values to task indices, applied before mean and kernel."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _FUNCTIONS = ("forward", "_split_inputs", "_map_tasks")
 
 
 def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return points as a transform of known kind maps them now; what it learns from them, it learns as ever.
+    """Return points mapped by an input transform; raises UnreadError if it is not a known one in training mode.
 
-    Later changes of its settings and of its buffers will be seen.
+    The transform learns its coefficients in this call, as usual. Changes of its settings or buffers invalidate `seen`.
     """
     space = vars(sys.modules[_HOME]) if _HOME in sys.modules else {}
     kinds = {space[name] for name in _KINDS if name in space}
@@ -39,7 +39,7 @@ def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) ->
             raise UnreadError("an input transform in evaluation mode")
         _settings(seen, part)
     seen.look(*parts)
-    if not relied(*map(type, parts)).holds():  # each call may change what an unknown one holds
+    if not relied(*map(type, parts)).holds():  # a call of an unknown transform may change its state
         raise UnreadError("an input transform that is not known")
     found: torch.Tensor = transform(x)
     for part in parts:
@@ -60,7 +60,7 @@ def _settings(seen: Inspected, part: Any) -> None:
 
 
 def parts_of(kind: Any) -> tuple[str, str, bool]:
-    """Return the names of mean and kernel in models of a class, and whether inputs are transformed, or UnreadError."""
+    """Return the names of a model class's mean and kernel, and whether `forward` transforms inputs; or UnreadError."""
     names = ("mean_module", "covar_module", True) if _is_mapping(kind) else modules_of(kind.forward)
     if names is None or any(hasattr(kind, name) for name in names[:2]):
         raise UnreadError("a forward that is not the plain one")
@@ -68,20 +68,20 @@ def parts_of(kind: Any) -> tuple[str, str, bool]:
 
 
 def _is_mapping(kind: type) -> bool:
-    """Whether the models of a class compute what BoTorch's of several tasks do."""
+    """Whether a model class computes as BoTorch's `MultiTaskGP` does."""
     known = getattr(sys.modules.get("botorch.models.multitask"), "MultiTaskGP", None)
     return known is not None and all(getattr(kind, name, None) is getattr(known, name) for name in _FUNCTIONS)
 
 
 class Tasks(NamedTuple):
-    """The tasks of a model of BoTorch's: which column of the points names them, by which values, and their numbers."""
+    """The tasks of a BoTorch model."""
 
-    column: int
-    values: Array  # sorted
-    numbers: Array
+    column: int  # of the points, which holds a task's value
+    values: Array  # of the tasks, sorted
+    numbers: Array  # of the tasks, by which mean and kernel know them
 
     def mapped(self, x: Array) -> Array | None:
-        """Return points ``(..., d)`` with the numbers of their tasks in place of the values; None for others."""
+        """Return points ``(..., d)`` with task numbers in place of task values; None if a value is no task's."""
         found = np.trunc(x[..., self.column])
         at = np.searchsorted(self.values, found)
         if not (self.values.take(at, mode="clip") == found).all():
@@ -92,7 +92,7 @@ class Tasks(NamedTuple):
 
 
 def numbered(seen: Inspected, model: Any, x: Array) -> tuple[Tasks | None, Array]:
-    """Return the tasks of a model, None if it has none, and points as its mean and kernel get them, or UnreadError."""
+    """Return a model's tasks, None if it has no tasks, and the points that its mean and kernel get; or UnreadError."""
     if not _is_mapping(type(model)):
         return None, x
     tasks = _tasks_of(seen, model)
@@ -117,7 +117,7 @@ def _tasks_of(seen: Inspected, model: Any) -> Tasks:
 
 
 def mean_of_tasks(mean: Any, before: torch.Tensor, tasks: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Return the mean of points as the library selects it by the numbers of their tasks ``(..., 1)``."""
+    """Return the mean of points, selected by BoTorch's own code for their task numbers ``(..., 1)``."""
     module: Any = sys.modules["botorch.models.multitask"]
     found: torch.Tensor = module._compute_multitask_mean(mean, before, tasks, after)
     return found

@@ -1,7 +1,7 @@
-"""The cache of a model's factorisation, shared by all its predictions and kept beside its prediction strategy.
+"""The cache of a model's factorisation, shared by all its predictions.
 
-`of` finds or makes the `Conditioned` of a gpytorch prediction strategy. It is kept `Beside` the strategy: models are
-pickled and copied without it, and it is freed with its strategy.
+`of` returns the `Conditioned` of a gpytorch prediction strategy, cached or new. The cache lives `Beside` the strategy:
+pickles and copies of the model leave it out, and it is freed with the strategy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Query(NamedTuple):
-    """All that a prediction is computed from."""
+    """The inputs of a prediction."""
 
     strategy: Any  # DefaultPredictionStrategy of a model with one dense kernel matrix plus noise
     mean: torch.Tensor  # prior mean of the test points, ``(..., m)``
@@ -52,19 +52,19 @@ class Query(NamedTuple):
     cross: Any  # likewise, with the training points, ``(..., m, n)``
     exact: bool  # whether stock would factorise, not run conjugate gradients and Lanczos
     fast: bool  # whether `fast_pred_var` is on
-    in_force: bool = False  # whether its cached factor is known to be of its model, so that stock may use it
+    in_force: bool = False  # whether the strategy's cached factor is known to be valid, so that stock may use it
 
 
 class Update(NamedTuple):
-    """What gpytorch's `DefaultPredictionStrategy.get_fantasy_strategy` gets."""
+    """The arguments of gpytorch's `DefaultPredictionStrategy.get_fantasy_strategy`."""
 
-    strategy: Any  # that of the model as it is
+    strategy: Any  # of the model without the new data
     inputs: Any
     targets: torch.Tensor
-    full_inputs: Any  # old and new ones together
+    full_inputs: Any  # old and new inputs together
     full_targets: torch.Tensor
-    full_output: Any  # MultivariateNormal, the prior of all of them
-    noise: torch.Tensor | None  # variances of the new observations, if they have their own
+    full_output: Any  # MultivariateNormal, the prior at the full inputs
+    noise: torch.Tensor | None  # variances of the new observations, if the caller gives them
     exact: bool  # whether stock would factorise instead of running Lanczos
 
 
@@ -84,7 +84,7 @@ class _Kept:
 _THIN = LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator
 """Operators of a linear kernel."""
 _MARK = "conditioned"
-"""In the library's own cache of a strategy while an attached factor is valid: backward passes empty that cache."""
+"""A mark in the library's cache of a strategy: an attached factor is valid until a backward pass empties that cache."""
 _CACHES = ("mean_cache", "covar_cache")
 _kept = Beside[_Kept]()
 
@@ -94,7 +94,7 @@ def _of(strategy: Any) -> _Kept:
 
 
 def parts(strategy: Any) -> tuple[Any, Any] | None:
-    """Return lazy kernel matrix and diagonal of the noisy training covariance, None if it has another form."""
+    """Return the lazy kernel matrix and the diagonal of the training covariance, None if it has another form."""
     found = terms(strategy.lik_train_train_covar)
     if found is None:
         return None
@@ -105,7 +105,7 @@ def parts(strategy: Any) -> tuple[Any, Any] | None:
 
 
 def plain(strategy: Any) -> bool:
-    """Whether the covariance of the training data is a diagonal of noise and one kernel that the library forms."""
+    """Whether the training covariance is a noise diagonal plus one kernel matrix that the library forms densely."""
     kept = _of(strategy)
     if kept.plain is None:
         made = None if isinstance(strategy.train_prior_dist, MultitaskMultivariateNormal) else parts(strategy)
@@ -116,7 +116,7 @@ def plain(strategy: Any) -> bool:
 
 
 def _is_formed(kernel: Any) -> bool:
-    """Whether a kernel matrix is dense, or a sum that has no structure for it: of a dense matrix and thin products."""
+    """Whether an evaluated kernel is dense, or a sum of dense matrices and products with linear kernels' factors."""
     if type(kernel) is not SumLinearOperator:
         return type(kernel) is DenseLinearOperator
     kinds = {type(t.base_linear_op if type(t) is ConstantMulLinearOperator else t) for t in kernel.linear_ops}
@@ -139,7 +139,7 @@ def _differentiable(strategy: Any) -> bool:
 
 
 def _valid(strategy: Any) -> Conditioned | None:
-    """Return the result with a graph, None where there is none or a backward pass has freed its graph."""
+    """Return the cached factor with a graph; None if it is missing or a backward pass has freed its graph."""
     kept = _kept.get(strategy)
     if kept is not None and kept.attached is not None and not memoized.is_marked(strategy, _MARK):
         kept.attached = None
@@ -159,11 +159,10 @@ def found(strategy: Any) -> Conditioned | None:
 
 
 def of(strategy: Any, graph: bool = False) -> Conditioned | None:
-    """Return the `Conditioned` of a prediction strategy, made by one factorisation if it is not cached.
+    """Return the `Conditioned` of a strategy, factorised if not cached; None if its covariance is not `plain`.
 
-    None if its covariance is not `plain`. With `graph`, a cached one with a graph is used, or made if the data require
-    gradients, whatever the settings: BoTorch sets them where a fantasy is read, not where it is made. Where it has no
-    factor, the library's error is raised.
+    With `graph`, the result keeps a graph if the data require gradients, even if `detach_test_caches` is on: BoTorch
+    turns it off where it reads a fantasy, not where it makes one. A failed factorisation raises the library's error.
     """
     attached = _attached(strategy) or (graph and torch.is_grad_enabled() and _differentiable(strategy))
     there = _valid(strategy) if attached or graph else None
@@ -180,14 +179,14 @@ def of(strategy: Any, graph: bool = False) -> Conditioned | None:
 def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
     """Cache a result for a strategy; `attached` if gradients pass through it.
 
-    None means: factorise when first needed, whatever the size.
+    None means that the strategy's own data are factorised when first needed, whatever their size.
     """
     kept = _of(strategy)
     kept.plain = True
     kept.exact = made is None or made.grown
     if made is None:
         return
-    memoized.drop(strategy, _CACHES)  # found by iterations, or before
+    memoized.drop(strategy, _CACHES)  # stale, or computed by iterations
     if not attached:
         kept.detached = made
         return
@@ -198,32 +197,32 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
 
 
 def forget(strategy: Any) -> None:
-    """Drop what is cached for a strategy, also that its data were found to be plain."""
+    """Drop all cached results of a strategy, its `plain` flag included."""
     _kept.drop(strategy)
     memoized.drop(strategy, _CACHES)
 
 
 def keep_mean(strategy: Any, alpha: torch.Tensor) -> None:
-    """Keep a mean cache without gradients for a strategy that has no factor."""
+    """Cache ``alpha``, detached, for a strategy that has no factor."""
     _of(strategy).mean = alpha.detach()
 
 
 def mean_of(strategy: Any) -> torch.Tensor | None:
-    """Return the mean cache that `keep_mean` kept, None where gradients are to pass through it."""
+    """Return the ``alpha`` that `keep_mean` cached, None if gradients must pass through it."""
     kept = _kept.get(strategy)
     return None if kept is None or kept.mean is None or _attached(strategy) else kept.mean
 
 
 def is_exact(strategy: Any) -> bool:
-    """Whether a strategy grew from an exact one, so that it must not be mixed with iterations."""
+    """Whether a strategy grew from a factorised one, so that iterative solutions must not be mixed in."""
     kept = _kept.get(strategy)
     return kept is not None and kept.exact
 
 
 def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torch.Tensor:
-    """Return the noisy covariance of lazy kernel matrix and diagonal, points and noise detached unless `attached`.
+    """Return the dense noisy covariance; points and noise are detached unless `attached`.
 
-    A backward pass may read the kernel late, so it is frozen then; `known` is the same one if that was done already.
+    In grad mode the kernel is frozen, because a backward pass may read it late; `known` is a frozen copy to use.
     """
     lazy, diagonal = made_of
     x1, x2 = (lazy.x1, lazy.x2) if attached else (lazy.x1.detach(), lazy.x2.detach())
@@ -234,7 +233,7 @@ def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torc
         kernel = known if known is not None and thawed(known) is kernel else frozen(kernel)
     k = evaluated(LazyEvaluatedKernelTensor(x1, x2, kernel=kernel, **lazy.params))
     noise = variances(diagonal) if attached else variances(diagonal).detach()
-    ours = trees.form(lazy.kernel) is not None and k.is_contiguous()  # another kernel may keep what it returns
+    ours = trees.form(lazy.kernel) is not None and k.is_contiguous()  # other kernels may keep the matrix they return
     if torch.is_grad_enabled() or not ours or noise.shape[:-1] != k.shape[:-2]:
         whole: torch.Tensor = k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
         return whole
@@ -243,9 +242,9 @@ def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torc
 
 
 def for_covariances(strategy: Any, known: Conditioned, fast: bool, kernel: Any = None) -> Conditioned | BySolving:
-    """Return the object that computes explained covariances of a `plain` strategy with a known factor.
+    """Return the object that computes explained covariances of a `plain` strategy with the factor `known`.
 
-    Without `fast_pred_var`, gradients pass through the kernel as in the library; the caller may have frozen it.
+    Without `fast_pred_var`, gradients pass through the kernel, as in the library; `kernel` is a frozen copy of it.
     """
     if fast or not torch.is_grad_enabled() or gpytorch.settings.detach_test_caches.off():
         return known
@@ -260,9 +259,9 @@ def _made(strategy: Any, attached: bool) -> Conditioned:
     made_of = parts(strategy)
     assert made_of is not None
     k = _matrix(made_of, attached)
-    lower = psd_safe_cholesky(k) if k.shape[-1] > 1 else k.clamp_min(0.0).sqrt()  # as the library does a single entry
+    lower = psd_safe_cholesky(k) if k.shape[-1] > 1 else k.clamp_min(0.0).sqrt()  # the library takes roots of (1, 1)
     residual = strategy.train_labels - strategy.train_prior_dist.loc
-    if not attached:  # the library's own uses of the factor find it here
+    if not attached:  # the library looks for a Cholesky factor in this cache
         factor = TriangularLinearOperator(lower)
         if strategy.lik_train_train_covar.shape == factor.shape:
             add_to_cache(strategy.lik_train_train_covar, "cholesky", factor, upper=False)
@@ -270,7 +269,7 @@ def _made(strategy: Any, attached: bool) -> Conditioned:
 
 
 def _forget_after_backward(strategy: Any, tensor: torch.Tensor | None) -> None:
-    """Empty the strategy's caches once a backward pass has freed the graph that they belong to, as the library does."""
+    """Empty a strategy's caches once a backward pass has freed their graph, as the library does."""
     if tensor is not None and tensor.grad_fn is not None:
         owner = weakref.ref(strategy)
 

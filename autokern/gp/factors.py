@@ -1,7 +1,4 @@
-"""Cholesky factor and inverse of a matrix in its own memory, for functions with closed-form gradients.
-
-Also second derivatives of such functions.
-"""
+"""In-place Cholesky factors and inverses, for functions with closed-form gradients, and differentiable solves."""
 
 from __future__ import annotations
 
@@ -17,30 +14,30 @@ __all__ = ["factorised", "fits", "inv_quad_logdet_gradients", "inverted", "solve
 
 Solver = Callable[[torch.Tensor], torch.Tensor]
 _SMALL = 2**14
-"""Elements below which fresh memory costs less than working in place."""
+"""Elements below which a new result is faster than working in place."""
 
 
 def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lower Cholesky factor of a row-major matrix whose lower triangle is filled, and LAPACK's info.
+    """Return the lower Cholesky factor of a row-major matrix, of which the lower triangle is read, and LAPACK's info.
 
-    The factor overwrites the matrix where that is faster. `torch.linalg.cholesky_ex` is called by name, once.
+    The factor overwrites the matrix where that is faster. Only `torch.linalg.cholesky_ex` is called, once, by its name.
     """
     if matrix.numel() < _SMALL or not matrix.is_cpu:
         lower, info = torch.linalg.cholesky_ex(matrix)
         return lower, info
-    turned = matrix.mT  # column-major, as LAPACK wants it: the lower triangle of the matrix is the upper one of this
+    turned = matrix.mT  # column-major for LAPACK: its upper triangle is the matrix's lower one
     info = torch.empty(matrix.shape[:-2], dtype=torch.int32, device="cpu")
     torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
     return matrix, info
 
 
 def fits(n: int, like: Any) -> bool:
-    """Whether a covariance of n rows, its factor and a copy fit the memory, of a dtype and on a device as given."""
+    """Whether three ``(n, n)`` matrices of the dtype and device of `like` fit: covariance, factor and a copy."""
     return memory_limit.fits(3 * n * n * like.dtype.itemsize, like.device)
 
 
 def inverted(lower: torch.Tensor) -> torch.Tensor:
-    """Return the symmetric inverse for a lower factor by LAPACK's potri, in its memory where that is faster."""
+    """Return the symmetric inverse for a lower factor by LAPACK's potri; overwrites the factor where that is faster."""
     if lower.numel() < _SMALL:
         return torch.cholesky_inverse(lower)
     upper = lower.is_contiguous()
@@ -49,13 +46,13 @@ def inverted(lower: torch.Tensor) -> torch.Tensor:
 
 
 def inv_quad_logdet_gradients(
-    inverse: Callable[[], torch.Tensor],  # is overwritten; called only where it is wanted
+    inverse: Callable[[], torch.Tensor],  # returns ``K^-1``, which is overwritten; called only if needed
     found: torch.Tensor,  # ``K^-1 B``, ``(..., n, t)``
-    cotangents: tuple[torch.Tensor, torch.Tensor],  # of the forms ``(..., t)`` and the log determinant ``(...)``
-    diagonal: torch.Size | None,  # shape of what was added to it
+    cotangents: tuple[torch.Tensor, torch.Tensor],  # of inv_quad ``(..., t)`` and logdet ``(...)``
+    diagonal: torch.Size | None,  # shape of the diagonal that was added to the matrix
     wanted: Sequence[bool],  # of the three gradients
 ) -> list[torch.Tensor | None]:
-    """Return gradients of quadratic forms and a log determinant by the matrix, the diagonal added, and the columns."""
+    """Return the gradients of inv_quad and logdet by the matrix, the added diagonal, and the columns B."""
     by_quadratic, by_logdet = cotangents
     weighted = found * by_quadratic.unsqueeze(-2)
     grads: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None]
@@ -73,7 +70,7 @@ def inv_quad_logdet_gradients(
 
 
 class _Solved(torch.autograd.Function):
-    """A solution with an existing factor: d(K^-1 b) = K^-1 (db - dK K^-1 b), without a second factorisation."""
+    """A solve with an existing factor, differentiable without another: ``d(K^-1 b) = K^-1 (db - dK K^-1 b)``."""
 
     @staticmethod
     def forward(ctx: Any, matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
@@ -94,8 +91,5 @@ class _Solved(torch.autograd.Function):
 
 
 def solved(matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
-    """Return ``matrix^-1 rhs``, differentiable in matrix and rhs as often as wanted.
-
-    `solve` need not be differentiable: gradients take two more solves.
-    """
+    """Return ``matrix^-1 rhs``, differentiable to any order; `solve` need not be differentiable."""
     return cast("torch.Tensor", _Solved.apply(matrix, solve, rhs))

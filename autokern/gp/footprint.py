@@ -1,7 +1,7 @@
-"""Footprint: how many matrices a kernel or an operator of the libraries holds at least while it becomes dense.
+"""Lower bounds on the memory, in matrices, of evaluating a lazy kernel or operator of the libraries densely.
 
-Kernels count as by the most frugal candidate of `kernel_matrix`. Counts come from the libraries' code and were measured
-by ``calibration/memory.py``. Unknown parts count nothing: a guard must not refuse without knowing.
+Kernels count as the candidate of `kernel_matrix` with the least memory. The counts follow the libraries' code and were
+measured by ``calibration/memory.py``. Unknown parts count zero, so that the memory guard never refuses wrongly.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["Held", "of_dense"]
 
 
 class Held(NamedTuple):
-    """Number of matrices that a computation holds, beyond those before it."""
+    """Number of matrices that a computation allocates."""
 
-    peak: float
+    peak: float  # during the computation
     live: float  # after it: the result, and tensors that autograd keeps
 
 
@@ -39,14 +39,14 @@ _NOTHING = Held(0, 0)
 
 
 def of_dense(operator: Any) -> Held:
-    """Return the matrices held while an operator becomes dense, its parts included.
+    """Return the matrices held while `to_dense` of an operator runs.
 
-    The library's own `to_dense` multiplies by an identity unless a class overrides it.
+    The library's default `to_dense` multiplies by an identity matrix.
     """
     kind = type(operator)
     if _is_kept(operator):
         return _NOTHING
-    if isinstance(operator, (DiagLinearOperator, IdentityLinearOperator)):  # a diagonal is triangular, too
+    if isinstance(operator, (DiagLinearOperator, IdentityLinearOperator)):  # before triangular: a diagonal is one
         return Held(1, 1)
     if isinstance(operator, (DenseLinearOperator, TriangularLinearOperator)):
         return _NOTHING
@@ -69,13 +69,13 @@ def of_dense(operator: Any) -> Held:
 
 
 def _is_kept(operator: Any) -> bool:
-    """Whether the library keeps the dense form already, or the evaluated kernel."""
+    """Whether the library has cached the dense form or the evaluated kernel."""
     kept = memoized.names(operator)
     return "kernel_eval" in kept or any(name.endswith("to_dense") for name in kept)
 
 
 def _of_kernel(kernel: Kernel, d: int, grad: bool, keops: bool) -> Held:
-    """Return the matrices of a kernel at points of `d` dimensions, its active ones; `keops` says whether KeOps runs."""
+    """Return the matrices of a kernel with `d` active dimensions; `keops` says whether KeOps runs."""
     if (name := family_name(kernel)) is not None:
         of = family(name)
         return Held(2, 2) if grad and of.shape is None and not of.slope_is_value else Held(1, 1)
@@ -97,8 +97,8 @@ def _of_kernel(kernel: Kernel, d: int, grad: bool, keops: bool) -> Held:
 
 
 def _combined(parts: list[Held], grad: bool, product: bool) -> Held:
-    """Return the matrices of a sum or product, one part after another: both operands and their result."""
-    if _NOTHING in parts:  # something stays lazy: nothing is added up
+    """Return the matrices of a sum or product that is evaluated part after part, with operands and results."""
+    if _NOTHING in parts:  # a part stays lazy, so no dense sum is formed
         return Held(max(part.peak for part in parts), 0)
     (peak, live), kept = parts[0], _kept_of_sums(parts[0])
     for part in parts[1:]:
@@ -110,5 +110,5 @@ def _combined(parts: list[Held], grad: bool, product: bool) -> Held:
 
 
 def _kept_of_sums(part: Held) -> float:
-    """Return the matrices of an operand that autograd keeps after a sum, which needs no operands itself."""
+    """Return the matrices that autograd keeps of an operand after a sum, whose backward reads no operands."""
     return max(1.0, part.live - 1)

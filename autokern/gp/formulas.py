@@ -1,4 +1,4 @@
-"""Formulas of pairs of points: covariances of squared distances, or of products, and their derivatives by those."""
+"""Covariances as functions of squared distances, or of inner products, of points, and their derivatives."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from autokern.gp.small import Array, Parameter
 __all__ = ["FORMULAS", "Formula", "linear", "piecewise", "polynomial", "rational"]
 
 Formula = Callable[[Array], Sequence[Any]]
-"""Maps squared distances, or products, to covariance and derivative by them, None for 1; may overwrite its argument.
+"""Maps squared distances, or inner products, to covariance and slope, None for a slope of 1; may overwrite its input.
 
-Where a formula has a parameter, a function that returns the derivative by that comes third.
+A formula with a parameter returns third a function that computes the derivative by that parameter.
 """
 
 
@@ -29,7 +29,7 @@ def _matern12(s: Array) -> tuple[Array, Array]:
     r = np.sqrt(s, out=s)
     k = np.exp(-r)
     slope = k * -0.5
-    slope /= np.where(r > 0.0, r, np.inf)  # meets a difference of zero
+    slope /= np.where(r > 0.0, r, np.inf)  # at zero distance the gradient is zero
     return k, slope
 
 
@@ -67,7 +67,7 @@ def _cosine(s: Array) -> tuple[Array, Array]:
 FORMULAS: dict[str, Formula] = {
     "rbf": _rbf, "matern12": _matern12, "matern32": _matern32, "matern52": _matern52, "cosine": _cosine
 }  # fmt: skip
-"""All but `matern12` are smooth where points meet: squared distances by products of points have lost digits there."""
+"""All but `matern12` are smooth at distance zero, where squared distances by inner products lose digits."""
 
 
 def rational(alpha: Parameter) -> Formula:
@@ -85,14 +85,14 @@ def rational(alpha: Parameter) -> Formula:
 
 
 def piecewise(dims: int, q: int) -> Formula:
-    """Return the polynomial of compact support ``(1 - r)_+ ** (j + q) P(r)`` of the library, smooth for q > 0."""
+    """Return gpytorch's piecewise polynomial ``(1 - r)_+ ** (j + q) P(r)`` for ``q > 0``, where it is smooth."""
     j = dims // 2 + q + 1
     of = {1: (1, j + 1), 2: (1, j + 2, (j + 4 * j + 3) / 3)}
     of[3] = 1, j + 3, (6 * j**2 + 36 * j + 45) / 15, (j**3 + 9 * j**2 + 23 * j + 15) / 15
     p = np.polynomial.Polynomial(np.array(of[q], np.float64))
     e = j + q
-    by_r: Any = np.polynomial.Polynomial(np.array([1.0, -1.0])) * p.deriv() - e * p  # times the power below it
-    slopes = np.polynomial.Polynomial(0.5 * by_r.coef[1:])  # by squared distances: divided by 2 r
+    by_r: Any = np.polynomial.Polynomial(np.array([1.0, -1.0])) * p.deriv() - e * p  # times (1 - r) ** (e - 1)
+    slopes = np.polynomial.Polynomial(0.5 * by_r.coef[1:])  # by the squared distance: divided by 2 r
 
     def formula(s: Array) -> Sequence[Any]:
         r = np.sqrt(s, out=s)
@@ -104,7 +104,7 @@ def piecewise(dims: int, q: int) -> Formula:
 
 
 def linear(s: Array) -> tuple[Array, None]:
-    """Return products as they are, whose derivative is 1."""
+    """Return the inner products unchanged, with a slope of 1."""
     return s, None
 
 

@@ -1,6 +1,6 @@
-"""Which `forward` methods of exact models are the plain one: mean and covariance of the points, and nothing else.
+"""Recognises plain `forward` methods of exact models, which only return mean and covariance of the points.
 
-A method is plain if its code is that of one of the templates below, whatever its variables and modules are called.
+A method is plain if its bytecode equals that of a template below, up to the names of variables and modules.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def _transformed(self: Any, x: Any) -> Any:
     return MultivariateNormal(mean, covariance)
 
 
-_FLAGS = 0xFFFF  # beyond are those of `from __future__ import ...`
+_FLAGS = 0xFFFF  # higher bits are those of `from __future__ import ...`
 _TEMPLATES = (_qualified, _by_name, _qualified_at_once, _at_once, _transformed)
 
 
 def modules_of(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
-    """Return the names of a plain method's mean and kernel, and whether inputs are transformed; None for others."""
+    """Return the names of a plain method's mean and kernel, and whether it transforms inputs; None if not plain."""
     if not isinstance(forward, types.FunctionType) or forward.__closure__ or forward.__defaults__:
         return None
     code = forward.__code__
@@ -65,7 +65,7 @@ def modules_of(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
 def _matched(
     template: Callable[..., Any], expected: tuple[str, ...], found: tuple[str, ...], space: dict[str, Any]
 ) -> tuple[str, str, bool] | None:
-    """Return the names in a method's code where they mean what the template's do."""
+    """Return the result of `modules_of` if the method's global and fixed names are those of the template."""
     names = dict(zip(expected, found, strict=True))
     root = "gpytorch" if "gpytorch" in names else "MultivariateNormal"
     if space.get(names[root]) is not (gpytorch if root == "gpytorch" else MultivariateNormal):

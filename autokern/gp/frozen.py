@@ -1,7 +1,7 @@
-"""Frozen kernels: a late evaluation reads the hyperparameters of the call that made it.
+"""Frozen kernels, for deferred evaluations that must read the hyperparameters of the original call.
 
-A frozen kernel shares nothing that may change with the kernel it comes from, and its tensors are nodes of the caller's
-graph: gradients reach the parameters that the kernel had, also those swapped in for one call.
+A frozen kernel shares no mutable state with its original. Its tensors are nodes of the caller's graph, so gradients
+reach the original parameters, also parameters that `functional_call` swapped in.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ _CHANGING = frozenset(
         "MultiDeviceKernel", "OrthogonalAdditiveKernel", "RFFKernel",
     }
 )  # fmt: skip
-"""Kernels of the libraries that draw, move or cache something of their own while they are evaluated, or call others."""
+"""Library kernels whose evaluation draws, moves or caches state, or calls other objects."""
 _ORIGINAL = "_autokern_frozen_from"
 LIBRARIES = frozenset({"gpytorch", "linear_operator", "botorch"})
-"""Packages whose modules keep nothing in attributes that changes without meaning."""
+"""Packages whose modules keep no hidden state in attributes."""
 _THEIRS = LIBRARIES | {"torch"}
 
 
 def is_library(module: torch.nn.Module) -> bool:
-    """Whether a module and all modules in it are of the libraries' own classes, which hide no state.
+    """Whether a module and all its submodules are of the libraries' own classes and stateless in evaluation.
 
-    Evaluating one of these changes nothing in it. A class of the user's, or a function of the user's that a module of
-    the libraries calls, may keep anything anywhere, count its calls, or mean something else by a method.
+    Classes and callables of the user may keep state, count their calls or redefine methods.
     """
     kind = type(module)
-    changing = kind.__name__ in _CHANGING and module.__dict__.get("device_ids") != []  # a kernel without devices rests
+    changing = kind.__name__ in _CHANGING and module.__dict__.get("device_ids") != []  # no devices: a plain wrapper
     if not _is_theirs(kind) or changing or not all(map(_is_theirs, _functions(module))):
         return False
     return all(part is None or is_library(part) for part in module._modules.values())
 
 
 def _functions(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield what a module keeps as attributes and may call."""
+    """Yield the callable attributes of a module."""
     own = module.__dict__.values()
     return (v for v in own if callable(v) and not isinstance(v, (torch.Tensor, type)))
 
@@ -52,10 +51,10 @@ def _is_theirs(thing: Any) -> bool:
 
 
 def frozen(module: torch.nn.Module, of: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Any:
-    """Return a copy of a module of the libraries whose tensors are copies within the present graph.
+    """Return a copy of a library module whose tensors are copied by `of`, by default within the present graph.
 
-    Unlike a deep copy it takes parameters that are no leaves of autograd. Priors, which no covariance reads, are
-    shared. A frozen one is returned unchanged. `of` maps each tensor to the one in its place.
+    Unlike `copy.deepcopy`, it supports parameters that are not autograd leaves. Priors are shared, since no covariance
+    reads them. A module that is frozen already is returned unchanged.
     """
     if _ORIGINAL in module.__dict__:
         return module
@@ -74,6 +73,6 @@ def frozen(module: torch.nn.Module, of: Callable[[torch.Tensor], torch.Tensor] =
 
 
 def thawed(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that a frozen one was made from, any other itself."""
+    """Return the original of a frozen module, or the module itself if it is not frozen."""
     original: torch.nn.Module = module.__dict__.get(_ORIGINAL, module)
     return original

@@ -1,7 +1,6 @@
-"""The parts of a model as arrays: views of the memory of its tensors.
+"""The parts of a model as NumPy arrays that share the memory of its tensors, so that their values are current.
 
-NumPy computes with the memory of the tensors, so values are always the present ones. `Inspected` remembers what was
-looked at and where, so that a replaced object is seen before the next use.
+`Inspected` records every object that a reading of a model depends on; `Inspected.holds` says whether it is still valid.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ __all__ = ["Inspected", "UnreadError"]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _EMPTY = ("_added_loss_terms", *_HOOKS)
 _OWN = frozenset(("_has_transformed_inputs", "_original_train_inputs", "_validate_args", "is_one_to_many"))
-"""What instances have of their own although their class has it, too."""
+"""Attributes that instances set although their class defines them."""
 _NO_BATCH = torch.Size()
 
 
 class UnreadError(Exception):
-    """A part of a model is not exactly known; the message names it."""
+    """A part of a model is unsupported; the message names it."""
 
 
 def _function(closure: Any) -> Any:
-    """Return what a closure computes, without the module that it is bound to."""
+    """Return the function of a closure, unbound from its module."""
     return getattr(closure, "__func__", closure)
 
 
 def _checks(owner: Any, held: dict[tuple[str, str], Any], looked: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return all that `Inspected.holds` compares of an object, by the way in which it does; modules are held weakly."""
+    """Return what `Inspected.holds` compares of one object, grouped by kind; modules are held weakly."""
     attributes = [(name, kept) for (space, name), kept in held.items() if not space]
     tensors = [(space, name, kept) for (space, name), kept in held.items() if space not in ("", "_modules")]
     modules = [(name, _weakly(kept)) for (space, name), kept in held.items() if space == "_modules"]
@@ -52,13 +51,13 @@ def _weakly(module: Any) -> Any:
 
 
 class Inspected:
-    """What a reading has taken of a model: objects by their holders, views of memory, and what must not change.
+    """The objects and memory that a reading of a model depends on.
 
-    Modules are held weakly: a reading is kept beside a model and must not keep it alive. `dtype` and `batch` are those
-    of all parameters. Without `mirrors`, tensors on an accelerator are refused. Of the present model's kernel,
-    `families` names the leaves, `raw` says whether a part takes the points as they are, and `tables` holds the parts
-    that look up covariances of tasks, by the identity of their kernels.
-    Parameters are copies for so many `models`, or, with 0, what they are at each evaluation.
+    Modules are held weakly, since a reading is cached beside a model and must not keep it alive. All parameters have
+    `dtype` and `batch`. Without `mirrors`, tensors on an accelerator are unsupported. For the model being read,
+    `families` names the kernel's leaves, `raw` says whether a part takes uncentred points, and `tables` holds the
+    covariances of tasks by the `id` of their kernels. If `models` is not 0, parameters are copied for that many models;
+    otherwise they are read at each evaluation.
     """
 
     def __init__(
@@ -69,14 +68,14 @@ class Inspected:
         self.dims = self.models = 0
         self.begin(())
         self._relied: set[Any] = set()
-        self._owners: dict[int, list[Any]] = {}  # each object, what is held of it, and what `look` noted
+        self._owners: dict[int, list[Any]] = {}  # each object, its attributes that were read, and the record of `look`
         self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...], bool]] = {}
         self._equal: dict[int, tuple[Array, bytes]] = {}
         self._spelt: list[tuple[Any, str]] = []
         self._priors: list[tuple[weakref.ref[Any], str, weakref.ref[Any], Any]] = []
 
     def begin(self, at: tuple[int, ...]) -> None:
-        """Read the model of this place in the batch from now on."""
+        """Start to read the model at this index of the batch."""
         self.at = at
         self.families: list[str] = []
         self.raw = False
@@ -84,7 +83,7 @@ class Inspected:
         self._present: dict[int, Parameter | Element | Still] = {}
 
     def _hold(self, owner: Any, space: str, name: str) -> Any:
-        """Return what an object has under a name in one of its dictionaries, by default its own."""
+        """Record and return the entry of an object's `__dict__`, or of the dictionary `space` in it."""
         found = (owner.__dict__[space] if space else owner.__dict__).get(name)
         self._owner(owner)[1][space, name] = found
         return found
@@ -93,7 +92,7 @@ class Inspected:
         return self._owners.setdefault(id(owner), [owner, {}, (0, (), ())])
 
     def look(self, *modules: Any) -> None:
-        """Refuse modules that redefine anything of their class, or that have hooks; later changes will be seen."""
+        """Raise UnreadError for modules with hooks or overridden attributes; later ones invalidate the reading."""
         for module in modules:
             own = module.__dict__
             redefined = [name for name in own if name not in _OWN and hasattr(type(module), name)]
@@ -106,17 +105,17 @@ class Inspected:
             self.relies(type(module))
 
     def relies(self, *names: Any) -> None:
-        """Rely on functions or classes of the libraries, which must be known, and stay as they are."""
+        """Depend on functions or classes of the libraries, which must be of a known version and unpatched."""
         self._relied.update(names)
 
     def module(self, owner: torch.nn.Module, name: str) -> Any:
-        """Return a submodule, or None."""
+        """Record and return a submodule, or None."""
         if owner.__dict__.get(name) is not None:
             raise UnreadError(f"an attribute {name} in front of a module")
         return self._hold(owner, "_modules", name)
 
     def attribute(self, owner: Any, name: str) -> Any:
-        """Return an attribute of the instance, or None."""
+        """Record and return an attribute of the instance, or None."""
         return self._hold(owner, "", name)
 
     def chosen(self, kernel: Any) -> Array | None:
@@ -127,21 +126,21 @@ class Inspected:
         return self.unchanging(active)
 
     def spelt(self, value: Any) -> None:
-        """Note a value that may change in place, and does not without changing its `repr`."""
+        """Depend on the `repr` of a value that may change in place."""
         self._spelt.append((value, repr(value)))
 
     def unchanging(self, tensor: torch.Tensor) -> Array:
-        """Return a copy of a tensor on the CPU whose values must not change."""
+        """Return a copy of a tensor's values, and depend on them."""
         seen = self._memory_of(tensor, fixed=True)
         self._equal[id(tensor)] = seen, seen.tobytes()
         return seen.copy()
 
     def data(self, tensor: torch.Tensor) -> Array:
-        """Return the memory of a tensor that wants no gradient."""
+        """Return the memory of a tensor that must not require a gradient."""
         return self.view(tensor, fixed=True)
 
     def _memory_of(self, tensor: torch.Tensor, fixed: bool = False) -> Array:
-        """Return the memory of a tensor on the CPU, or of the copy of one elsewhere; `fixed` wants no gradient."""
+        """Return a CPU tensor's memory, or that of another's mirror; `fixed` forbids `requires_grad`."""
         if fixed and tensor.requires_grad:
             raise UnreadError("data, a buffer, a bound or a prior that want gradients")
         here = tensor.detach() if tensor.is_cpu else None if self._mirrors is None else self._mirrors.of(tensor)
@@ -154,7 +153,7 @@ class Inspected:
         return seen
 
     def view(self, tensor: torch.Tensor, fixed: bool = False) -> Array:
-        """Return the memory of a tensor that no graph leads to."""
+        """Return the memory of a tensor that is an autograd leaf."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype is not self.dtype:
             raise UnreadError(f"a tensor of {getattr(tensor, 'dtype', type(tensor))}")
         if tensor.layout is not torch.strided or tensor.grad_fn is not None:
@@ -162,14 +161,14 @@ class Inspected:
         return self._memory_of(tensor, fixed)
 
     def buffer(self, owner: torch.nn.Module, name: str) -> torch.Tensor:
-        """Return a buffer."""
+        """Record and return a buffer."""
         tensor = self._hold(owner, "_buffers", name)
         if tensor is None:
             raise UnreadError(f"no buffer {name}")
         return cast("torch.Tensor", tensor)
 
     def parameter(self, owner: torch.nn.Module, name: str, shape: tuple[int, ...] = ()) -> Parameter | Element | Still:
-        """Return a constrained parameter of a module, by the name of its raw tensor and its shape in one model."""
+        """Return a constrained parameter by the name of its raw tensor and its shape in one model."""
         tensor = self._hold(owner, "_parameters", name)
         if tensor is None or tensor.shape != (*self.batch, *shape):
             raise UnreadError(f"a parameter {name} of another shape, or none")
@@ -190,7 +189,7 @@ class Inspected:
         return cast("Parameter | Element | Still", found)
 
     def present(self, tensor: Any) -> Parameter | Element | Still | None:
-        """Return what was read of a raw tensor for the present model."""
+        """Return the parameter that was read from a raw tensor for the present model, or None."""
         return self._present.get(id(tensor))
 
     def _transform(self, constraint: Interval) -> Curve | None:
@@ -216,13 +215,13 @@ class Inspected:
         return self.constant(self.buffer(constraint, name))
 
     def constant(self, tensor: torch.Tensor, shape: tuple[int, ...] = ()) -> Array:
-        """Return a view of a number or of several, of any float dtype: NumPy promotes it as torch does."""
+        """Return the memory of a bound or of a prior's argument, of any float dtype: NumPy promotes as torch does."""
         if tensor.shape != shape:
             raise UnreadError("a bound or a prior of several numbers")
         return self._memory_of(tensor, fixed=True)
 
     def close(self, root: torch.nn.Module, whole: bool = True) -> None:
-        """Look at all modules; refuse a model that shall be read as a whole with a parameter that was not read."""
+        """Finish the reading; raises UnreadError if `whole` and a parameter that requires a gradient was not read."""
         self.look(*root.modules())
         for module in root.modules():
             for name, (prior, closure, _) in module.__dict__.get("_priors", {}).items():
@@ -238,9 +237,9 @@ class Inspected:
         self._tensors = [*self._memory.values()]
 
     def holds(self) -> bool:
-        """Whether a model consists of the same objects in the same memory, and no gradient has a hook.
+        """Whether the model still consists of the same objects and memory, and no parameter has a gradient hook.
 
-        Copies of what lies on an accelerator are brought up to date.
+        Updates the mirrors of tensors on an accelerator.
         """
         for ref, kind, size, sizes, empty, attributes, tensors, modules in self._checks:
             owner = ref()

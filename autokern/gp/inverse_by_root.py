@@ -1,6 +1,6 @@
-"""Posterior covariances from a root or an operator instead of an inverse factor, with gradients, and made when read.
+"""Explained covariances ``rows K^-1 rows^T`` from a solver, a root or an operator, differentiable.
 
-Each class has a batch shape, `explained` (the variances that the data explain) and `explained_covariance`.
+The classes implement the protocol `Explains` of `lazy_covariance`, as the inverse factor `Conditioned` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["BySolving", "Rooted", "Structured"]
 
 
 class BySolving:
-    """Explained covariances by `solve`, which returns ``K^-1`` times columns."""
+    """Explained covariances from `solve`, which returns ``K^-1`` times columns."""
 
     def __init__(self, batch: torch.Size, solve: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.batch, self._solve = batch, solve
@@ -33,7 +33,7 @@ class BySolving:
 
 
 class Rooted:
-    """Explained covariances from a root of the inverse that the library keeps: ``S S^T = K^-1``, S ``(..., n, k)``."""
+    """Explained covariances from the root of the inverse that the library caches: ``S S^T = K^-1``, ``(..., n, k)``."""
 
     def __init__(self, root: torch.Tensor) -> None:
         self._root = root
@@ -50,10 +50,9 @@ class Rooted:
 
 
 class Structured(BySolving):
-    """The same by an operator that the library solves by structure or by iterations, or by a factor.
+    """Explained covariances from an operator that the library solves, under the settings at construction.
 
-    It solves under the settings that were in force when it was made. `factor` is asked when the first of them is read,
-    and serves in place of the operator unless it returns None.
+    `factor` is called when the first result is read; if it returns a factor, that is used instead of the operator.
     """
 
     def __init__(self, operator: Any, factor: Callable[[], Conditioned | None] = lambda: None) -> None:

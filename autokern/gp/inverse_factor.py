@@ -31,9 +31,9 @@ class Conditioned:
     def __init__(
         self,
         lower: torch.Tensor | None = None,  # Cholesky factor ``(..., n, n)``, where there was a factorisation
-        inverse: RowBlocks | None = None,  # of `lower`, W; computed when first needed if None
-        border: torch.Tensor | None = None,  # last rows of W, where they need gradients or have more batches
-        alpha: torch.Tensor | None = None,  # ``K^-1 (y - mean)``, from the next two when first needed if None
+        inverse: RowBlocks | None = None,  # W, or W without `border`; computed from `lower` on first use if None
+        border: torch.Tensor | None = None,  # last rows of W, kept apart if they need gradients or more batches
+        alpha: torch.Tensor | None = None,  # ``K^-1 (y - mean)``; computed from the next two on first use if None
         matrix: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> None:
@@ -63,8 +63,8 @@ class Conditioned:
         assert self.lower is not None
         assert residual is not None
         rhs = residual.unsqueeze(-1)
-        with torch.set_grad_enabled(self.requires_grad):  # of this object, not of the caller
-            solve = functools.partial(_substitute, self.lower.detach())  # holds nothing that holds its results
+        with torch.set_grad_enabled(self.requires_grad):  # grad mode of this object, not of the caller
+            solve = functools.partial(_substitute, self.lower.detach())  # refers to no result: no reference cycle
             alpha = self._alpha = (solve(rhs) if matrix is None else solved(matrix, solve, rhs)).squeeze(-1)
         self._residual = self._matrix = None
         return alpha
@@ -88,7 +88,7 @@ class Conditioned:
 
     @property
     def grown(self) -> bool:
-        """Whether it grew from another one by new data, without a factorisation."""
+        """Whether rows were appended to another inverse factor, so that there is no Cholesky factor."""
         return self.lower is None
 
     @property
@@ -103,7 +103,7 @@ class Conditioned:
             lead, q = self.border.shape[:-2], self.border.shape[-2]
             above = torch.nn.functional.pad(whole, (0, q)).expand(*lead, -1, -1)
             whole = torch.cat((above, self.border), dim=-2)
-        elif not self.grown:  # it is needed again
+        elif not self.grown:
             self._root = whole
         return whole.mT
 
@@ -114,7 +114,7 @@ class Conditioned:
         return any(t is not None and t.requires_grad for t in held)
 
     def detached(self) -> Conditioned:
-        """Return the same without gradients."""
+        """Return a copy without gradients, cached; itself if nothing requires a gradient."""
         if not self.requires_grad:
             return self
         if self._detached is None:
@@ -128,7 +128,7 @@ class Conditioned:
         return self._detached
 
     def whitened(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return ``rows @ W^T`` of rows ``(..., m, n)``: its product with its transpose is ``rows K^-1 rows^T``."""
+        """Return ``rows @ W^T`` of rows ``(..., m, n)``."""
         if self.border is None:
             return self.inverse.right_transposed(rows)
         head = self.inverse.right_transposed(rows[..., : self.inverse.n])
@@ -136,21 +136,21 @@ class Conditioned:
         return torch.cat((head.expand(*last.shape[:-1], -1), last), dim=-1)
 
     def mean(self, rows: Any) -> Any:
-        """Return ``rows K^-1 (y - mean)``, shape ``(..., m)``: what the data add to the prior mean."""
-        alpha = self.alpha.squeeze(1) if self.alpha.dim() == 4 else self.alpha  # as the library has it
+        """Return ``rows K^-1 (y - mean)``, shape ``(..., m)``: the posterior mean less the prior mean."""
+        alpha = self.alpha.squeeze(1) if self.alpha.dim() == 4 else self.alpha  # as in the library
         return (rows @ alpha.unsqueeze(-1)).squeeze(-1)
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``: the variances that the data explain.
 
-        By forward substitution, or by a product with the inverse factor if `multiply` says so or there is no other.
+        It multiplies by the inverse factor if `multiply` or if there is no Cholesky factor, and else substitutes.
         """
         if multiply or self.lower is None:
             return self.whitened(rows).square().sum(-1)
         return self._substituted(rows).square().sum(-2)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``, in the same two ways."""
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``; `multiply` as in `explained`."""
         if multiply or self.lower is None:
             return _gram(self.whitened(rows))
         return _gram(self._substituted(rows).mT)
@@ -161,7 +161,7 @@ class Conditioned:
         return _triangular_solve(self.lower, rows.mT)
 
     def _unwhitened(self, white: torch.Tensor) -> torch.Tensor:
-        """Return ``white @ W``: the step from `whitened` to ``rows @ K^-1``."""
+        """Return ``white @ W``, which is ``rows @ K^-1`` for whitened rows."""
         first = self.inverse.n
         back = self.inverse.right(white[..., :first])
         if self.border is None:
@@ -176,7 +176,7 @@ class Conditioned:
         return self._unwhitened(self.whitened(rhs.mT)).mT
 
     def _solved(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``rows L^-T`` and ``rows K^-1``: by substitution, which is the more accurate, where L is there."""
+        """Return ``rows L^-T`` and ``rows K^-1``, by substitution if L is kept, which is more accurate."""
         if self.lower is None:
             white = self.whitened(rows)
             return white, self._unwhitened(white)
@@ -184,7 +184,7 @@ class Conditioned:
         return column.mT, _triangular_solve(self.lower.mT, column, upper=True).mT
 
     def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
-        """Return the inverse factor with q more points, None if that would lose accuracy; `corner` is with noise."""
+        """Return the inverse factor with q more points, None if it would be inaccurate; `corner` includes noise."""
         f, back = self._solved(cross)
         schur, own = corner - f @ f.mT, corner.detach().diagonal(dim1=-2, dim2=-1)
         if _lost(schur.detach().diagonal(dim1=-2, dim2=-1) / own):
@@ -200,7 +200,7 @@ class Conditioned:
         rows = torch.linalg.solve_triangular(g, torch.cat((-back, unit), dim=-1), upper=False)
         news = (residual - (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
         white = torch.linalg.solve_triangular(g, news, upper=False)
-        last = torch.linalg.solve_triangular(g.mT, white, upper=True)  # by the rows, it would lose two bits more
+        last = torch.linalg.solve_triangular(g.mT, white, upper=True)  # a product with `rows` loses two more bits
         alpha = torch.cat((self.alpha - (back.mT @ last).squeeze(-1), last.squeeze(-1)), dim=-1)
         together = self.border is None and rows.shape[:-2] == self.inverse.batch
         if together and not (rows.requires_grad or self.inverse.requires_grad):
@@ -212,10 +212,7 @@ class Conditioned:
 
 
 def _gram(white: torch.Tensor) -> torch.Tensor:
-    """Return ``white @ white^T``; in single precision torch sums the diagonal, for accuracy.
-
-    A BLAS loses several times as many digits over long sums as torch, which sums in pairs.
-    """
+    """Return ``white @ white^T``; in float32 torch's pairwise sum gives the diagonal, as a BLAS loses more digits."""
     found: torch.Tensor = white @ white.mT
     if white.dtype is torch.float32:
         found.diagonal(dim1=-2, dim2=-1).copy_(white.square().sum(-1))
@@ -223,12 +220,12 @@ def _gram(white: torch.Tensor) -> torch.Tensor:
 
 
 def _lost(left: torch.Tensor) -> bool:
-    """Whether too little of any variance is left; also if it is NaN."""
+    """Whether any remaining share of a variance is too small, or NaN."""
     return not bool((left > _LOST[left.dtype]).all())
 
 
 def _triangular_solve(triangle: torch.Tensor, columns: torch.Tensor, upper: bool = False) -> torch.Tensor:
-    """Return ``triangle^-1 columns``; the columns of a batch are taken as one matrix where there is one triangle."""
+    """Return ``triangle^-1 columns``, by one solve for batched columns if the triangle has no batch."""
     if triangle.dim() > 2 or columns.dim() == 2:
         found: torch.Tensor = torch.linalg.solve_triangular(triangle, columns, upper=upper)
         return found

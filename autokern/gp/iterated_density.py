@@ -2,7 +2,7 @@
 
 ``log |K| = log |P| + E w^T log(M) w`` with ``M = S^T K S``, ``P^-1 = S S^T`` and random signs w: the preconditioner
 gives nearly all of the log determinant and of its gradient exactly, and probes estimate the rest. Systems are solved to
-a stated relative residual. The probes are always the same for a number of points, so a density is a smooth function.
+a stated relative residual. The probes depend only on the number of points, so the density is a smooth function.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from autokern.system import buffers
 __all__ = ["DENSE", "log_prob"]
 
 _OF_PROBES = 1e-3
-"""The relative residual to which probes are solved, at most: their errors are far below the differences of probes."""
+"""Largest relative residual of probes: such errors are far below the probes' own variance."""
 _REFINED = 1e-4
-"""Products in single precision serve where probes need no lower residual."""
+"""Smallest residual of probes for which most products are in single precision."""
 DENSE = 2**29
-"""Bytes up to which the matrix is held: products then cost no kernel."""
+"""Most bytes of a matrix that is held, so that products do not evaluate the kernel again."""
 _FEW = 8
-"""Products that are no reason to try another preconditioner."""
+"""Products so few that no other preconditioner is tried."""
 _LONGEST = 100
-"""Products after which nothing is expected of a preconditioner."""
+"""Most products with a preconditioner before it counts as failed."""
 _LOG_2_PI = math.log(2 * math.pi)
 _log = logging.getLogger("autokern")
 
@@ -51,7 +51,7 @@ class _State(NamedTuple):
 def log_prob(
     tree: Tree, noise: torch.Tensor, residual: torch.Tensor, kept: Kept, probes: int, tolerance: float
 ) -> torch.Tensor | None:
-    """Return the log density of a residual, noting how it was computed; None where iterations do not converge.
+    """Return the log density of a residual and note how it was solved; None if the iteration does not converge.
 
     The tree is on the CPU and without noise; `tolerance` is a relative residual.
     """
@@ -99,10 +99,10 @@ def _solved(
     matrix: _Matrix, tree: Tree, noise: torch.Tensor, residual: torch.Tensor, signs: torch.Tensor, kept: Kept,
     tolerance: float,
 ) -> tuple[str, Preconditioner, Solution] | None:  # fmt: skip
-    """Return the preconditioner that needs the fewest products, with its solutions.
+    """Return the preconditioner that needs the fewest products, with its solutions; None if none converges.
 
-    The likeliest one is tried first; others are, where it needs more than what served before did, or than a few. They
-    are dropped as soon as they are expected to need more.
+    The likeliest one is tried first. The other is tried if the first fails or needs more than `_FEW` products and more
+    than twice those of the last choice, and is given up when it expects to need more than the first.
     """
     if kept.rests():
         return None
@@ -130,7 +130,7 @@ def _solved(
 
 
 def _missed(solved: Solution, name: str, tolerances: tuple[float, float]) -> Solved:
-    """Return the record of iterations that stopped before the goal of the targets, or of the probes."""
+    """Return the record of a solve that missed the tolerance of the targets, or else of the probes."""
     residual, goal = solved.residual, tolerances[0]
     if residual <= goal:
         goal = tolerances[1]
@@ -139,7 +139,7 @@ def _missed(solved: Solution, name: str, tolerances: tuple[float, float]) -> Sol
 
 
 class _Matrix:
-    """A kernel matrix with noise, held where it is small, for products with few columns."""
+    """A noisy kernel matrix for products with few columns, held if it is at most `DENSE` bytes."""
 
     def __init__(self, tree: Tree, noise: torch.Tensor) -> None:
         self._tree, self._noise, n = tree, noise, len(noise)
@@ -160,7 +160,7 @@ class _Matrix:
         self, by: Preconditioner, rhs: torch.Tensor, signs: torch.Tensor, tolerances: tuple[float, float],
         patience: float,
     ) -> Solution:  # fmt: skip
-        """Solve for targets and probes; in double precision, tiles in single precision serve nearly all products."""
+        """Solve for targets and probes; in double precision, most products use tiles in single precision."""
         if self._held is None and rhs.dtype is torch.float64 and tolerances[1] >= _REFINED:
             found = block_cg.refined(self._nearly, self.multiply, by, rhs, signs, tolerances, _LONGEST, patience)
             if found.left <= 1 or patience < found.expected < math.inf:

@@ -1,8 +1,8 @@
-"""The log density of several tasks observed at the same points, as a function of autograd, by arrays.
+"""The log density of several tasks observed at the same points, in NumPy, as one autograd function.
 
 The covariance is ``Kx (x) Kt + I (x) S``. In the basis P of the tasks in which ``P' S P = 1`` and ``P' Kt P`` is
 diagonal, the tasks are independent (Rakitsch et al. 2013, "It is all in the noise", section 2): instead of one matrix
-of all points and tasks, one of the points is factorised for each task. Second derivatives go through the plain formula.
+of all points and tasks, an ``(n, n)`` matrix is factorised per task. Second derivatives differentiate `plain`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["log_prob", "matrix", "plain"]
 def log_prob(
     kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the log density of a value, None where a matrix has no factor or the density is no number.
+    """Return the log density of a value, None if a factorisation fails or the density is not finite.
 
-    `kx` and `kt` are the covariances of points and tasks, `noise` ``(t, t)`` that of the tasks at each point; mean and
-    value are ``(n, t)``.
+    `kx` ``(n, n)`` and `kt` ``(t, t)`` are the covariances of points and tasks, `noise` ``(t, t)`` that of the
+    observations at one point; mean and value are ``(n, t)``.
     """
     tensors = kx, kt, noise, mean, value
     if not readable(*tensors):
@@ -81,12 +81,12 @@ def _computed(
 def plain(
     kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
-    """Return the same from the matrix of all points and tasks."""
+    """Return the log density by torch from the matrix of all points and tasks."""
     k = matrix(kx, kt, noise)
     return likelihood.of_matrix(k, k.new_zeros(1), (value - mean).flatten())
 
 
 def matrix(kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Return the covariance of all points and tasks."""
+    """Return the covariance ``(n t, n t)`` of all points and tasks, noise included."""
     eye = torch.eye(len(kx), dtype=kx.dtype, device=kx.device)
     return torch.kron(kx.contiguous(), kt.contiguous()) + torch.kron(eye, noise.contiguous())

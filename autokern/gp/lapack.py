@@ -1,8 +1,8 @@
-"""LAPACK on small arrays, by SciPy's functions.
+"""LAPACK on small arrays, by SciPy's bindings.
 
-SciPy's calls take a third of the time at some tens of rows. Importing `scipy.linalg` takes as long as some thousand
-densities, so it is never imported for this alone: of its files only the one with LAPACK is loaded, in some
-milliseconds. NumPy has no inverse by a factor.
+At some tens of rows SciPy's calls take a third of NumPy's time, and NumPy lacks potri, the inverse from a factor.
+Importing `scipy.linalg` takes as long as some thousand densities, so only its extension module `_flapack` is loaded, in
+a few milliseconds.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Solved(NamedTuple):
 
 
 def solved(k: Array, rhs: Array) -> Solved | None:
-    """Factorise a matrix and return what a density needs of it, by potrf, potrs and potri; None if there is no factor.
+    """Return log determinant, solution and inverse by potrf, potrs and potri; None if the factorisation fails.
 
-    `k` is symmetric, row-major and may be overwritten; both are float64.
+    `k` is symmetric, row-major and may be overwritten; both arguments are float64.
     """
     lapack: Any = sys.modules.get("scipy.linalg.lapack")
     if not hasattr(lapack, "dpotri"):
@@ -56,9 +56,9 @@ def solved(k: Array, rhs: Array) -> Solved | None:
 
 @functools.cache
 def _alone() -> Any:
-    """Return SciPy's module of LAPACK without the packages around it, or with them where it cannot be loaded so.
+    """Return SciPy's LAPACK extension loaded alone, or `scipy.linalg.lapack` if that fails.
 
-    Nothing of it stays in `sys.modules`: whoever imports SciPy later gets it as ever.
+    The extension alone is removed from `sys.modules`, so that a later import of SciPy is unaffected.
     """
     name = "scipy.linalg._flapack"
     try:
@@ -69,7 +69,7 @@ def _alone() -> Any:
         own = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
         found = importlib.util.module_from_spec(own)  # type: ignore[arg-type]
         found.__loader__.exec_module(found)  # type: ignore[union-attr]
-    except caught(Exception):  # another layout, a library that is not found: a matter of speed
+    except caught(Exception):  # another file layout, or a missing library: the full import is only slower
         found = None
     if "scipy.linalg" not in sys.modules:
         sys.modules.pop(name, None)

@@ -1,8 +1,8 @@
-"""The covariance of a posterior, formed only as far as it is read: the diagonal never forms the whole.
+"""The lazy covariance of a posterior, of which the diagonal is computed without the matrix.
 
-`PosteriorCovariance` stands for ``K** - K*X K^-1 KX*``. Variances are computed block by block of test points; every
-other reading forms the matrix once. The result is always that of the call: kernels are frozen (`frozen`), grad mode and
-precision are restored.
+`PosteriorCovariance` stands for ``K** - K*X K^-1 KX*``. Variances are computed in blocks of test points; every other
+access forms the matrix once. Later changes do not affect the result: kernels are frozen (`frozen`), and grad mode and
+precision of the original call are restored.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from autokern.kernels import tree as trees
 __all__ = ["Explains", "PosteriorCovariance", "by_blocks", "by_kernel", "evaluated", "less"]
 
 _BYTES = 2**22
-"""Blocks of rows of a matrix that is kept are as large as this: their temporaries stay near the caches."""
+"""Bytes of a block of rows, so that its temporaries stay in cache."""
 _OUTPUTS = 256
-"""Most points for which an unknown kernel forms the whole covariance to read its diagonal, as in stock."""
+"""Points of each diagonal block that an unsupported kernel forms to give its variances; up to as many, the whole."""
 
 
 class Explains(Protocol):
-    """Any object that computes how much of a prior covariance the training data explain."""
+    """Computes how much of a prior covariance the training data explain: ``rows K^-1 rows^T``."""
 
     @property
     def batch(self) -> torch.Size:
@@ -45,8 +45,8 @@ class Explains(Protocol):
 def evaluated(covariance: Any) -> torch.Tensor:
     """Return a covariance as a matrix.
 
-    A lazy one is asked for by a single call of its kernel where that is the op `kernel_matrix`, which does its own
-    accounts of memory; every other operator knows how it is formed.
+    A lazy kernel that the op `kernel_matrix` serves is evaluated by one call of `forward`; that op does its own memory
+    accounting. Every other operator forms itself.
     """
     if isinstance(covariance, torch.Tensor):
         return covariance
@@ -60,22 +60,22 @@ def evaluated(covariance: Any) -> torch.Tensor:
 
 
 def less(own: Any, explained: torch.Tensor) -> LinearOperator:
-    """Return a covariance less what is explained, not added up, as the library has it: its diagonal is a new tensor."""
+    """Return ``own - explained`` as a lazy sum, as the library does, so that its diagonal is a new tensor."""
     return SumLinearOperator(to_linear_operator(own), to_linear_operator(-explained))
 
 
 def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torch.Tensor]) -> torch.Tensor:
-    """Return `of` every block of rows of a covariance, joined along the last dimension.
+    """Return the results of `of` for every block of rows of a covariance, joined along the last dimension.
 
-    A lazy one is evaluated block by block; `of` maps a dense block, its first row and the one after its last to
-    ``(..., rows)``.
+    `of` maps a dense block, its first row and the row after its last to ``(..., rows)``. A lazy covariance is evaluated
+    block by block.
     """
 
     def block(start: int, stop: int) -> torch.Tensor:
         return of(evaluated(cross[..., start:stop, :]), start, stop)
 
     if not isinstance(cross, (torch.Tensor, LazyEvaluatedKernelTensor)):
-        cross = cross.to_dense()  # the library takes slices of it by interpolation
+        cross = cross.to_dense()  # the library slices other operators by interpolation
     m = cross.shape[-2]
     steps = [(start, min(m, start + size)) for start in range(0, m, size)]
     if len(steps) <= 1:
@@ -86,9 +86,9 @@ def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torc
 class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     """The covariance ``(..., m, m)`` of the posterior at m test points.
 
-    The prior covariance is not evaluated yet, with a frozen kernel (`frozen`). `cross`, with the n training points, is
-    kept if dense, else evaluated by blocks of `block` test points, 0 for as many as fit into the cache. `multiply` says
-    to use the inverse factor rather than substitution.
+    The prior covariance is lazy, with a frozen kernel (`frozen`). `cross` ``(..., m, n)`` is a tensor, or lazy and
+    evaluated in blocks of `block` test points, 0 for as many as fit the cache. `multiply` selects products with the
+    inverse factor instead of substitution.
     """
 
     _check_size = False
@@ -97,7 +97,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     def deferred(
         cls, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
     ) -> PosteriorCovariance:
-        """Return the covariance with the kernel of `prior`, and of a lazy `cross`, as it is now (`frozen`)."""
+        """Return the covariance with a frozen copy of the kernel of `prior` and of a lazy `cross`."""
         kernel = frozen(prior.kernel)
         lazy = isinstance(cross, LazyEvaluatedKernelTensor)
         return cls(by_kernel(kernel, prior), by_kernel(kernel, cross) if lazy else cross, known, multiply, block)
@@ -112,12 +112,12 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         self._variances: torch.Tensor | None = None
 
     def keep(self, variances: torch.Tensor) -> None:
-        """Take the diagonal as computed."""
+        """Cache the diagonal."""
         self._variances = variances
 
     @contextlib.contextmanager
     def _as_called(self) -> Iterator[None]:
-        """Compute in the modes of the call, without autocast: those of the reader may differ."""
+        """Restore the grad and inference modes of the original call, and disable autocast."""
         with torch.inference_mode(self._inference), torch.set_grad_enabled(self._graph):
             if not torch._C._is_any_autocast_enabled():
                 yield
@@ -126,7 +126,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
                 yield
 
     def formed(self) -> LinearOperator:
-        """Return the matrix itself."""
+        """Return the matrix as a dense operator, formed on first use."""
         if self._formed is None:
             with self._as_called():
                 explained = self._known.explained_covariance(evaluated(self._cross), self._multiply)
@@ -161,12 +161,12 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         return self.formed()._getitem(row_index, col_index, *batch_indices)
 
     def evaluate_kernel(self) -> LinearOperator:
-        """Return the matrix itself, as the library requires before it computes."""
+        """Return the matrix as a dense operator; the library calls this before it computes."""
         return self.formed()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the matrix: a kernel and its points may have two."""
+        """Dtype of the matrix; a kernel and its points may differ in theirs."""
         if isinstance(self._cross, torch.Tensor):
             return self._cross.dtype
         points = getattr(self._cross, "x1", None)
@@ -175,7 +175,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
 
     @property
     def requires_grad(self) -> bool:
-        """Whether reading it gives a graph."""
+        """Whether results carry a graph."""
         return self._graph and bool(super().requires_grad)
 
     def _size(self) -> torch.Size:
@@ -191,7 +191,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
 
 
 def by_kernel(kernel: Any, lazy: Any) -> LazyEvaluatedKernelTensor:
-    """Return a lazy covariance of the same points by another kernel."""
+    """Return the lazy covariance of the points of `lazy` under another kernel."""
     return LazyEvaluatedKernelTensor(lazy.x1, lazy.x2, kernel=kernel, **lazy.params)
 
 
@@ -212,7 +212,7 @@ for _name in (
 
 
 def _diagonal_of(prior: Any) -> torch.Tensor:
-    """Return the prior variances, without the prior covariance."""
+    """Return the prior variances without forming the prior covariance."""
     lazy = isinstance(prior, LazyEvaluatedKernelTensor)
     if lazy and prior.x1 is prior.x2 and not prior.last_dim_is_batch and trees.form(prior.kernel) is not None:
         return trees.diagonal(prior.kernel, prior.x1, prior.shape[:-1])

@@ -1,4 +1,4 @@
-"""Kernels taken apart by exact type."""
+"""Converts gpytorch kernels, recognised by exact type, into parts that NumPy evaluates."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
 
 
 class _Place:
-    """A kernel, and which columns of the points it takes: centred ones, or the points as they are."""
+    """A kernel and the columns of the points that it reads, centred or raw."""
 
     def __init__(self, seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> None:
         self.seen, self.kernel, self.dims, self._chosen = seen, kernel, dims, columns
@@ -51,7 +51,7 @@ class _Place:
         return chosen + start
 
     def raw(self) -> Columns:
-        """Return the columns of the points as they are, which lie behind the centred ones."""
+        """Return the columns of the uncentred points, which follow the centred ones."""
         self.seen.raw = True
         return self.columns(self.seen.dims)
 
@@ -149,11 +149,11 @@ _OF_BOTORCH: dict[str, tuple[str, str, Callable[[_Place], small.Part]]] = {
     ),
     "PositiveIndexKernel": ("botorch.models.kernels.positive_index", "index", _positive_index),
 }  # fmt: skip
-"""By module and class, because BoTorch may not have been imported."""
+"""Readers of BoTorch kernels by class name, with the module: BoTorch may not be imported."""
 
 
 FAMILIES = {name for name, _ in _READ.values()} | {name for _, name, _ in _OF_BOTORCH.values()} | {*_MATERN.values()}
-"""The families of kernels that can be taken apart."""
+"""Names of the supported kernel families."""
 
 
 def _name(kernel: Any) -> str:
@@ -164,7 +164,7 @@ def _name(kernel: Any) -> str:
 
 
 def _leaf(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
-    """Return the evaluation of a kernel without kernels in it, on the columns that were chosen."""
+    """Return the part of a kernel that contains no other kernel, on the selected columns."""
     kind = type(kernel)
     name, read = _READ.get(kind) or _of_botorch(kind)
     if kind is MaternKernel:
@@ -184,9 +184,9 @@ def _of_botorch(kind: type) -> tuple[str, Callable[[_Place], small.Part]]:
 
 
 def called(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
-    """Return the evaluation of a kernel that is called: on its active dimensions, of those chosen already.
+    """Return the part that evaluates a kernel's `__call__`, which selects its active dimensions from `columns`.
 
-    UnreadError where anything is not exactly known.
+    Raises UnreadError if any part of the kernel is unsupported.
     """
     if kernel is None:
         raise UnreadError("no kernel")
@@ -199,7 +199,7 @@ def called(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int)
 
 
 def forwarded(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
-    """Return the evaluation of a kernel's `forward`, which chooses no dimensions."""
+    """Return the part that evaluates a kernel's `forward`, which selects no dimensions."""
     kind = type(kernel)
     seen.attribute(kernel, "_batch_shape")
     if kernel.batch_shape != seen.batch:

@@ -1,9 +1,9 @@
-"""Orders to the libraries: settings that bound or shape iterations, where the user changed them.
+"""Orders: the libraries' settings for iterative solvers, where the user changed them.
 
-A value that is rougher than the library's default, or that asks for another way to iterate, is an order: a candidate
-serves only if it obeys it. A value that asks for more accuracy is none, since all that is exact has it. What BoTorch
-sets at its import is a default too. The settings are attributes of classes that all threads share: they are read at
-each call, and never written but for what is computed later, under the settings of its call.
+A value is an order if it is less accurate than the library's default or asks for another iteration; only candidates
+that obey an order are eligible. A more accurate value is no order, since exact candidates satisfy it. The values that
+BoTorch sets at its import count as defaults. All threads share the settings, which are class attributes: they are read
+at each call, and written only while a deferred result is computed under the settings of its call.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ __all__ = [
 ]
 
 SOLVES, TRACES, ROOTS = "solves", "log determinants", "roots"
-"""What the library iterates for."""
+"""Purposes of the library's iterations."""
 DEFAULT_SIZES = (800, 4096)
-"""The defaults of `max_cholesky_size`: of linear_operator, and of BoTorch, which sets it at its import."""
+"""Defaults of `max_cholesky_size`: linear_operator's, and the one that BoTorch sets at its import."""
 TIGHT, _CHECKED = "tight", 1e-3
-"""The word of a problem whose `cg_tolerance` is below what some candidates check their solutions by."""
+"""The word in the variant of a problem whose `cg_tolerance` is below `_CHECKED`, the check of some candidates."""
 
 
 def is_default_size(limit: float) -> bool:
-    """Whether this is the value of `max_cholesky_size` that the libraries set, not the user.
+    """Whether a value of `max_cholesky_size` is the libraries' default.
 
-    The import of BoTorch sets another, as it switches the default of fast computations off.
+    BoTorch sets another default at its import, when it also turns the default of fast computations off.
     """
     return limit == DEFAULT_SIZES[not library.fast_computations.log_prob._default]
 
 
 class Row(NamedTuple):
-    """A setting that shapes iterations."""
+    """A setting that affects iterations."""
 
     setting: Any  # the library's class
     default: float
     orders: Callable[[Any, Any], bool]  # whether a value is an order, given the default
-    of: tuple[str, ...]  # what is iterated otherwise
+    of: tuple[str, ...]  # the purposes whose iterations it affects
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 def _tolerates(value: float, default: float) -> bool:
-    """Whether the tolerance in force is that of predictions, and looser than theirs."""
+    """Whether `eval_cg_tolerance` is looser than its default and in force as `cg_tolerance`."""
     return bool(value > default and library.cg_tolerance.value() == value)
 
 
@@ -94,13 +94,13 @@ _OF = {what: tuple(row for row in ROWS if what in row.of) for what in (SOLVES, T
 
 
 def orders(*what: str) -> str:
-    """Return the words that tell, in the variant of a problem, what the user orders of iterations for something."""
+    """Return the words for a problem's variant that state the user's orders for these purposes."""
     found = {row.name: value for each in what for row in _OF[each] if row.orders(value := row.value(), row.default)}
     return "".join(f"/order:{name}={float(value):g}" for name, value in found.items())
 
 
 def words(exact: bool, *what: str) -> str:
-    """Return these words where the library iterates, with one more where the residual that is wanted is small."""
+    """Return the words of `orders` and `TIGHT` for a problem's variant; "" if the library does not iterate."""
     if exact:
         return ""
     return orders(*what) + f"/{TIGHT}" * (library.cg_tolerance.value() < _CHECKED)
@@ -114,7 +114,7 @@ _LATER = (
 
 
 def as_now() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a function that gives contexts with the settings of now, of which nothing is set that has not changed."""
+    """Return a function that makes contexts with the present settings; a context sets only those that have changed."""
     return functools.partial(_again, [(kind, _arguments(kind)) for kind in _LATER])
 
 

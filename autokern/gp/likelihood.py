@@ -1,8 +1,8 @@
-"""The log density of a Gaussian with a kernel tree as covariance: factorisation and all gradients in one function.
+"""The log density of a Gaussian with a kernel tree as covariance, factorised, with all gradients in one function.
 
 ``log p(r) = -(r^T K^-1 r + log |K| + n log 2 pi) / 2`` with ``dL/dK = (a a^T - K^-1) / 2``, ``a = K^-1 r``
-(Rasmussen and Williams 2006, eq. 5.9). The matrix is built, factorised, inverted and differentiated in one
-buffer; its derivatives are formed block by block and never kept. Second derivatives go through the plain formula.
+(Rasmussen and Williams 2006, eq. 5.9). The matrix is built, factorised, inverted and differentiated in one buffer; its
+derivatives are formed block by block and never kept. Second derivatives differentiate `reference`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ __all__ = [
 Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
 Gradients = Callable[..., list[torch.Tensor | None]]
-"""``gradients(tree, state, noise, wanted)``: those wanted by noise, residual and the tensors of the tree."""
+"""``gradients(tree, state, noise, wanted)``: gradients by noise, residual and the tree's tensors, None if unwanted."""
 _CACHED = 2**20
-"""A block of rows this large stays in a CPU's cache through the passes over it."""
+"""Bytes of a block of rows that stays in a CPU's cache over several passes."""
 _LOG_2_PI = math.log(2 * math.pi)
 
 
 def log_prob(
     tree: Tree, noise: torch.Tensor, residual: torch.Tensor, ladder: Ladder, gradients: Gradients | None = None
 ) -> torch.Tensor:
-    """Return the log density of a residual.
+    """Return the log density of a residual ``(..., n)``.
 
-    The tree is without noise, `noise` ``(..., 1)`` or ``(..., n)``. `ladder` serves a matrix whose plain factorisation
-    fails: it warns, raises or returns a lower factor. `gradients` returns the first derivatives, by the inverse of
-    LAPACK's potri by default.
+    The tree is without noise; `noise` is ``(..., 1)`` or ``(..., n)``. `ladder` gets a matrix whose factorisation
+    failed; it raises, or warns and returns a lower factor with jitter. `gradients` computes the first derivatives, by
+    default from potri's inverse.
     """
     parts, shape, tensors = arranged(tree, noise, residual)
     differentiated, most = torch.is_grad_enabled() and any(t.requires_grad for t in tensors), threads.current()
@@ -60,7 +60,7 @@ def log_prob(
     states = [state]
 
     def found(wanted: Sequence[bool]) -> list[torch.Tensor | None]:
-        # a second backward pass: the first one has used the memory of the factor
+        # a second backward pass factorises again, since the first one overwrote the factor
         state = states.pop() if states else _stated(parts, ladder, tensors, keep=True)
         return (gradients or _by_potri)(parts.tree(tensors[2:]), state, tensors[0], wanted)
 
@@ -77,21 +77,18 @@ def _by_potri(tree: Tree, state: State, noise: torch.Tensor, wanted: Sequence[bo
 
 
 def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> tuple[Parts, torch.Size, list[torch.Tensor]]:
-    """Return the form of a tree, the batch shape of a density, and its arguments with that batch in one dimension.
-
-    Those are noise, residual, and the tensors of the tree.
-    """
+    """Return the form of a tree, the batch shape, and noise, residual and the tree's tensors with a flat batch."""
     parts, own = apart(tree)
     return parts, *flattened([noise, residual, *own], [1, 1, *parts.dims])
 
 
 def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """Return the same by explicit differences and autograd through Cholesky: differentiable twice, the truth."""
+    """Return the log density by plain torch steps, differentiable to any order: the reference for `log_prob`."""
     return of_matrix(trees.dense(tree), noise, residual)
 
 
 def of_matrix(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """Return the density of a residual under a matrix and noise, by autograd through Cholesky."""
+    """Return the log density of a residual under the covariance ``k + noise``, by torch's Cholesky."""
     n = residual.shape[-1]
     diagonal = torch.diag_embed(noise.expand(*noise.shape[:-1], n))
     lower = torch.linalg.cholesky(k + diagonal)
@@ -102,12 +99,12 @@ def of_matrix(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> t
 
 
 def block_bytes(device: str) -> int:
-    """Return the bytes of a block of rows, a dozen of which are taken beside the matrix for each family."""
+    """Return the bytes of one block of rows; each family holds about a dozen such blocks beside the matrix."""
     return bytes_on(_CACHED, device)
 
 
 def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
-    """Return the blocks of rows, one of all rows for a batch."""
+    """Return the bounds of the row blocks of a matrix; a batch is one block."""
     n = matrix.shape[-1]
     if matrix.dim() > 2:
         return [(0, n)]
@@ -115,7 +112,7 @@ def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def _assemble(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> None:
-    """Fill a buffer with the noisy covariance, its lower triangle at least."""
+    """Fill at least the lower triangle of a buffer with the noisy covariance."""
     steps = _steps(buffer)
     little = buffer.numel() * buffer.element_size() <= block_bytes(buffer.device.type)
     for start, stop in steps:
@@ -126,7 +123,7 @@ def _assemble(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: b
 
 
 def _density(factor: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
-    """Return the log density by the factor and the whitened residual ``L^-1 r``."""
+    """Return the log density from the factor L and the whitened residual ``L^-1 r``."""
     half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     quadratic = torch.linalg.vecdot(white, white, dim=-2).view(half_logdet.shape)
     return half_logdet.add_(white.shape[-2] * (0.5 * _LOG_2_PI)).neg_().sub_(quadratic, alpha=0.5)
@@ -135,7 +132,7 @@ def _density(factor: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
 def at_once(
     parts: Parts, wanted: tuple[bool, ...], tensors: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
-    """Return log density, LAPACK's info and all wanted gradients, with nothing read back to the host on the way."""
+    """Return log density, LAPACK's info and the wanted gradients without synchronising with the device."""
     noise, residual, *rest = tensors
     buffer = residual.new_empty((*residual.shape, residual.shape[-1]))
     blocks = Blocks(parts.tree(rest), look=False)
@@ -148,7 +145,7 @@ def at_once(
 
 
 def _inverse(factor: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of the matrix of a lower factor by products: LAPACK's potri has something to report."""
+    """Return the inverse for a lower factor by products, since potri's info would be read back to the host."""
     n = factor.shape[-1]
     unit = torch.eye(n, dtype=factor.dtype, device=factor.device).expand(factor.shape)
     root = torch.linalg.solve_triangular(factor, unit, upper=False)
@@ -158,9 +155,9 @@ def _inverse(factor: torch.Tensor) -> torch.Tensor:
 def _factorise(
     tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder: Ladder, keep: bool
 ) -> torch.Tensor:
-    """Return the lower factor of the noisy covariance, in `buffer` where that pays.
+    """Return the lower factor of the noisy covariance, in `buffer` if that is faster.
 
-    With `keep`, what the gradients need is kept if it is little.
+    With `keep`, a small matrix is evaluated with the intermediate results for its gradients.
     """
     _assemble(blocks, noise, buffer, keep)
     lower, info = factorised(buffer)
@@ -169,21 +166,21 @@ def _factorise(
     _assemble(blocks, noise, buffer, keep=False)
     for start, stop in _steps(buffer)[1:]:
         buffer[:start, start:stop] = buffer[start:stop, :start].mT
-    if buffer.isnan().any():  # the error counts them, also on the diagonal that blocks know without looking
+    if buffer.isnan().any():  # the error counts all NaNs, and blocks set the diagonal without computing it
         buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
     return ladder(buffer)
 
 
 class State(NamedTuple):
-    """What the forward pass leaves for the backward pass, apart from its arguments."""
+    """Results of the forward pass that the backward pass needs."""
 
-    factor: torch.Tensor
+    factor: torch.Tensor  # lower
     blocks: Blocks
-    white: torch.Tensor
+    white: torch.Tensor  # ``L^-1 r``, ``(..., n, 1)``
 
 
 def _stated(parts: Parts, ladder: Ladder, tensors: Sequence[torch.Tensor], keep: bool) -> State:
-    """Factorise in memory of huge pages; arguments as `at_once` has them."""
+    """Return the state of the forward pass, factorised in memory of huge pages."""
     noise, residual, *rest = tensors
     tree = parts.tree(rest)
     blocks = Blocks(tree)
@@ -195,7 +192,7 @@ def _stated(parts: Parts, ladder: Ladder, tensors: Sequence[torch.Tensor], keep:
 def gradients_by(
     state: State, inverse_of: Inverse, noise: torch.Tensor, wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    """Return the gradients by noise, residual and the tensors of the tree; the factor is overwritten."""
+    """Return the gradients by noise, residual and the tree's tensors; `inverse_of` may overwrite the factor."""
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True)
     vector = a.squeeze(-1)
     found: list[torch.Tensor | None] = [None] * len(wanted)

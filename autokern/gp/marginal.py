@@ -1,6 +1,6 @@
-"""The distribution of noisy observations, read once: a prior whose covariance is one lazy kernel matrix, and noise.
+"""Reads the distribution of noisy observations: mean, lazy kernel matrix and noise.
 
-Also how operators, distributions and prediction strategies are walked, and noisy covariances taken apart.
+It also registers how tensors of operators, distributions and prediction strategies are found and replaced.
 """
 
 from __future__ import annotations
@@ -33,49 +33,49 @@ __all__ = [
 ]  # fmt: skip
 
 DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
-"""Operators that hold nothing but a diagonal."""
+"""Diagonal operators."""
 SUMS = (SumLinearOperator, AddedDiagLinearOperator)
 
 
 class Marginal(NamedTuple):
-    """A Gaussian with the covariance ``kernel(x, x) + noise``, or that of a matrix instead of a kernel."""
+    """A Gaussian with the covariance ``kernel(x, x) + noise`` or ``matrix + noise``."""
 
-    distribution: Any  # as the caller has it
-    extra: torch.Tensor | None  # variances ``(..., 1)`` that are not part of its covariance yet
+    distribution: Any  # the caller's
+    extra: torch.Tensor | None  # noise variances ``(..., 1)`` that its covariance does not include yet
     lazy: Any  # LazyEvaluatedKernelTensor or DenseLinearOperator, without noise
-    noise: torch.Tensor  # all variances that are added to it, ``(..., 1)`` or ``(..., n)``
+    noise: torch.Tensor  # all noise variances, ``(..., 1)`` or ``(..., n)``
 
 
 def read(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | None:
-    """Return the description of a Gaussian, or None if its covariance is made of anything else."""
+    """Return a Gaussian as a `Marginal`, None unless its covariance is one plain lazy kernel matrix and noise."""
     found = _described(distribution, extra)
     return found if found is not None and is_plain(found.lazy) else None
 
 
 def is_plain(lazy: Any) -> bool:
-    """Whether a covariance is one lazy kernel matrix of points and themselves, which no call has evaluated yet.
+    """Whether a covariance is one lazy, symmetric kernel matrix that the library has not evaluated and cached yet.
 
-    Parameters may have changed since an evaluation, which the library keeps.
+    The parameters may have changed since the library cached an evaluation.
     """
     if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
         return False
     if memoized.is_kept(lazy, "kernel_eval") or prior_state.is_past(lazy):
         return False
-    trivial = (None, False)  # by identity: what is there may be anything, tensors without a truth
+    trivial = (None, False)  # compared by identity, as a value may be a tensor
     return not lazy.last_dim_is_batch and all(any(value is one for one in trivial) for value in lazy.params.values())
 
 
 def read_matrix(distribution: Any, extra: torch.Tensor | None) -> Marginal | None:
-    """Return the description of a Gaussian whose covariance is a matrix, or lazy, or None for others."""
+    """Return a Gaussian as a `Marginal`, None unless its covariance without noise is a matrix or a lazy kernel."""
     found = _described(distribution, extra)
     known = DenseLinearOperator, LazyEvaluatedKernelTensor
     return found if found is not None and found.lazy.__class__ in known else None
 
 
 def matrix_of(marginal: Marginal) -> torch.Tensor | None:
-    """Return the covariance without noise if it is a matrix to the library.
+    """Return the covariance without noise as a tensor, None if it evaluates to a structured operator.
 
-    What is lazy is evaluated for good, as the library would: by the user's own kernel, say, which may raise.
+    A lazy covariance is evaluated and cached, as in stock; a user's kernel may raise.
     """
     operator: Any = marginal.lazy.evaluate_kernel()
     return operator.tensor if operator.__class__ is DenseLinearOperator else None
@@ -90,14 +90,14 @@ def _described(distribution: Any, extra: torch.Tensor | None) -> Marginal | None
 
 
 def terms(covariance: Any) -> tuple[Any, Any] | None:
-    """Return the two terms of a noisy covariance, matrix and diagonal operator, or None if it has another form."""
+    """Return the matrix and the diagonal operator of a noisy covariance, None if it has another form."""
     if covariance.__class__ is not AddedDiagLinearOperator or covariance._diag_tensor.__class__ not in DIAGONAL:
         return None
     return covariance._linear_op, covariance._diag_tensor
 
 
 def variances(diagonal: Any) -> torch.Tensor:
-    """Return the entries of a diagonal operator as it holds them, ``(..., 1)`` if they are all the same."""
+    """Return the entries of a diagonal operator, ``(..., n)``, or ``(..., 1)`` of a constant one."""
     entries: torch.Tensor = diagonal.diag_values if type(diagonal) is ConstantDiagLinearOperator else diagonal._diag
     return entries
 
@@ -105,7 +105,7 @@ def variances(diagonal: Any) -> torch.Tensor:
 def is_unstructured(operator: Any, lazy: bool = False) -> bool:
     """Whether an operator consists of dense matrices, diagonals, their sums and constant factors.
 
-    With `lazy`, a kernel matrix that is not evaluated yet counts as dense.
+    With `lazy`, an unevaluated kernel matrix counts as dense.
     """
     kind = type(operator)
     if kind in SUMS:
@@ -119,7 +119,7 @@ def is_unstructured(operator: Any, lazy: bool = False) -> bool:
 
 
 def ingredients(marginal: Marginal, value: torch.Tensor) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
-    """Return the kernel tree, the noise and the residual that a density is computed from."""
+    """Return the kernel tree, the noise and the residual of a density."""
     x = marginal.lazy.x1
     return trees.read(marginal.lazy.kernel, x, centre_of(x)), marginal.noise, value - marginal.distribution.loc
 
@@ -162,7 +162,7 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
 
 @rebuilt.register(DefaultPredictionStrategy)
 def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
-    """Strategies keep their caches unless leaves change or they are marked `cold`."""
+    """Return the strategy itself, with its caches, unless leaves change or it is marked `cold`."""
     if leaf is itself and not value.__dict__.get("cold"):
         return value
     held = (value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood)

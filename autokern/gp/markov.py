@@ -1,4 +1,4 @@
-"""The log density of Matérn processes on a line as a function of autograd, in time and memory linear in the points."""
+"""The log density of one-dimensional Matérn processes as an autograd function, in time and memory linear in points."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from autokern.kernels.tree import Tree
 __all__ = ["BLOCK", "MOST", "Chained", "chained", "has_digits", "is_clear", "log_prob"]
 
 _LEAST, _LEAST_ITERATED = 1e-8, 1e-12
-"""Shares of the variance that the noise must exceed where stock factorises, and where it iterates."""
+"""Shares of the prior variance that the noise must exceed if stock factorises, and if it iterates."""
 MOST = {torch.float64: 2e-11, torch.float32: 1e-7}
-"""Largest residual of a solution where stock factorises, by the dtype of the arguments; a factor leaves about 1e-15."""
+"""Largest relative residual of a solution if stock factorises, by dtype; a Cholesky factor leaves about 1e-15."""
 _ROWS = 8
-"""Rows of the matrix by which a solution is checked."""
+"""Rows of the system at which a solution is checked."""
 
 
 class _Order(threading.local):
-    """The permutation that sorted the last points; whether it sorts others, their values say."""
+    """The permutation that sorted the previous points of this thread; `sorting` checks it before it is used again."""
 
     last: torch.Tensor | None = None
 
@@ -40,7 +40,7 @@ def _sorted(points: torch.Tensor) -> bool:
 
 
 def sorting(points: torch.Tensor) -> torch.Tensor | None:
-    """Return a permutation that sorts points ``(n)``, None where they are sorted."""
+    """Return a permutation that sorts points ``(n)``, None if they are sorted."""
     if _sorted(points):
         return None
     last = _order.last
@@ -52,17 +52,17 @@ def sorting(points: torch.Tensor) -> torch.Tensor | None:
 def plain(
     families: tuple[str, ...], noise: torch.Tensor, residual: torch.Tensor, weights: torch.Tensor, *points: torch.Tensor
 ) -> torch.Tensor:
-    """Return the log density by steps that autograd differentiates, any number of times."""
+    """Return the log density by plain torch steps, differentiable to any order."""
     blocks = cut(families, weights, list(points))
     of = conditional(blocks, noise.expand(len(residual)), residual)
     return density(of, around(of.element, blocks.stationary), len(residual))
 
 
 class Chained(NamedTuple):
-    """The arguments of a density as a chain has them: sorted, in double precision."""
+    """The arguments of a density, sorted by point and in double precision."""
 
     families: tuple[str, ...]  # of the leaves
-    order: torch.Tensor | None  # the permutation that sorts the points, None where they are sorted
+    order: torch.Tensor | None  # the permutation that sorts the given points, None if they are sorted
     noise: torch.Tensor  # ``(1)`` or ``(n)``
     residual: torch.Tensor
     weights: torch.Tensor  # variances of the leaves
@@ -70,7 +70,7 @@ class Chained(NamedTuple):
 
 
 def chained(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Chained:
-    """Return the arguments of `log_prob` as a chain has them."""
+    """Return the arguments of `log_prob`, sorted by point and in double precision."""
     leaves = leaves_of(tree.node)
     assert leaves is not None
     weights = torch.stack([_variance(leaf, tree.weights, residual) for leaf in leaves]).double()
@@ -85,18 +85,18 @@ def chained(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Chained:
 
 
 def is_clear(data: Chained, exact: bool) -> bool:
-    """Whether states may keep the digits of a factor, for which the noise must be more than a share of the variance.
+    """Whether the noise is a large enough share of the prior variance for states to be accurate.
 
-    Where stock iterates, more may be lost.
+    `exact` says that stock factorises; less noise suffices if it iterates.
     """
     least = _LEAST if exact else _LEAST_ITERATED
     return bool(data.noise.detach().amin() > least * data.weights.detach().sum())
 
 
 def has_digits(data: Chained, solved: torch.Tensor, most: float) -> bool:
-    """Whether ``K solved`` is the residual at some rows, up to a share of ``|K| |solved|``.
+    """Whether ``K solved`` equals the residual at `_ROWS` rows, up to the share `most` of ``|K| |solved|``.
 
-    Steps may lose as many digits as the ratio of variance to noise has, and more with several leaves.
+    The scan may lose as many digits as the ratio of variance to noise has, and more with several leaves.
     """
     n = len(solved)
     rows = torch.linspace(0, n - 1, _ROWS).long()
@@ -110,9 +110,9 @@ def has_digits(data: Chained, solved: torch.Tensor, most: float) -> bool:
 
 
 def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor, exact: bool = False) -> torch.Tensor | None:
-    """Return the log density of a residual, None where it has no digits or the covariance is not positive definite.
+    """Return the log density of a residual, None if it is inaccurate or the covariance is not positive definite.
 
-    The tree is a sum of Matérn leaves of points ``(n, 1)``, `noise` ``(1)`` or ``(n)``; `exact` says that stock
+    The tree is a sum of Matérn leaves of points ``(n, 1)``; `noise` is ``(1)`` or ``(n)``; `exact` says that stock
     factorises.
     """
     data = chained(tree, noise, residual)

@@ -1,10 +1,10 @@
-"""The log density of Matérn processes on a line, and all its gradients, in time and memory linear in the points.
+"""The log density of one-dimensional Matérn processes by blocks, in time and memory linear in the points.
 
 Sorted points are cut into blocks. Given the state at its first point, the values of a block and the state at the first
-point of the next are Gaussian with dense covariances, which are factorised all at once; a scan joins the blocks. States
-are carried by covariances, not by precisions, which small gaps leave without digits. The gradient by mean and
-covariance of a block's values and next state is ``g`` and ``(g g^T - N) / 2``, where N is the negative curvature of
-the log density by that mean; everything else follows from these by the chain rule.
+point of the next block are jointly Gaussian with dense covariances, which are factorised as one batch; a scan joins the
+blocks. States are carried by covariances, since precisions lose all digits at small gaps. The gradients by mean and
+covariance of a block's values and next state are ``g`` and ``(g g^T - N) / 2``, where N is the negative curvature of
+the log density by that mean; all other gradients follow by the chain rule.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ __all__ = ["BLOCK", "Blocks", "Conditional", "conditional", "cut", "density", "r
 BLOCK = 16
 """Points of a block."""
 _CACHED = 2**15
-"""Elements of a matrix that stays in a CPU's cache with a few others."""
+"""Elements of a batch of matrices that fits a CPU's cache together with a few others."""
 _LOG_2_PI = math.log(2 * math.pi)
 _ROOTS = {1: 1.0, 2: math.sqrt(3.0), 3: math.sqrt(5.0)}
 
 
 def root_of(one: Chain) -> float:
-    """Return the distance by which a chain moves, of points one lengthscale apart."""
+    """Return ``sqrt(2 nu)``, the chain's distance between points that are one lengthscale apart."""
     return _ROOTS[one.order]
 
 
 class Blocks(NamedTuple):
-    """Blocks of sorted points as a chain."""
+    """Blocks of sorted points as a Markov chain."""
 
-    chains: list[Chain]  # of the leaves; a state holds theirs side by side
+    chains: list[Chain]  # of the leaves; the state concatenates their states
     weights: torch.Tensor  # variances of the leaves
-    starts: list[torch.Tensor]  # scaled points of each leaf: the first of each block and the last of all, ``(k + 1)``
-    inside: list[torch.Tensor]  # all of them, ``(k, size)``
-    stationary: torch.Tensor  # covariance of the state, ``(d, d)``
-    transition: torch.Tensor  # from block to block, ``(k, d, d)``
-    seen: torch.Tensor  # how values depend on the state before, ``(k, size, d)``
-    ahead: torch.Tensor  # their covariances with the state behind, likewise
+    starts: list[torch.Tensor]  # scaled points of each leaf: the first of each block, then the last of all, ``(k + 1)``
+    inside: list[torch.Tensor]  # all scaled points of each leaf, ``(k, size)``
+    stationary: torch.Tensor  # stationary covariance of the state, ``(d, d)``
+    transition: torch.Tensor  # from the start of each block to the next, ``(k, d, d)``
+    seen: torch.Tensor  # coefficients of the values by the state at the block's start, ``(k, size, d)``
+    ahead: torch.Tensor  # covariances of the values with the state at the next block's start, ``(k, size, d)``
 
     @property
     def own(self) -> list[slice]:
-        """Where the state of each leaf lies."""
+        """The slice of the state that belongs to each leaf."""
         stops = [sum(c.order for c in self.chains[: i + 1]) for i in range(len(self.chains))]
         return [slice(stop - c.order, stop) for stop, c in zip(stops, self.chains, strict=True)]
 
     @property
     def parts(self) -> list[slice]:
-        """Numbers of blocks whose covariances of values fit a CPU's cache together."""
+        """Slices of blocks whose covariances fit a CPU's cache together."""
         k, size = self.seen.shape[:2]
         step = max(1, _CACHED // size**2)
         return [slice(start, min(start + step, k)) for start in range(0, k, step)]
 
 
 def cut(families: tuple[str, ...], weights: torch.Tensor, points: list[torch.Tensor]) -> Blocks:
-    """Return sorted points ``(n)`` of each leaf in blocks; the last point fills the last block."""
+    """Return the sorted points ``(n)`` of each leaf in blocks; copies of the last point pad the last block."""
     chains = [chain(name) for name in families]
     n = len(points[0])
     k = -(-n // BLOCK)
@@ -82,18 +82,18 @@ def cut(families: tuple[str, ...], weights: torch.Tensor, points: list[torch.Ten
 
 
 class Conditional(NamedTuple):
-    """Values and next state of each block, given the state before it."""
+    """Values and next state of each block, conditional on the state at its start."""
 
-    seen: torch.Tensor  # how values depend on that state; they do not where the last block is filled up
+    seen: torch.Tensor  # coefficients of the values by that state, zero for padding
     root: torch.Tensor  # ``L^-1`` of the noisy covariances of the values, ``(k, size, size)``
-    white: torch.Tensor  # ``L^-1`` times seen, the covariances with the next state, and the residual, side by side
-    element: Element  # what the values tell
-    constant: torch.Tensor  # log densities of the values at the state zero, ``(k)``
-    valid: bool  # whether all factors exist
+    white: torch.Tensor  # ``L^-1`` times ``[seen, covariances with the next state, residual]``
+    element: Element  # the blocks as elements of the scan
+    constant: torch.Tensor  # log density of each block's values if that state is zero, ``(k)``
+    valid: bool  # whether all factorisations succeeded
 
 
 def conditional(blocks: Blocks, noise: torch.Tensor, residual: torch.Tensor) -> Conditional:
-    """Return blocks with noise and residual ``(n)``, given the states before them."""
+    """Return blocks with noise and residual ``(n)``, conditional on the states at their starts."""
     k, size, d = blocks.seen.shape
     empty = k * size - len(residual)
     seen, moved = blocks.seen, blocks.transition @ blocks.stationary
@@ -132,7 +132,7 @@ def conditional(blocks: Blocks, noise: torch.Tensor, residual: torch.Tensor) -> 
 
 
 def _covariances(blocks: Blocks, part: slice) -> torch.Tensor:
-    """Return the covariances of the values inside some blocks, without noise."""
+    """Return the prior covariances of the values inside some blocks, without noise."""
     total: torch.Tensor | None = None
     for one, weight, inside in zip(blocks.chains, blocks.weights, blocks.inside, strict=True):
         own = one.correlation((inside[part].unsqueeze(-1) - inside[part].unsqueeze(-2)).abs()) * weight
@@ -142,12 +142,12 @@ def _covariances(blocks: Blocks, part: slice) -> torch.Tensor:
 
 
 def density(of: Conditional, beside: Around, n: int) -> torch.Tensor:
-    """Return the log density of n residuals: of each block given all before it."""
+    """Return the log density of n residuals, summed over blocks that are each conditional on all before."""
     _, _, _, h, j = of.element
     mean, covariance = beside.mean, beside.covariance
     unit = torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
     later, _ = filtered(mean, covariance, of.element)
-    # h^T m - m^T J m / 2 + (h - J m)^T (m' - m) / 2, with the mean m' by the data of the block as well
+    # h^T m - m^T J m / 2 + (h - J m)^T (m' - m) / 2, with the mean m' given the data of the block too
     quadratic = (h * (mean + later) - (j @ mean) * later).sum()
     logdet = torch.linalg.slogdet(unit + j @ covariance).logabsdet.sum()
     found: torch.Tensor = of.constant.sum() + 0.5 * (quadratic - logdet) - 0.5 * n * _LOG_2_PI

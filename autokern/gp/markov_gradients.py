@@ -1,4 +1,4 @@
-"""The gradients of the log density of a chain of blocks: by its values, by the chain rule from there to the points."""
+"""The gradients of the log density of a chain of blocks by noise, residual, weights and points."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Gradients", "Responses", "gradients", "responses"]
 
 
 class Responses(NamedTuple):
-    """How the log density of a chain responds to the values and the next state of each block."""
+    """Derivatives of the log density by the values and the next state of each block, with their ingredients."""
 
-    values: torch.Tensor  # first derivatives by their means, ``(k, size, c)`` for c columns of residuals
-    next: torch.Tensor  # likewise, ``(k, d, c)``
-    by_state: torch.Tensor  # ``R^-1`` times how values depend on the state before, ``(k, size, d)``
-    gain: torch.Tensor  # the regression of the next state, likewise
+    values: torch.Tensor  # first derivative by the mean of the values, ``(k, size, c)`` for c columns of residuals
+    next: torch.Tensor  # first derivative by the mean of the next state, ``(k, d, c)``
+    by_state: torch.Tensor  # ``R^-1 seen``, with R the conditional covariance of the values, ``(k, size, d)``
+    gain: torch.Tensor  # regression coefficients of the next state on the values, transposed, ``(k, size, d)``
     curved: torch.Tensor  # negative second derivative by the mean of the next state, ``(k, d, d)``
-    mean: torch.Tensor  # of the state before by all data up to the block
-    covariance: torch.Tensor
-    carried: torch.Tensor  # that covariance with the next state
+    mean: torch.Tensor  # of the state at the block's start given the data up to the block's end, ``(k, d, c)``
+    covariance: torch.Tensor  # likewise, ``(k, d, d)``
+    carried: torch.Tensor  # covariance of the next state with that state, ``(k, d, d)``
 
 
 def responses(of: Conditional, beside: Around) -> Responses:
@@ -42,21 +42,21 @@ def responses(of: Conditional, beside: Around) -> Responses:
 
 
 class Curvature(NamedTuple):
-    """First and second derivatives of the log density by the mean of values and next state, given all other data.
+    """Derivatives of the log density by the joint covariance of values and next state, and by their coefficients.
 
-    With the first derivative ``g`` and the second ``-N``, the derivative by their covariance is ``(g g^T - N) / 2``.
+    With the first derivative ``g`` and the second ``-N`` by the mean, the one by the covariance is ``(g g^T - N) / 2``.
     """
 
     left: torch.Tensor  # with `right`, factors of ``g g^T - N + R^-1`` for the values, R their conditional covariance
     right: torch.Tensor  # ``(k, size, 2 d + 1)``, as `left`; the first column of each is g
-    between: torch.Tensor  # ``(g g^T - N) / 2`` between values and next state, twice
-    of_next: torch.Tensor  # of the next state
-    by_seen: torch.Tensor  # derivative by how values depend on the state before
-    by_transition: torch.Tensor  # likewise, of the next state
+    between: torch.Tensor  # ``g g^T - N`` between values and next state
+    of_next: torch.Tensor  # ``(g g^T - N) / 2`` of the next state
+    by_seen: torch.Tensor  # derivative by `Blocks.seen`
+    by_transition: torch.Tensor  # derivative by `Blocks.transition`
 
 
 def curvature(of: Conditional, beside: Around) -> Curvature:
-    """Return the derivatives by values and next state of each block."""
+    """Return the derivatives by covariances and coefficients of each block."""
     g, g_next, by_state, gain, curved, mean, covariance, carried = responses(of, beside)
     known, spread = gain @ curved, by_state @ covariance
     smooth = (mean + carried.mT @ g_next).mT
@@ -80,7 +80,7 @@ class Gradients(NamedTuple):
 
 
 def gradients(blocks: Blocks, of: Conditional, beside: Around, n: int) -> Gradients:
-    """Return the derivatives by everything that the density is made of."""
+    """Return the derivatives by noise, residual, weights and points."""
     found = curvature(of, beside)
     k, size, _ = blocks.seen.shape
     stationary, transition = blocks.stationary, blocks.transition

@@ -1,4 +1,4 @@
-"""The posterior of Matérn processes on a line: means and variances in time linear in training and test points."""
+"""The posterior of one-dimensional Matérn processes: means and variances in time linear in training and test points."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from autokern.gp.markov_scan import Element, around, inverse_of_unit_plus
 __all__ = ["LinePosterior"]
 
 _DENSE = 4000
-"""Training points up to which joint covariances of test points are those of a factor."""
+"""Most training points for which joint covariances of test points come from a Cholesky factor."""
 _ROWS = 2048
-"""Test points whose blocks are gathered at a time."""
+"""Test points that are evaluated at a time."""
 
 
 class LinePosterior:
-    """Training data on a line, conditioned on; without gradients.
+    """The posterior given training data on a line, without gradients; implements `Explains`.
 
-    `valid` says whether all factors exist, and the residual is at most the share `most`.
+    `valid` says whether all factorisations succeeded and the relative residual is at most `most` (`has_digits`).
     """
 
     batch = torch.Size()
 
     def __init__(self, data: Chained, most: float = math.inf) -> None:
-        data = data._replace(noise=data.noise.clone())  # joint covariances are read late; noise may be a buffer
+        data = data._replace(noise=data.noise.clone())  # read late, for joint covariances, and maybe a buffer
         self.data, self.n, self.most = data, len(data.residual), most
         blocks = self._blocks = cut(data.families, data.weights, data.points)
         of = self._of = conditional(blocks, data.noise.expand(self.n), data.residual)
@@ -39,7 +39,7 @@ class LinePosterior:
         self.valid = of.valid and (most == math.inf or has_digits(data, self._told.values.reshape(-1)[: self.n], most))
 
     def at(self, points: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return means and variances at points ``(m)`` of each leaf, which need no order."""
+        """Return means and variances at unsorted points ``(m)``, given for each leaf."""
         blocks = self._blocks
         scaled = [z.double() * root_of(c) for c, z in zip(blocks.chains, points, strict=True)]
         block = torch.searchsorted(blocks.starts[0][1:-1], scaled[0], right=True)
@@ -53,13 +53,13 @@ class LinePosterior:
         return mean, variance
 
     def _inside(self, points: list[torch.Tensor], block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the same for points behind the start of their blocks, by the data of the block and of all others."""
+        """Return means and variances at points not before the first training point; `block` is the block of each."""
         blocks, told, d = self._blocks, self._told, len(self._blocks.stationary)
         leaves = list(zip(blocks.chains, blocks.weights, blocks.starts, blocks.inside, points, strict=True))
         seen = torch.cat([c.seen((z - t[block]).clamp_min(0)) for c, _, t, _, z in leaves], -1).unsqueeze(-2)
         ahead = torch.cat([c.ahead((t[block + 1] - z).clamp_min(0)) * w for c, w, t, _, z in leaves], -1)
         values = sum(c.correlation((z.unsqueeze(-1) - y[block]).abs()) * w for c, w, _, y, z in leaves)
-        # given the state before, then the values of the block as well, then what is behind
+        # condition on the state at the block's start, then on the values of the block, then on the later data
         before = seen @ blocks.stationary
         rows = values.unsqueeze(-2) - before @ blocks.seen[block].mT
         k, size = blocks.inside[0].shape
@@ -74,7 +74,7 @@ class LinePosterior:
         return mean.flatten(), own.flatten()
 
     def _before(self, points: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the same for points before all data, which tell of them by the first state."""
+        """Return means and variances at points before all data, which depend on the data through the first state."""
         blocks, beside = self._blocks, self._beside
         leaves = zip(blocks.chains, blocks.weights, blocks.starts, points, strict=True)
         ahead = torch.cat([c.ahead(t[0] - z) * w for c, w, t, z in leaves], -1)
@@ -83,7 +83,7 @@ class LinePosterior:
         return (ahead @ told @ beside.whole_h).squeeze(-1), blocks.weights.sum() - explained.flatten()
 
     def solve(self, columns: torch.Tensor) -> torch.Tensor:
-        """Return ``K^-1`` times columns ``(n, c)`` in the order of the training points as they were given."""
+        """Return ``K^-1`` times columns ``(n, c)``, in the training points' original order."""
         order, of, (k, size) = self.data.order, self._of, self._blocks.inside[0].shape
         sorted_columns = columns.double() if order is None else columns.double()[order]
         filled = torch.nn.functional.pad(sorted_columns, (0, 0, 0, k * size - self.n)).view(k, size, -1)
@@ -102,7 +102,7 @@ class LinePosterior:
         return (rows * self.solve(rows.mT).mT).sum(-1).to(rows.dtype)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``, shape ``(m, m)``; of few training points by a factor, for its digits."""
+        """Return ``rows K^-1 rows^T``, shape ``(m, m)``; Cholesky, more accurate, serves few training points."""
         columns = rows.mT.double()
         if self.n > _DENSE:
             found = columns.mT @ self.solve(columns)

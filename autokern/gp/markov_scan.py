@@ -1,8 +1,8 @@
-"""Scans over the blocks of a Markov chain in a logarithm of their number of steps (Särkkä and García-Fernández 2021).
+"""Parallel scans over the blocks of a Markov chain, in logarithmically many steps (Särkkä and García-Fernández 2021).
 
-An element tells of some consecutive data, given the state before them: the state after them is Gaussian with the mean
-``A s + b`` and the covariance ``Q``, and their density as a function of s is ``exp(h^T s - s^T J s / 2)`` up to a
-factor. Elements side by side combine to one; what is before and behind each comes down the same tree.
+An element summarises consecutive data, given the state s before them: the state after them is Gaussian with the mean
+``A s + b`` and the covariance ``Q``, and the density of the data is ``exp(h^T s - s^T J s / 2)`` up to a factor.
+Neighbouring elements combine to one, up a binary tree; the states and the later data at each element come down it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ __all__ = ["Around", "Element", "around", "filtered", "inverse_of_unit_plus", "p
 
 
 class Element(NamedTuple):
-    """Elements side by side, each tensor with them in its first dimension."""
+    """A batch of k consecutive elements."""
 
-    a: torch.Tensor  # as q and j ``(k, d, d)``
-    b: torch.Tensor  # as h ``(k, d, c)`` for c columns of data
+    a: torch.Tensor  # ``(k, d, d)``, as q and j
+    b: torch.Tensor  # ``(k, d, c)`` for c columns of data, as h
     q: torch.Tensor
     h: torch.Tensor
     j: torch.Tensor
 
     def part(self, which: slice) -> Element:
-        """Return some of the elements."""
+        """Return a slice of the elements."""
         return Element(*(t[which] for t in self))
 
 
 class Around(NamedTuple):
-    """What is known beside each element, and of the whole."""
+    """The data before and after each element, and all data."""
 
-    mean: torch.Tensor  # of the state before an element, by all data before it: ``(k, d, c)``
-    covariance: torch.Tensor  # ``(k, d, d)``
-    h: torch.Tensor  # with j, the data behind an element as a function of the state there: ``(k, d, c)``
+    mean: torch.Tensor  # of the state before an element given the data before it, ``(k, d, c)``
+    covariance: torch.Tensor  # of that state, ``(k, d, d)``
+    h: torch.Tensor  # with j, log density of the data after an element by the state after it, ``(k, d, c)``
     j: torch.Tensor  # ``(k, d, d)``
-    whole_h: torch.Tensor  # with whole_j, all data as a function of the first state: ``(d, c)``
+    whole_h: torch.Tensor  # with whole_j, log density of all data by the first state, ``(d, c)``
     whole_j: torch.Tensor  # ``(d, d)``
 
 
@@ -54,7 +54,7 @@ def _symmetric(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def filtered(mean: torch.Tensor, covariance: torch.Tensor, of: Element) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the state before elements by the data of each as well."""
+    """Return mean and covariance of the states before elements, conditioned on each element's data too."""
     gain = covariance @ inverse_of_unit_plus(of.j @ covariance)
     return mean + gain @ (of.h - of.j @ mean), _symmetric(gain)
 
@@ -65,7 +65,7 @@ def _after(mean: torch.Tensor, covariance: torch.Tensor, of: Element) -> tuple[t
 
 
 def pulled(of: Element, h: torch.Tensor, j: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what is told of the state before elements by their data and what is told of the state behind them."""
+    """Return h and j of the state before elements, given each element and h and j of the state after it."""
     turned = of.a.mT @ inverse_of_unit_plus(j @ of.q)
     return turned @ (h - j @ of.b) + of.h, _symmetric(turned @ j @ of.a + of.j)
 
@@ -81,7 +81,7 @@ def _combined(one: Element, two: Element) -> Element:
 
 
 def _even(of: Element) -> Element:
-    """Return an even number of elements: the one added has no data and leaves the state as it is."""
+    """Return an even number of elements, adding if need be one without data that leaves the state unchanged."""
     k, d = of.b.shape[:2]
     if k % 2 == 0:
         return of
@@ -95,7 +95,7 @@ def _side_by_side(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
 
 
 def around(elements: Element, stationary: torch.Tensor) -> Around:
-    """Return what is before and behind each of the elements of a chain whose first state is stationary."""
+    """Return the data before and after each element of a chain whose first state is stationary."""
     levels, left, right = [], slice(None, None, 2), slice(1, None, 2)
     of, count = elements, len(elements.b)
     while len(of.b) > 1:

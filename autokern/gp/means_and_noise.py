@@ -1,4 +1,4 @@
-"""Means and noise of gpytorch's models as arrays, and their derivatives."""
+"""Means and noise of gpytorch's models in NumPy, with their derivatives."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["Given", "Mean", "Noise", "Values", "mean_of", "noise_of"]
 
 
 class Values(NamedTuple):
-    """The mean, or the variances of the noise, of each point, or one of all."""
+    """The means, or the noise variances, of the points."""
 
-    value: Callable[[], Any]
-    backward: Callable[[Array], object]  # adds the gradient by the parameters, from that by each point's value
+    value: Callable[[], Any]  # returns ``(n,)``, or one value for all points
+    backward: Callable[[Array], object]  # adds to the parameters' gradients, given the gradient by each point's value
 
 
 class Given:
-    """Variances that are `given` before each evaluation, which leaves their derivatives as `by_noise`."""
+    """Noise variances that the caller sets as `given` before an evaluation, which sets their gradient `by_noise`."""
 
     given: Array
     by_noise: Array
 
     def value(self) -> Array:
-        """Return what is given."""
+        """Return the variances."""
         return self.given
 
     def backward(self, by_noise: Array) -> None:
-        """Keep the derivatives."""
+        """Store the gradient."""
         self.by_noise = by_noise
 
 
@@ -44,10 +44,10 @@ Noise = Given | Values
 
 
 class Mean:
-    """A mean as a function of points: zero, a constant, one for each task, or linear."""
+    """A mean as a function of points: zero, a constant, a constant for each task, or linear."""
 
     def __init__(self, seen: Inspected, mean: Any, tasks: int | None = None) -> None:
-        """Read a mean; BoTorch's model selects of several by the tasks in a column of the points."""
+        """Read a mean; `tasks` is the column of the points by which BoTorch selects a task's mean."""
         kind, constants = type(mean), [mean]
         self.column: int | None = None
         self._weights: Any = None
@@ -68,7 +68,7 @@ class Mean:
         self.tensors = {id(tensor) for one in (mean, *constants) for tensor in one._parameters.values()}
 
     def _shares(self, x: Array) -> list[Any]:
-        """Return which points have each constant."""
+        """Return for each constant the mask of its points, None for all."""
         if self.column is None:
             return [None] * self.count
         known, found = self._seen
@@ -78,14 +78,14 @@ class Mean:
         return cast("list[Any]", found)
 
     def value(self, x: Array) -> Any:
-        """Return the mean of points ``(..., n, 1)``, or of all."""
+        """Return the means ``(..., n, 1)`` of points, or one mean for all."""
         found = [] if self._weights is None else [x @ self._weights.value]
         for share, constant in zip(self._shares(x), self._constants, strict=True):
             found.append(constant.value if share is None else share * constant.value)
         return sum(found[1:], start=found[0]) if found else 0.0
 
     def backward(self, x: Array, by_mean: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add the derivatives by parameters and points, of those by each point's mean."""
+        """Add to the gradients of the parameters if `theta`, and of the points, given the gradient by the means."""
         if theta:
             for share, constant in zip(self._shares(x), self._constants, strict=True):
                 summed(constant, by_mean if share is None else by_mean * share)
@@ -96,7 +96,7 @@ class Mean:
 
 
 def mean_of(seen: Inspected, mean: Any, x: Array, tasks: int | None) -> Values | None:
-    """Return the mean of points, None for zero."""
+    """Return the mean at fixed points, None for a zero mean."""
     if type(mean) is ZeroMean:
         _look_at_batch(seen, mean)
         return None
@@ -120,7 +120,7 @@ def _constant(seen: Inspected, mean: Any) -> Any:
 
 
 def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:
-    """Return the noise that a likelihood adds at points, which it gets as the caller has them."""
+    """Return the noise that a likelihood adds at points; it sees them before any input transform."""
     covariance = seen.module(likelihood, "noise_covar")
     kinds = type(likelihood), type(covariance)
     if kinds == (GaussianLikelihood, HomoskedasticNoise):
@@ -145,6 +145,6 @@ def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:
 
 
 def _noise_of_tasks(noise: Any, tasks: Array) -> Values:
-    """Return a variance for each task, and none for what is no task: the library compares and never maps."""
+    """Return the noise by the task of each point, zero for unknown tasks, since the library only compares them."""
     each = np.equal(tasks[:, None], np.arange(noise.value.size)).astype(np.float64)
     return Values(lambda: each @ noise.value, lambda by_noise: noise.accumulate(by_noise @ each))

@@ -1,6 +1,6 @@
-"""Results that linear_operator keeps on an object, in its `_memoize_cache`: which there are, and which are dropped.
+"""Access to linear_operator's cache of results on an object, its `_memoize_cache`.
 
-The library files a result under its name, positional arguments and pickled keyword arguments, or under the name alone.
+The library's keys are a name, or a tuple of name, positional arguments and pickled keyword arguments.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ _NO_KEYWORDS = pickle.dumps({})
 
 
 def names(holder: Any) -> list[str]:
-    """Return the names of all results that are kept."""
+    """Return the names of all cached results."""
     return [key[0] if isinstance(key, tuple) else key for key in holder.__dict__.get(_CACHE, ())]
 
 
 def is_kept(holder: Any, name: str, *args: Any) -> bool:
-    """Whether the result of a method with these arguments is kept."""
+    """Whether the result of a method with these positional arguments is cached."""
     return (name, args, _NO_KEYWORDS) in holder.__dict__.get(_CACHE, ())
 
 
 def drop(holder: Any, unwanted: Collection[str]) -> None:
-    """Drop all results of these names."""
+    """Drop the cached results of these methods."""
     kept = holder.__dict__.get(_CACHE, {})
     for key in [key for key in kept if isinstance(key, tuple) and key[0] in unwanted]:
         del kept[key]
 
 
 def mark(holder: Any, name: str) -> None:
-    """Keep a mark until the cache is emptied, as the library does in backward passes."""
+    """Set a mark that lasts until the library empties the cache, in a backward pass."""
     holder.__dict__.setdefault(_CACHE, {})[name] = True
 
 
 def is_marked(holder: Any, name: str) -> bool:
-    """Whether the mark is still there."""
+    """Whether a mark is still set."""
     return name in holder.__dict__.get(_CACHE, ())

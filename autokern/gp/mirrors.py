@@ -1,6 +1,6 @@
-"""Tensors on an accelerator as arrays: copies on the CPU, which one read brings up to date and one write sends back.
+"""CPU copies of tensors on an accelerator, all updated by one transfer and written back by one transfer.
 
-A read or a write of its own for each parameter would take longer than all arithmetic of a small model.
+Transfers of single parameters would take longer than all arithmetic of a small model.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["Mirrors", "as_bytes", "fetched", "placed", "sent"]
 
 
 def as_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the content of tensors on one device, of any dtypes, as one tensor of bytes there."""
+    """Return the contents of tensors on one device, of any dtypes, concatenated as bytes on that device."""
     return torch.cat([t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors])
 
 
 def sent(arrays: Sequence[Array], targets: Sequence[torch.Tensor]) -> None:
-    """Copy arrays into tensors of one dtype on one device, all by one transfer."""
+    """Copy arrays into tensors of one dtype on one device by one transfer."""
     if not targets:
         return
     flat = torch.from_numpy(np.concatenate([a.ravel() for a in arrays])).to(targets[0].device)
@@ -31,7 +31,7 @@ def sent(arrays: Sequence[Array], targets: Sequence[torch.Tensor]) -> None:
 
 
 def placed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> list[torch.Tensor | None]:
-    """Return tensors of the CPU on a device, each in memory of its own, all by one transfer; unchanged for the CPU."""
+    """Return copies of CPU tensors on a device by one transfer; the tensors themselves if that is the CPU."""
     if device.type == "cpu":
         return list(tensors)
     there = [None if t is None else torch.empty_like(t, device=device) for t in tensors]
@@ -40,7 +40,7 @@ def placed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> list
 
 
 def fetched(tensors: Sequence[torch.Tensor]) -> list[Array]:
-    """Return tensors of one dtype on one device as arrays, all by one transfer; on the CPU, their own memory."""
+    """Return tensors of one dtype on one device as arrays by one transfer; CPU tensors share their memory."""
     if tensors[0].is_cpu:
         return [t.detach().numpy() for t in tensors]
     flat = torch.cat([t.detach().reshape(-1) for t in tensors]).cpu()
@@ -49,9 +49,9 @@ def fetched(tensors: Sequence[torch.Tensor]) -> list[Array]:
 
 
 class Mirrors:
-    """Copies of tensors of one accelerator in the memory of the CPU; they keep the tensors alive.
+    """CPU copies of tensors on one accelerator; holds the tensors.
 
-    If `still`, the copies stay what they were when made: something else tells of changes.
+    If `still`, `pull` does nothing, since the owner detects changes in another way.
     """
 
     def __init__(self, still: bool = False) -> None:
@@ -62,7 +62,7 @@ class Mirrors:
         return bool(self._pairs)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the copy of a tensor, contiguous, as it is now; ValueError if other tensors lie on another device."""
+        """Return the contiguous copy of a tensor, made on first use; ValueError for a second device."""
         known = self._pairs.get(id(tensor))
         if known is None:
             if any(t.device != tensor.device for t, _ in self._pairs.values()):
@@ -72,7 +72,7 @@ class Mirrors:
         return known[1]
 
     def pull(self) -> None:
-        """Bring all copies up to date, unless they are to stay."""
+        """Update all copies by one transfer, unless they are `still`."""
         if self._still or not self._pairs:
             return
         flat, start = as_bytes(tensor for tensor, _ in self._pairs.values()).cpu().numpy(), 0

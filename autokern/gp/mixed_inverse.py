@@ -1,12 +1,12 @@
-"""Gradients of a density by an inverse in single precision of a factor in double precision, with its errors seen.
+"""Gradients of a log density by a float32 inverse W of a float64 factor, with checks of the errors.
 
-Value, solution and log determinant come from the factor, and so are exact. The inverse enters the gradients alone, as
-``tr(K^-1 dK)``. To round the factor to single precision hardly changes that; to sum products in it does, on the
-diagonal above all, which is summed in double precision. Two identities tell what is left: ``tr(K^-1 K) = n``, and the
-solution by the inverse is that by the factor. Where one is missed by too much, an inverse in double precision serves.
-Errors of the trace are shares of the effective degrees of freedom ``tr(K^-1 (K - noise))``, which may be a few of
-thousands of points. Of a sum, a term with few of them may be off by much where the others hide it, so random vectors
-estimate the error ``tr((W - K^-1) dK)`` of each hyperparameter (Hutchinson 1990), whenever one has changed by much.
+Value, solution and log determinant come from the float64 factor. The inverse enters only the gradients, as
+``tr(K^-1 dK)``. Rounding the factor to float32 hardly changes them; summing products in float32 does, most of all on
+the diagonal, which is therefore summed in float64. Two identities check the rest: ``tr(K^-1 K) = n``, and the solution
+by the inverse equals that by the factor. If either error is too large, a float64 inverse is used.
+The trace's error is relative to the effective degrees of freedom ``tr(K^-1 (K - noise))``, which may be few even for
+thousands of points. Other terms of a sum can hide the error of a term with few degrees of freedom, so random vectors
+estimate the error ``tr((W - K^-1) dK)`` of each hyperparameter (Hutchinson 1990) whenever one has changed by much.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ __all__ = ["OF_EACH", "OF_SOLUTION", "OF_TRACE", "Mixed", "mixed_for"]
 OF_TRACE = 1e-4
 """Largest error of ``tr(K^-1 K)``, per effective degree of freedom."""
 OF_SOLUTION = 1e-3
-"""Largest relative error of a solution by the inverse: what a chance hit of the trace does not hide."""
+"""Largest relative error of a solution by the inverse, a check that the trace may pass by chance."""
 OF_EACH = 1e-3
 """Largest error of the gradient by the log of any hyperparameter, relative to the larger of its two terms."""
 _NOTHING = 1e-8
-"""Error of such a gradient, per effective degree of freedom, that is none."""
+"""Absolute error of such a gradient, per effective degree of freedom, that is always accepted."""
 _PROBES = 8
 """Random vectors that estimate errors."""
 _CHANGE = 0.2
-"""Relative change of a hyperparameter from which errors are estimated anew."""
+"""Relative change of a hyperparameter after which errors are estimated again."""
 _RESTS = 50
-"""Steps without a trial after one that failed."""
+"""Steps without another attempt after a failed one."""
 _PANEL = 256
-"""Rows and columns of the blocks of an inverse: products of such are nearly as fast as of large ones."""
+"""Rows and columns of the blocks of an inverse, whose products are nearly as fast as those of large matrices."""
 _WIDENED = 1024
-"""Columns of an inverse that are in double precision at a time, where its entries are summed so."""
+"""Columns of an inverse that are converted to float64 at a time, if its entries are summed in float64."""
 _SUMS = (torch.float32, torch.float64)
-"""In what entries of an inverse are summed: of smooth kernels with little noise, single precision loses too much."""
+"""Precisions of the sums in an inverse, in the order of trial; float32 fails on smooth kernels with little noise."""
 _log = logging.getLogger("autokern")
 
 
 class Mixed:
-    """Gradients of the densities of one kernel, for `likelihood.log_prob`.
+    """Gradients of the log densities of one kernel, for `likelihood.log_prob`.
 
-    What is kept saves hopeless trials, and estimates of errors while hyperparameters have hardly changed.
+    It remembers failed attempts, and the hyperparameters at which the errors were last estimated.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Mixed:
     def __call__(
         self, tree: Tree, state: likelihood.State, noise: torch.Tensor, wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """Return the gradients wanted by noise, residual and the tensors of a tree."""
+        """Return the wanted gradients by noise, residual and the tree's tensors."""
         able = state.factor.dim() == 2 and (wanted[0] or any(wanted[2:]))
         for sums in _SUMS if able else ():
             self._rests[sums] -= 1
@@ -84,20 +84,20 @@ _kept = Weak[Mixed]()
 
 
 def mixed_for(owner: Any) -> Mixed:
-    """Return what is kept for an owner, a kernel."""
+    """Return the cached `Mixed` of a kernel."""
     return _kept.get(owner) or _kept.put(owner, Mixed())
 
 
 def _by_single(
     tree: Tree, state: likelihood.State, noise: torch.Tensor, sums: torch.dtype, each: bool
 ) -> list[torch.Tensor] | None:
-    """Return twice the gradients, or None where an inverse in single precision, of such sums, does not suffice.
+    """Return twice the gradients by a float32 inverse with entries summed in `sums`, None if it is inaccurate.
 
-    Whether it suffices for each hyperparameter is looked at where `each` asks so.
+    With `each`, the error of every hyperparameter's gradient is estimated too.
     """
     n, white = len(state.factor), state.white.squeeze(-1)
     outer = _outer(tree.node)
-    if outer is None:  # the sum over the whole covariance is wanted, which is the gradient of a scale
+    if outer is None:  # a scale around the tree yields the sum over the whole covariance, as its gradient
         weights = [state.factor.new_ones(()), *tree.weights]
         tree = Tree(Node("scale", "", (tree.node,)), tree.points, tree.shapes, weights)
     first = len(tree.points) + len(tree.shapes)
@@ -119,7 +119,7 @@ def _by_single(
         _log.debug("gradients of %d points, sums in %s: trace %.1e off", n, sums, error)
         return None
     if each:
-        known = scales[0][0] if len(scales) == 1 else None  # its error is the trace's
+        known = scales[0][0] if len(scales) == 1 else None  # the trace's error is that of this gradient
         off = _worst(tree, a, state.factor, inverse, diagonal, found, freedom, known)
         if not off <= 1:
             _log.debug("gradients of %d points, sums in %s: one is %.1e times the bound off", n, sums, off)
@@ -127,14 +127,14 @@ def _by_single(
     if outer is None:
         del found[first]
     total = sum(scale for _, scale in scales)
-    for index, _ in scales if outer else ():  # each has its share of the variance, and of the error
+    for index, _ in scales if outer else ():  # corrects each by its share of the trace's error
         found[index] = found[index] + error / total
     by_noise = by_noise.sum(-1, keepdim=True) if noise.shape[-1] == 1 else by_noise
     return [by_noise, a * -2, *found]
 
 
 def _outer(node: Node, at: int = 0) -> list[int] | None:
-    """Return the numbers of the weights of all terms of a covariance, or None where one has none."""
+    """Return the index of the weight of each term of a sum, None if a term has no weight of its own."""
     if node.kind in ("scale", "constant"):
         return [at]
     found: list[int] = []
@@ -152,10 +152,7 @@ def _weights(node: Node) -> int:
 
 
 def _invert(factor: torch.Tensor, out: torch.Tensor) -> None:
-    """Write the inverse of a lower factor into the lower triangle of `out`, panel after panel of rows.
-
-    Blocks on the diagonal are filled, with zeros above it.
-    """
+    """Write the inverse of a lower factor into the lower triangle of `out`; diagonal blocks get zeros above it."""
     panels = _panels(len(factor))
     memory = out.new_empty(_PANEL * len(factor))
     for top, bottom in panels:
@@ -172,10 +169,10 @@ def _invert(factor: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _square(root: torch.Tensor, white: torch.Tensor, sums: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn the lower triangle of a root X into that of ``X^T X``, in place: rows below a panel are all that it needs.
+    """Replace the lower triangle of a root X by that of ``X^T X``, with entries summed in the precision `sums`.
 
-    Entries are summed in the precision `sums`. Returns the diagonal of ``X^T X``, and ``X^T white``, both summed in the
-    precision of `white`.
+    In place, since a panel of the result depends only on its own rows of X and those below. Returns the diagonal of
+    ``X^T X``, and ``X^T white``, both summed in the precision of `white`.
     """
     memory = root.new_empty(_PANEL * len(root))
     diagonal, solved = torch.zeros_like(white), torch.zeros_like(white)
@@ -186,7 +183,7 @@ def _square(root: torch.Tensor, white: torch.Tensor, sums: torch.dtype) -> tuple
         product, left = memory[: rows.numel()].view_as(rows), root[top:, top:bottom].to(sums).mT
         if sums is root.dtype:
             torch.mm(left, root[top:, :bottom], out=product)
-        else:  # columns are widened some at a time
+        else:
             for begin in range(0, bottom, _WIDENED):
                 some = slice(begin, min(bottom, begin + _WIDENED))
                 product[:, some] = left @ root[top:, some].to(sums)
@@ -199,11 +196,11 @@ def _panels(n: int) -> list[tuple[int, int]]:
 
 
 def _contracted(tree: Tree, a: torch.Tensor, inverse: torch.Tensor, diagonal: torch.Tensor) -> list[torch.Tensor]:
-    """Return the gradients of ``sum((a a^T - inverse) * K)`` by the tensors of a tree; of the inverse, half is read."""
+    """Return the gradients of ``sum((a a^T - inverse) * K)`` by a tree's tensors; reads the inverse's lower half."""
 
     def write(at: Place, out: torch.Tensor) -> None:
         top, bottom, left, right = at
-        if top != left:  # the mirrored tile too
+        if top != left:  # add the mirrored tile's share
             out.copy_(inverse[top:bottom, left:right]).addr_(a[top:bottom], a[left:right], beta=-2, alpha=2)
             return
         out.copy_(inverse[top:bottom, top:bottom]).tril_(-1)
@@ -215,17 +212,17 @@ def _contracted(tree: Tree, a: torch.Tensor, inverse: torch.Tensor, diagonal: to
 
 
 def _place(tree: Tree, noise: torch.Tensor) -> torch.Tensor:
-    """Return numbers that change with each hyperparameter, and with the points."""
+    """Return a vector that changes with every hyperparameter and with the points."""
     sizes = [torch.linalg.vector_norm(z, dim=-2).flatten() for z in tree.points]
     count = noise.new_full((1,), float(tree.points[0].shape[-2]))
     return torch.cat([count, noise.mean().reshape(1), *sizes, *(t.flatten() for t in (*tree.shapes, *tree.weights))])
 
 
 def _probes(factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``L^-T g`` and ``L g`` for random vectors g of signs, the same ones in each call.
+    """Return ``L^-T g`` and ``L g`` for random sign vectors g, the same in each call.
 
-    The mean of ``(W - K^-1) L g (L^-T g)^T`` is ``W - K^-1``. So whitened, no term of the covariance has an eigenvalue
-    above one, and estimates of its trace vary little.
+    The mean of ``(W - K^-1) L g (L^-T g)^T`` is ``W - K^-1``. Whitened in this way, no term of the covariance has an
+    eigenvalue above one, so estimates of its trace have a low variance.
     """
     draw = torch.Generator("cpu").manual_seed(0)
     g = torch.randint(2, (len(factor), _PROBES), generator=draw, device="cpu").to(factor).mul_(2).sub_(1)
@@ -245,7 +242,7 @@ def _worst(
     freedom: float,
     known: int | None,
 ) -> float:
-    """Return the largest estimated error of the gradient by a hyperparameter, in units of its bound, but for one."""
+    """Return the largest estimated error of a hyperparameter's gradient in units of its bound; skips tensor `known`."""
     probes, images = _probes(factor)
     missing = _multiplied(inverse, diagonal, images).sub_(probes)
     errors = _of_outer(tree, torch.cat([probes, missing], 1) / (2 * _PROBES), torch.cat([missing, probes], 1))
@@ -258,7 +255,7 @@ def _worst(
 
 
 def _multiplied(inverse: torch.Tensor, diagonal: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """Return the product with columns of a symmetric matrix: its lower triangle, but another diagonal."""
+    """Return the product with columns of the symmetric matrix with this lower triangle, but this diagonal."""
     out = diagonal[:, None] * z
     for top, bottom in _panels(len(z)):
         rows = inverse[top:bottom, :bottom].to(z.dtype).tril_(top - 1)
@@ -268,7 +265,7 @@ def _multiplied(inverse: torch.Tensor, diagonal: torch.Tensor, z: torch.Tensor) 
 
 
 def _of_outer(tree: Tree, left: torch.Tensor, right: torch.Tensor) -> list[torch.Tensor]:
-    """Return the gradients of ``sum((left right^T) * K)``, a symmetric product, by the tensors of a tree."""
+    """Return the gradients of ``sum((left right^T) * K)`` by a tree's tensors; ``left right^T`` is symmetric."""
 
     def write(at: Place, out: torch.Tensor) -> None:
         top, bottom, begin, end = at
@@ -280,7 +277,7 @@ def _of_outer(tree: Tree, left: torch.Tensor, right: torch.Tensor) -> list[torch
 
 
 def _by_logs(tree: Tree, found: list[torch.Tensor]) -> torch.Tensor:
-    """Return gradients by the logs of hyperparameters; of points, by those of the scales of their coordinates."""
+    """Return gradients by the logs of hyperparameters; for points, by the log scale of each coordinate."""
     points = [z - z.mean(-2, keepdim=True) for z in tree.points]
     by_points = [(z * g).sum(-2) for z, g in zip(points, found, strict=False)]
     values = [*tree.shapes, *tree.weights]

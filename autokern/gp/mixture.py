@@ -1,4 +1,4 @@
-"""Spectral mixtures as parts of kernels."""
+"""Spectral mixture kernels in NumPy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _GAUSSIAN = -2 * math.pi**2
 class SpectralMixture:
     """``prod_d sum_q w_q exp(-2 pi^2 v_qd^2 t_d^2) cos(2 pi mu_qd t_d)`` of differences ``t`` (Wilson and Adams 2013).
 
-    The cosine of a difference is a product of cosines and sines of the points, so a pair costs an exponential alone.
-    Weights are ``(q,)``, means and scales ``(q, 1, d)``.
+    The cosine of a difference is a sum of products of cosines and sines of the points, so a pair of points costs only
+    an exponential. Weights are ``(q,)``, means and scales ``(q, 1, d)``.
     """
 
     __slots__ = ("_columns", "_held", "_means", "_scales", "_weights")
@@ -29,7 +29,7 @@ class SpectralMixture:
         self._held: Any = None, None
 
     def _of(self, x: Array) -> tuple[Array, Array, Array]:
-        """Return the columns, their angles ``(..., q, n, d)``, and the cosines and sines of those."""
+        """Return the columns of the points, their angles ``(..., q, n, d)``, and the angles' cosines and sines."""
         z = x[..., self._columns]
         angles = 2 * math.pi * self._means.value * z[..., None, :, :]
         return z, angles, np.stack((np.cos(angles), np.sin(angles)), -1)
@@ -47,7 +47,7 @@ class SpectralMixture:
         return math.prod(factors[1:], start=factors[0]), (one, two, factors, kept)
 
     def _dimension(self, k: int, one: Any, two: Any) -> tuple[Array, Array, list[tuple[Array, Array]]]:
-        """Return of a dimension the sum over the mixture, the differences, and each term without and with cosine."""
+        """Return for a dimension the sum over the mixture, the differences, and each term without and with cosine."""
         gaps = one[0][..., k, None] - two[0][..., None, :, k]
         apart = gaps * gaps
         total, terms = 0.0, []
@@ -96,13 +96,13 @@ class SpectralMixture:
             into(by_x, self._columns, 2.0 * by_z if alike else by_z)
 
     def _at(self, q: int, k: int) -> tuple[Array, Array, Array]:
-        """Return weight, mean and scale of a term and a dimension, which stretch over a matrix."""
+        """Return weight, mean and scale of a term and a dimension, which broadcast over a matrix."""
         means, scales = (p.value[..., q, :, k : k + 1] for p in (self._means, self._scales))
         return self._weights.value[..., q : q + 1], means, scales
 
 
 def _turned(turn: Array, sides: Array, others: Array) -> Array:
-    """Return sums over the others of sines of differences of angles, weighted, ``(..., n, 1)``."""
+    """Return for each point the sum over the others of ``turn`` times the sine of the angles' difference."""
     both = turn @ others
     found: Array = sides[..., 1:] * both[..., :1] - sides[..., :1] * both[..., 1:]
     return found

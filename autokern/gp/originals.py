@@ -1,7 +1,7 @@
 """The libraries' own functions as they were when autokern was imported, for the candidates ``stock``.
 
-Ops are imported when they are first asked for. The hooks may be installed by then, or a test may have put a mock there.
-A function that a release does not have is None here; its hook is out then, so that nothing asks for it.
+Ops are imported on first use, when hooks, or a test's mocks, may have replaced these functions. A function that a
+release lacks is None here, and its hook is not installed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ stable_pinverse = _of("linear_operator.utils.pinverse", "stable_pinverse")
 
 
 def noise_in_place(likelihood: Any) -> bool:
-    """Whether a likelihood adds the noise of one task, or of several, as its class is known to."""
+    """Whether a likelihood, and its noise model, add noise by unpatched code of a known version."""
     covariance = likelihood._modules.get("noise_covar")
     for owner in (likelihood, covariance):
         if owner is not None and any(name in owner.__dict__ for name in _NOISE):

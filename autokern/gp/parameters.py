@@ -1,4 +1,4 @@
-"""Constrained parameters of models as arrays, and the transforms of constraints with their slopes."""
+"""Constrained parameters of models in NumPy, and the transforms of constraints with their slopes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autokern.gp.small import Array
 __all__ = ["Curve", "Element", "Mirrored", "Parameter", "Still", "bounded", "curve_of"]
 
 Curve = Callable[[Array], tuple[Array, Any]]
-"""Maps raw values to values and slopes."""
+"""Maps raw values to constrained values and derivatives."""
 
 
 def _sigmoid(raw: Array) -> Array:
@@ -23,7 +23,7 @@ def _sigmoid(raw: Array) -> Array:
 
 
 def _softplus(raw: Array) -> tuple[Array, Array]:
-    """As torch has it, linear above 20."""
+    """Softplus as in torch, linear above 20."""
     value = np.logaddexp(raw, 0.0)
     slope = -np.expm1(-value)
     if raw.size and not value.max() <= 20.0:
@@ -43,7 +43,7 @@ def _exponential(raw: Array) -> tuple[Array, Array]:
 
 
 def curve_of(transform: Any) -> Curve | None:
-    """Return the value and the slope of a constraint's transform, None for one that is not known."""
+    """Return the curve of a constraint's transform, None for an unsupported one."""
     if type(transform) is torch.nn.Softplus and (transform.beta, transform.threshold) == (1, 20):
         return _softplus
     if transform is torch.sigmoid:
@@ -54,7 +54,7 @@ def curve_of(transform: Any) -> Curve | None:
 
 
 def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> Curve:
-    """Return a curve as constraints of an exact class lay it between bounds."""
+    """Return a curve with the bounds of a constraint class applied."""
     if kind is GreaterThan:
 
         def greater(raw: Array) -> tuple[Array, Array]:
@@ -78,24 +78,24 @@ def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> C
 
 
 class Parameter:
-    """A constrained parameter: its present value in float64, and the gradient by its raw tensor.
+    """A constrained parameter: its value in float64, and the gradient by its raw tensor.
 
-    `raw` is the memory of the raw tensor; `value`, always the same array, is what the model computes with, of the last
-    `refresh`.
+    `raw` is the memory of the raw tensor; `value` is the constrained value as of the last `refresh`, always the same
+    array.
     """
 
     __slots__ = ("_grad", "_pointer", "_slope", "_transform", "_written", "by_value", "raw", "tensor", "value")
 
     def __init__(self, tensor: torch.Tensor, raw: Array, transform: Curve | None) -> None:
         self.tensor, self.raw, self._transform = tensor, raw, transform
-        self.by_value: Array = np.zeros(raw.shape)  # derivatives by the value that have been added since then
+        self.by_value: Array = np.zeros(raw.shape)  # sum of the derivatives by the value since the last `refresh`
         self.value = raw if transform is None and raw.dtype == np.float64 else np.zeros(raw.shape)
         self._slope: Any = 1.0
         self._grad: torch.Tensor | None = None
         self._pointer, self._written = 0, raw
 
     def refresh(self) -> None:
-        """Compute the value of the raw tensor as it is now, and set the gradient to zero."""
+        """Update the value from the raw tensor, and set the gradient to zero."""
         if self.value is not self.raw:
             raw = self.raw if self.raw.dtype == np.float64 else self.raw.astype(np.float64)
             self.value[...], self._slope = (raw, 1.0) if self._transform is None else self._transform(raw)
@@ -110,7 +110,7 @@ class Parameter:
         return torch.from_numpy(np.asarray(self.by_value * self._slope, self.raw.dtype))
 
     def write(self) -> torch.Tensor:
-        """Put the gradient into the tensor's ``grad``, in place of what is there, and return that."""
+        """Overwrite the tensor's ``grad`` with the gradient, and return it."""
         grad = self.tensor.grad
         if grad is None:
             grad = self.tensor.grad = self.gradient()
@@ -124,15 +124,15 @@ class Parameter:
         return grad
 
     def written(self, grad: torch.Tensor) -> Array:
-        """Return the memory of a gradient."""
+        """Return the memory of the tensor's ``grad``."""
         if grad is self._grad and grad.data_ptr() == self._pointer:
             return self._written
         found: Array = grad.numpy()
         return found
 
     def of(self, at: tuple[int, ...]) -> Element:
-        """Return the part of one model of a batch."""
-        place: Any = (*at, ...)  # a view even of a single number
+        """Return the part of the model at this index of the batch."""
+        place: Any = (*at, ...)  # the ellipsis gives a view even of a single number
         return Element(self.value[place], self.by_value[place])
 
 
@@ -144,7 +144,7 @@ class Mirrored(Parameter):
 
     @staticmethod
     def write_all(parameters: Sequence[Mirrored]) -> tuple[torch.Tensor, ...]:
-        """Put the gradients of parameters into the ``grad`` of their tensors by one transfer, and return those."""
+        """Overwrite the ``grad`` of several parameters' tensors by one transfer, and return them."""
         arrays: list[Array] = [np.asarray(p.by_value * p._slope, p.raw.dtype) for p in parameters]
         for parameter in parameters:
             if parameter.tensor.grad is None:
@@ -157,7 +157,7 @@ class Mirrored(Parameter):
         return tuple(grads)
 
     def written(self, grad: torch.Tensor) -> Array:
-        """Return the content of a gradient, which is known if nobody has written into it since."""
+        """Return the content of the tensor's ``grad``, transferred only if it was written to since `write_all`."""
         known = grad is self._grad and grad.data_ptr() == self._pointer and grad._version == self._version
         found: Array = self._written if known else grad.detach().cpu().numpy()
         return found
@@ -177,9 +177,9 @@ class Element:
 
 
 class Still:
-    """The value of a parameter as it was, for each model of a batch, with the axes of their points.
+    """A copy of a parameter's value for each model of a batch, with axes that broadcast against the points.
 
-    `shape` is that of one model; one that stands for several models is there once, or for each of them.
+    `shape` is that of one model. A parameter without a batch is kept once; a batch smaller than `models` is repeated.
     """
 
     __slots__ = ("_of", "value")

@@ -1,4 +1,4 @@
-"""Parts of kernels that are a formula of each pair of points: of their squared distance, or of their product."""
+"""Parts of kernels that are functions of the squared distance, or of the inner product, of two points."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from autokern.gp.small import Array, Evaluated, Parameter, clear_diagonal, summe
 __all__ = ["Distances", "Products", "Rough"]
 
 _NEAR = 1e-3
-"""Squared distances below this part of the largest squared norm are computed from differences."""
+"""Squared distances below this share of the largest squared norm are computed from differences."""
 
 
 class _Pairs:
-    """A formula of each pair of points."""
+    """A formula applied to a number computed from each pair of points."""
 
     __slots__ = ("_formula", "_held", "_points", "_shape")
 
@@ -26,7 +26,7 @@ class _Pairs:
         self._held: Any = None, None
 
     def _others(self, x: Array) -> Any:
-        """Return points that others are compared with: as the part takes them, and in what further forms."""
+        """Return the prepared second set of points with `_forms` of it, cached while it is the same array."""
         known, found = self._held
         if known is not x:
             z, kept = self._points.of(x)
@@ -45,7 +45,7 @@ class _Pairs:
         return k, (z, kept, others, apart, slope, by_shape)
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add the gradients by parameters and points."""
+        """Add to the gradients of parameters and points."""
         if kept is None:
             return
         z, of_points, others, apart, slope, by_shape = kept
@@ -72,7 +72,7 @@ class _Pairs:
 
 
 class Products(_Pairs):
-    """A formula of products of points."""
+    """A formula of inner products of points."""
 
     __slots__ = ()
 
@@ -87,9 +87,9 @@ class Products(_Pairs):
 
 
 class Distances(_Pairs):
-    """A formula of squared distances, which is 1 where points meet.
+    """A formula of squared distances that is 1 at distance zero.
 
-    The squared distance to other points is one product of points to which their norms are appended.
+    Squared distances to other points are one matrix product, of points with their squared norms appended.
     """
 
     __slots__ = ()
@@ -104,7 +104,7 @@ class Distances(_Pairs):
     def _between(self, z: Array, others: Any) -> tuple[Array, Any]:
         if others is None:
             s: Array = z @ z.swapaxes(-1, -2)
-            norms = s.diagonal(0, -2, -1).copy()  # so that the diagonal is exact
+            norms = s.diagonal(0, -2, -1).copy()  # from the product itself, so that the diagonal becomes zero
             s *= -2.0
             s += norms[..., None, :]
             s += norms[..., None]
@@ -135,7 +135,7 @@ class Distances(_Pairs):
 
 
 class Rough(Distances):
-    """Distances that are roots: where points are near each other, they and their derivatives are of differences."""
+    """A formula with a kink at distance zero: distances of near points are computed from differences."""
 
     __slots__ = ()
 
@@ -161,7 +161,7 @@ class Rough(Distances):
 
 
 def _gaps(near: Array, z: Array, other: Array) -> tuple[tuple[Array, ...], Array]:
-    """Return which pairs are near each other, and their differences."""
+    """Return the indices of the pairs that are `near`, and their differences."""
     where = np.nonzero(near)
     *lead, rows, columns = where
     one, two = (np.broadcast_to(p, (*near.shape[:-2], *p.shape[-2:])) for p in (z, other))

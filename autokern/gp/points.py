@@ -1,7 +1,6 @@
-"""What points become before their distances, or products, are taken, and the derivatives of that.
+"""Transforms of points before their distances, or inner products, are taken, with derivatives.
 
-What depends on differences alone takes points that are centred, the rest takes the points as they are; `arranged` lays
-both side by side.
+Parts that depend only on differences read centred points, other parts raw points; `arranged` lays both side by side.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ __all__ = ["Circles", "Plain", "Points", "Scaled", "Weighted", "arranged", "into
 
 
 def arranged(x: Array, raw: bool, centre: Array | None = None) -> Array:
-    """Return points from their mean, or from a centre; beside them the points as they are if any part is `raw`."""
+    """Return points less their mean, or less `centre`, followed by the raw points if any part is `raw`."""
     centred: Array = x - (np.add.reduce(x, -2, keepdims=True) / x.shape[-2] if centre is None else centre)
     return np.concatenate((centred, x), -1) if raw else centred
 
 
 def into(by_x: Array, columns: Columns, grad: Array) -> None:
-    """Add derivatives by some columns of the points to those by all; a column may be named twice."""
+    """Add the gradient by some columns of the points to `by_x`; a column may occur twice."""
     if isinstance(columns, slice):
         by_x[..., columns] += grad
     else:
@@ -31,17 +30,17 @@ def into(by_x: Array, columns: Columns, grad: Array) -> None:
 
 
 class Points(Protocol):
-    """What points become before their distances, or products, are taken."""
+    """A transform of points."""
 
     def of(self, x: Array) -> Evaluated:
-        """Return points as a part takes them, and what their derivatives need."""
+        """Return the transformed points, and the intermediate results that `backward` needs."""
 
     def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        """Add derivatives by what `of` returned to those by the points, and by parameters."""
+        """Add to the gradients of points, and of parameters if `theta`, given the one by the transformed points."""
 
 
 class Plain:
-    """Some columns."""
+    """Some columns of the points, unchanged."""
 
     __slots__ = ("_columns",)
 
@@ -53,13 +52,13 @@ class Plain:
         return x[..., self._columns], None
 
     def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        """Add the derivative by the points."""
+        """Add to the gradient of the points."""
         if by_x is not None:
             into(by_x, self._columns, by_z)
 
 
 class Scaled:
-    """Points in units of a lengthscale, of each dimension or of all."""
+    """Points divided by a lengthscale, one for each dimension or one for all."""
 
     __slots__ = ("_columns", "_unit")
 
@@ -71,7 +70,7 @@ class Scaled:
         return x[..., self._columns] / self._unit.value, None
 
     def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        """Add the derivatives by lengthscale and points."""
+        """Add to the gradients of lengthscale and points."""
         if theta:
             summed(self._unit, by_z * z / -self._unit.value)
         if by_x is not None:
@@ -79,7 +78,7 @@ class Scaled:
 
 
 class Circles:
-    """Points on circles of a period, of which an RBF is a periodic kernel; a lengthscale divides squared distances."""
+    """Points mapped to circles, on which an RBF is the periodic kernel; the lengthscale divides squared distances."""
 
     __slots__ = ("_columns", "_lengthscale", "_period")
 
@@ -87,7 +86,7 @@ class Circles:
         self._columns, self._lengthscale, self._period = columns, lengthscale, period
 
     def of(self, x: Array) -> Evaluated:
-        """Return two coordinates for each dimension; the circles touch the origin: short norms nearby."""
+        """Return two coordinates for each dimension; the circles touch the origin, so small angles have small norms."""
         angle = x[..., self._columns] * (2 * math.pi / self._period.value)
         scale = 1.0 / np.sqrt(self._lengthscale.value)
         half, sine = np.sin(0.5 * angle), np.sin(angle) * scale
@@ -95,7 +94,7 @@ class Circles:
         return np.concatenate((sine, depth), -1), (angle, sine, depth + scale)
 
     def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        """Add the derivatives by period, lengthscale and points."""
+        """Add to the gradients of period, lengthscale and points."""
         angle, sine, cosine = kept
         d = angle.shape[-1]
         by_angle = by_z[..., :d] * cosine - by_z[..., d:] * sine
@@ -108,7 +107,7 @@ class Circles:
 
 
 class Weighted:
-    """Points times the root of a variance, of each dimension or of all."""
+    """Points times the root of a variance, one for each dimension or one for all."""
 
     __slots__ = ("_columns", "_variance")
 
@@ -121,7 +120,7 @@ class Weighted:
         return plain * np.sqrt(self._variance.value), plain
 
     def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        """Add the derivatives by variance and points."""
+        """Add to the gradients of variance and points."""
         root = np.sqrt(self._variance.value)
         if theta:
             summed(self._variance, by_z * kept * (0.5 / root))

@@ -1,13 +1,13 @@
-"""The posterior of an exact model at a few points in one piece: by arrays, from a factor and weights that are kept.
+"""The posterior of an exact model at a few points, in NumPy, from a cached factor and cached weights.
 
 `Posterior` holds a model's kernel and mean at one state, with the inverse factor W of the noisy training covariance,
 ``W^T W = K^-1``, and ``a = K^-1 (y - mean)``. With the covariances C of the points with the training points, the mean
-is ``m + C a`` and the covariance ``K** - V V^T``, where ``V = C W^T``. Backward passes take ``dL/dC = g a^T - (H + H^T)
-V W`` apart. As in the library with detached caches, no gradient reaches factor and weights.
+is ``m + C a`` and the covariance ``K** - V V^T``, where ``V = C W^T``. The backward pass propagates ``dL/dC = g a^T -
+(H + H^T) V W``. As in the library with detached caches, no gradient reaches factor and weights.
 
-Hyperparameters enter the graph as one vector, a node that all calls share. The engine says whether it runs that node:
-``torch.autograd.grad(value, X)`` does not, and costs nothing for them. Where a backward pass is differentiated itself,
-it computes with the model's own modules.
+Hyperparameters enter the graph as vectors, whose nodes all calls share. The autograd engine tells whether a backward
+pass runs those nodes: ``torch.autograd.grad(value, X)`` does not, and skips their gradients. Second derivatives are
+computed by the model's own modules.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _INHERITED = (
     "__call__", "__getattr__", "train_targets", "_get_train_prior_distribution", "_get_test_prior_mean_and_covariances",
 )  # fmt: skip
 _FAR = 4.0
-"""Distance of points from the origin, in units of their spread, where a product of points has lost digits."""
+"""Distance of points from the origin, in units of their spread, above which inner products lose digits."""
 _MOVING = frozenset(("index", "linear", "polynomial"))
-"""Families whose covariance of a point with itself depends on where it is."""
+"""Families whose variance depends on the point."""
 _MOST = 2**22
-"""Elements of the factors of all models of a batch up to which they are held."""
+"""Most elements of the factors of a batch of models."""
 
 
 class Posterior:
-    """A model in evaluation mode at one state, as arrays; UnreadError if any part of it is not exactly known.
+    """A model in evaluation mode at one state, in NumPy; raises UnreadError if any part of it is unsupported.
 
-    On an accelerator, points and results are copied.
+    For a model on an accelerator, points and results are copied.
     """
 
     def __init__(self, model: ExactGP, known: Conditioned) -> None:
@@ -68,7 +68,7 @@ class Posterior:
         seen.relies(*PREDICTION)
         self.tasks, train = numbered(seen, model, np.asarray(seen.data(first), np.float64))
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
-        seen.batch = self._kernel_module.batch_shape  # fantasies of a model have one kernel
+        seen.batch = self._kernel_module.batch_shape  # fantasies of a model share one kernel without a batch
         if seen.batch != self.batch[len(self.batch) - len(seen.batch) :]:
             raise UnreadError("a kernel of another batch")
         points = train.reshape(-1, *train.shape[-2:])
@@ -87,7 +87,7 @@ class Posterior:
             raise UnreadError("a kernel that knows no points")
         moving = not _MOVING.isdisjoint(seen.families)
         self.alone = None if moving else self.kernel.evaluate(self.train[:, :, :1])
-        self._factor(known, train.shape[-2])  # takes time, so comes after all that may be unread
+        self._factor(known, train.shape[-2])  # slow, so after all checks
         seen.look(model, *self._mean_module.modules())
         seen.close(self._kernel_module, whole=False)
         self._type, self._seen, self.lock = kind, seen, Lock()
@@ -102,7 +102,7 @@ class Posterior:
         self.inverse, self.weights = self._held(known.root.mT, n, n), self._held(known.alpha, n).reshape(-1, n, 1)
 
     def _held(self, values: torch.Tensor, *shape: int) -> Array:
-        """Return values of all models, or of one that stands for all, with one axis for the batch in front."""
+        """Return values in float64 with one batch axis in front: of all models, or of one that they share."""
         lead = values.shape[: values.dim() - len(shape)]
         if values.dtype is not self.dtype or (lead.numel() > 1 and values.numel() > _MOST):
             raise UnreadError("a factor of another dtype, or many large ones")
@@ -115,16 +115,16 @@ class Posterior:
         return np.asarray(values.cpu().numpy(), np.float64).reshape(-1, *shape)
 
     def laid(self, x: Array) -> Array:
-        """Return points as the parts of the kernel take them."""
+        """Return points centred and arranged for the parts of the kernel."""
         return arranged(x, self._raw, self._centre)
 
     def holds(self) -> bool:
-        """Whether the model consists of what was read; its values are the matter of its prediction strategy."""
+        """Whether the model still consists of the objects that were read; the caller checks its values."""
         same = self._type.forward is self._forward and self._forward.__code__ is self._code
         return same and self._seen.holds()
 
     def fits(self, x: torch.Tensor) -> bool:
-        """Whether these are points at which the arrays can be evaluated."""
+        """Whether device, dtype and shape of points are supported."""
         known = x.device == self.device and x.dtype is self.dtype and x.shape[-1] == self.key[2] and x.numel() > 0
         return known and all(size in (1, k) for size, k in zip(self.own(x)[::-1], self.batch[::-1], strict=False))
 
@@ -134,16 +134,16 @@ class Posterior:
         return lead[max(0, len(lead) - len(self.batch)) :]
 
     def sets(self, x: torch.Tensor) -> int:
-        """Return how many sets of points there are; those that all models of a batch share count for each."""
+        """Return the number of sets of points, where sets that the models of a batch share count once per model."""
         own = self.own(x).numel()
         return x.shape[:-2].numel() // own * max(own, self.key[0])
 
     def graded(self) -> bool:
-        """Whether any hyperparameter wants a gradient."""
+        """Whether any hyperparameter requires a gradient."""
         return any(p.tensor.requires_grad for p in self.parameters)
 
     def at(self, x: torch.Tensor) -> Pair | None:
-        """Return mean ``(..., m)`` and covariance ``(..., m, m)``, None if there is a number that is none."""
+        """Return mean ``(..., m)`` and covariance ``(..., m, m)``, None if a value is not finite."""
         grads = torch.is_grad_enabled()
         wanted, tokens = self._joined() if grads else (([], []), [None, None])
         own = self.own(x)
@@ -154,10 +154,10 @@ class Posterior:
         if found is None or not grads:
             return found
         mean, covariance = call.node(x, tokens, found)
-        return mean.clone(), covariance  # a node of its own: a gradient by the mean does not pass the covariance
+        return mean.clone(), covariance  # the clone gives the mean a graph node of its own
 
     def _joined(self) -> tuple[Apart, list[torch.Tensor | None]]:
-        """Return the hyperparameters that want gradients, of the mean and of the kernel, and both as vectors."""
+        """Return the hyperparameters that require gradients, of mean and of kernel, and each group as one vector."""
         wanted = [p for p in self.parameters if p.tensor.requires_grad]
         both = (
             [p for p in wanted if id(p.tensor) in self.mean.tensors],
@@ -170,9 +170,9 @@ class Posterior:
         return both, tokens
 
     def formula(self, x: torch.Tensor, values: Sequence[torch.Tensor] = ()) -> Pair:
-        """Return mean and covariance by the model's own modules, differentiable as often as wanted.
+        """Return mean and covariance by the model's own modules, differentiable to any order.
 
-        Values that stand for all hyperparameters are put into a copy of the modules.
+        If `values` of all hyperparameters are given, a copy of the modules has them in place of its parameters.
         """
         modules = self._kernel_module, self._mean_module
         if values:
@@ -187,7 +187,7 @@ class Posterior:
         return mean + (cross @ weights).squeeze(-1), kernel(points).to_dense() - white @ white.mT
 
     def _prior(self, mean: Any, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the points that the kernel gets, and their mean, None for no module."""
+        """Return the points that the kernel gets, and their mean, None if `mean` is None."""
         if self.tasks is None:
             return x, None if mean is None else mean(x)
         column, values, numbers = self.tasks.column, *(torch.from_numpy(a).to(x) for a in self.tasks[1:])

@@ -1,4 +1,4 @@
-"""One evaluation of a posterior by arrays (`gp.posterior`), and its derivatives."""
+"""One evaluation of a `gp.posterior.Posterior`, and its derivatives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autokern.system.blas import one_thread
 __all__ = ["Apart", "Call", "Pair"]
 
 _LARGE = 2**18
-"""Multiplications of the largest product from which on OpenBLAS would use its threads."""
+"""Multiplications of the largest product above which OpenBLAS would use threads."""
 _AS_THEY_ARE = contextlib.nullcontext()
 Pair = tuple[torch.Tensor, torch.Tensor]
 Apart = tuple[list[Parameter], list[Parameter]]
@@ -27,7 +27,7 @@ Apart = tuple[list[Parameter], list[Parameter]]
 
 
 class Call:
-    """One evaluation, and what its backward passes need."""
+    """One evaluation with the intermediate results for its backward passes."""
 
     def __init__(self, of: Any, x: torch.Tensor, wanted: Apart) -> None:
         self.of, self.m, self._shape = of, x.shape[-2], x.shape
@@ -38,7 +38,7 @@ class Call:
         self.threads: Any = one_thread if large else _AS_THEY_ARE
 
     def evaluate(self, x: torch.Tensor) -> Pair | None:
-        """Return mean and covariance, which the call does not keep; None if there is a number that is none."""
+        """Return mean and covariance, without keeping them; None if a value is not finite or a task is unknown."""
         of = self.of
         with np.errstate(all="ignore"), self.threads:
             points, d = np.asarray(x.detach().cpu().numpy(), np.float64), self._shape[-1]
@@ -46,7 +46,7 @@ class Call:
             mapped = stacked if of.tasks is None else of.tasks.mapped(stacked)
             if mapped is None:
                 return None
-            self._points = mapped[:, None]  # sets are the second axis where there are several
+            self._points = mapped[:, None]  # ``(k, 1, sets * m, d)`` for k models
             z = of.laid(self._points)
             cross, kept = of.kernel.evaluate(z, of.train)
             one = of.alone if self.m == 1 else None
@@ -71,7 +71,7 @@ class Call:
         return cast("Pair", _Predicted.apply(x, *tokens, self, found))
 
     def _unstacked(self, values: Array) -> torch.Tensor:
-        """Return values ``(k, b, ...)`` in the model's dtype, its batch after the other batch dimensions."""
+        """Return values ``(models, sets, ...)`` as a tensor in the caller's batch dimensions."""
         apart = np.moveaxis(values.reshape(len(values), *self._lead, *values.shape[2:]), 0, len(self._lead))
         return self._tensor(apart.reshape(*self._lead, *self.of.batch, *values.shape[2:]))
 
@@ -79,19 +79,19 @@ class Call:
         return torch.from_numpy(np.ascontiguousarray(values, np.float32 if self.of.dtype is torch.float32 else None))
 
     def _by_model(self, values: Array, own: int) -> Array:
-        """Return values whose last `own` axes are those of a set with one axis for the models in front."""
+        """Return values, of which the last `own` axes belong to a set, with one axis for the models in front."""
         shape = values.shape[values.ndim - own :]
         return np.moveaxis(values.reshape(*self._lead, -1, *shape), len(self._lead), 0)
 
     def _stacked(self, values: torch.Tensor, own: int) -> Array:
-        """Return values whose last `own` axes are those of a set as ``(k, b, ...)``."""
+        """Return values, of which the last `own` axes belong to a set, as ``(models, sets, ...)``."""
         like = {"dtype": values.dtype, "device": "cpu"}
         plain = torch.zeros(values.shape, **like) if values._is_zerotensor() else values.detach()  # type: ignore[call-overload]
         array = self._by_model(np.asarray(plain.resolve_neg().cpu().numpy(), np.float64), own)
         return array.reshape(self._shape_of_cross[0], -1, *array.shape[array.ndim - own :])
 
     def backward(self, by_mean: Any, by_covariance: Any, points: bool, constant: bool, graded: bool) -> list[Any]:
-        """Return the derivatives by points, constant of the mean, and kernel: None for those that are not wanted."""
+        """Return the gradients by points, mean's parameters and kernel's parameters, None for unwanted ones."""
         of = self.of
         if of.lock.entered():
             return self.differentiable(by_mean, by_covariance, points, constant, graded)
@@ -125,7 +125,7 @@ class Call:
         return placed([self._as_points(found), by_constant, joined], of.device)
 
     def _add(self, g: Array, h: Any, slopes: Any, by_points: Any, constant: bool, graded: bool) -> None:
-        """Add up the derivatives by points, parameters of the mean, and those of the kernel, as far as wanted."""
+        """Add to the gradients of points, of mean's parameters if `constant`, and of kernel's if `graded`."""
         of, (kept, own) = self.of, self._kept
         if slopes is not None:
             of.mean.backward(
@@ -138,7 +138,7 @@ class Call:
                 of.kernel.backward(own, h, within, graded)
 
     def _as_points(self, values: Array | None) -> torch.Tensor | None:
-        """Return a derivative by stacked points as one by the points of the caller."""
+        """Return a gradient by stacked points as one by the caller's points."""
         if values is None:
             return None
         d = self._shape[-1]
@@ -148,7 +148,7 @@ class Call:
         return self._unstacked(values.reshape(len(values), -1, *self._shape[-2:]))
 
     def differentiable(self, by_mean: Any, by_covariance: Any, points: bool, constant: bool, graded: bool) -> list[Any]:
-        """Return the same as functions of points, hyperparameters and cotangents, by the model's own modules."""
+        """Return the result of `backward` as a differentiable function, computed by the model's own modules."""
         inputs, cotangents = self._unsaved.unchanged(), [g for g in (by_mean, by_covariance) if g is not None]
         of = self.of
 
@@ -170,7 +170,7 @@ def _joined(parameters: list[Parameter]) -> torch.Tensor:
 
 
 class _Predicted(torch.autograd.Function):
-    """Mean and covariance as functions of points, of the constant of the mean, and of the kernel's hyperparameters."""
+    """Mean and covariance as a function of points, and of the vectors of mean's and kernel's hyperparameters."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, constant: Any, token: Any, call: Call, found: Pair) -> Pair:
@@ -184,7 +184,7 @@ class _Predicted(torch.autograd.Function):
         if call is None:
             raise RuntimeError(SPENT)
         constant, graded = (node is not None and _runs(node) for node in ctx.nodes)
-        # the constant's derivative needs nothing of the call, and stock's keeps all else
+        # the gradient by the mean's constant needs no saved tensors in stock, so the call stays valid after it
         spent = (graded or not constant) and not keeps_graph()
         found = _slopes((call, ctx.needs_input_grad[0], constant, graded), by_mean, by_covariance)
         if spent:
@@ -203,7 +203,7 @@ def _slopes(of: tuple[Call, bool, bool, bool], by_mean: Any, by_covariance: Any)
 
 
 def _runs(node: Any) -> bool:
-    """Whether the present backward pass wants what this node computes."""
+    """Whether the present backward pass will run this node."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # called without the engine

@@ -1,7 +1,7 @@
-"""Parameters as a density was computed with: a prior covariance that is read later is evaluated with these.
+"""Records the parameters that a density was computed with, for a later evaluation of its prior covariance.
 
-Stock evaluates the covariance for the density and keeps it. A density that is computed without it leaves the values of
-the kernel's parameters on the lazy covariance, as plain objects that load where autokern is not installed.
+Stock evaluates and caches the prior covariance when it computes the density. A density computed without it stores the
+values of the kernel's parameters on the lazy covariance, as plain objects that unpickle without autokern.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _STATE, _EVALUATED = "_autokern_state", "kernel_eval"
 
 
 def remember(lazy: Any, tensors: Sequence[torch.Tensor], values: Sequence[Any]) -> None:
-    """Keep the values of a kernel's raw parameters on its lazy covariance: copies, as tensors or arrays."""
+    """Store a kernel's raw parameters and copies of their values, tensors or arrays, on its lazy covariance."""
     lazy.__dict__[_STATE] = (id(lazy.x1), version(lazy.x1)), tensors, values
 
 
 def remember_kernel(lazy: Any) -> None:
-    """Keep the present values of all parameters of a kernel, unless the covariance or its state is kept already."""
+    """Store the values of all parameters of a kernel, unless the covariance is cached or values are stored."""
     if _STATE not in lazy.__dict__ and not memoized.is_kept(lazy, _EVALUATED):
         tensors = list(lazy.kernel.parameters())
         remember(lazy, tensors, [tensor.detach().clone() for tensor in tensors])
 
 
 def is_past(lazy: Any) -> bool:
-    """Whether a covariance that is not evaluated belongs to values that its points or parameters have no longer."""
+    """Whether points or parameters have changed since `remember`, and the covariance is not evaluated yet."""
     state = lazy.__dict__.get(_STATE)
     if state is None or memoized.is_kept(lazy, _EVALUATED):
         return False
@@ -47,7 +47,7 @@ def is_past(lazy: Any) -> bool:
 
 def _is_written(lazy: Any) -> bool:
     identity, number = lazy.__dict__[_STATE][0]
-    return bool(identity == id(lazy.x1) and number != version(lazy.x1))  # a copy has versions of its own
+    return bool(identity == id(lazy.x1) and number != version(lazy.x1))  # a copy has its own version counter
 
 
 def _on(tensor: torch.Tensor, value: Any) -> torch.Tensor:
@@ -55,12 +55,12 @@ def _on(tensor: torch.Tensor, value: Any) -> torch.Tensor:
 
 
 def evaluate(lazy: Any) -> Any:
-    """Evaluate a covariance for good with the earlier values, as functions of the parameters.
+    """Evaluate and cache a covariance with the stored values, through which gradients reach the parameters.
 
-    RuntimeError if the points were written into, or the kernel has parameters that it did not have.
+    Raises RuntimeError if the points were written to, or the kernel has new parameters.
     """
     _, tensors, values = lazy.__dict__[_STATE]
-    with torch.enable_grad():  # as the covariance was made
+    with torch.enable_grad():  # the grad mode in which the covariance was made
         earlier = {id(tensor): _Earlier.apply(tensor, value) for tensor, value in zip(tensors, values, strict=True)}
         if _is_written(lazy) or any(id(tensor) not in earlier for tensor in lazy.kernel.parameters()):
             raise RuntimeError(
@@ -72,7 +72,7 @@ def evaluate(lazy: Any) -> Any:
 
 
 class _Earlier(torch.autograd.Function):
-    """The earlier value of a tensor, whose gradient is the tensor's."""
+    """The stored value of a tensor; its gradient is passed on to the tensor."""
 
     @staticmethod
     def forward(ctx, tensor, value):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Log densities of gpytorch's priors and their derivatives, by arrays."""
+"""Log densities of gpytorch's priors and their derivatives, in NumPy."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _HOLDERS: dict[str, tuple[type, ...]] = {
     "period_length": (PeriodicKernel, CosineKernel), "offset": (PolynomialKernel,),
     "constant": (ConstantKernel, ConstantMean), "noise": (HomoskedasticNoise, MultitaskHomoskedasticNoise),
 }  # fmt: skip
-"""The classes whose property of a name is the value of the raw parameter of that name."""
+"""Classes on which a property of this name is the value of the raw parameter of the same name."""
 _METHODS: dict[Any, str] = {
     Kernel._lengthscale_param: "lengthscale", ScaleKernel._outputscale_param: "outputscale",
     HomoskedasticNoise._noise_param: "noise", ConstantMean._constant_param: "constant",
 }  # fmt: skip
-"""The properties that the library's own closures of priors read."""
+"""The property that each of the library's own prior closures reads."""
 
 _LOGARITHM = tuple(
     f"torch.distributions.{name}"
@@ -60,9 +60,10 @@ _LOGARITHM = tuple(
         "transforms:Transform._inv_call", "transforms:_InverseTransform.__call__", "utils:_sum_rightmost",
     )
 )  # fmt: skip
-"""How the density of a logarithm is that of its exponential."""
+"""The code by which torch transforms a normal density to a log-normal one."""
 
 At = Callable[[Array], tuple[float, Array]]
+"""Maps a parameter's values to their summed log density and its derivative."""
 
 
 class _Valued(Protocol):
@@ -73,14 +74,14 @@ class _Valued(Protocol):
 
 
 class Term(NamedTuple):
-    """The log density of a prior at the values of a parameter, or of what is computed from parameters."""
+    """A prior's log density, and the parameter, or quantity computed from parameters, that it applies to."""
 
     parameter: _Valued
     at: At
 
 
 def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> Term:
-    """Return the term of a prior that is registered on a module by a property, or by a closure of the library's own."""
+    """Return the term of a prior on a module's property; UnreadError for an unsupported prior or closure."""
     known = _known(seen, module, _property(module, closure))
     if known is None:
         raise UnreadError("a prior of something else")
@@ -97,7 +98,7 @@ def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> 
 
 
 def _property(module: Any, closure: Any) -> str:
-    """Return the name of the property that a closure reads, and nothing else."""
+    """Return the name of the only property that a closure reads, "" for any other closure."""
     function = getattr(closure, "__func__", None)
     if function is not None:
         return _METHODS.get(function, "")
@@ -157,7 +158,7 @@ def _density(seen: Inspected, prior: Any) -> At:
 
 
 def _kept(compute: Callable[..., float], *numbers: Array) -> Callable[[], float]:
-    """Return a function of nothing that computes by torch, in the dtype of the numbers, if one of them has changed."""
+    """Return a cached computation by torch, in the dtype of `numbers`, that runs again when one of them changes."""
     seen: list[bytes] = []
     found = 0.0
 

@@ -1,7 +1,7 @@
-"""A model read once: from raw parameters to the negative marginal likelihood per point and the gradient, by arrays.
+"""Readings of models, which compute negative log marginal likelihood per point and gradient in NumPy.
 
-A `Reading` takes apart what `ExactMarginalLogLikelihood` would call: mean, kernel, noise, constraints, priors and data.
-It knows parts by exact type and refuses the rest.
+A `Reading` of an `ExactMarginalLogLikelihood` converts its mean, kernel, noise, constraints, priors and data once.
+Parts are recognised by exact type; any other part makes the model unsupported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["DTYPES", "Reading", "Readings"]
 
 _INHERITED = ("__call__", "__getattr__", "train_targets", "added_loss_terms", "named_added_loss_terms", "named_priors")
 DTYPES = (torch.float32, torch.float64)
-"""Precisions of models that are read."""
+"""Supported dtypes of models."""
 _TRANSFORM = ("botorch.models.model", "Model.transform_inputs")
 _NEW: Any = object()
 _log = logging.getLogger("autokern")
@@ -46,17 +46,17 @@ def _named(function: Any) -> tuple[str, str]:
 
 class _Held(Protocol):
     def holds(self, *how: Any) -> bool:
-        """Whether what was read is still there."""
+        """Whether the reading is still valid."""
 
 
 Read = TypeVar("Read", bound=_Held)
 
 
 class Reading:
-    """A model as arrays, or a batch of independent models.
+    """A model, or a batch of independent models, in NumPy; raises UnreadError if any part is unsupported.
 
-    On an accelerator, copies on the CPU are computed with. `key` is points, dimensions, number of models, dtype, kind
-    of the device, and the families, sorted, joined by ``+``.
+    A model on an accelerator is computed from copies on the CPU. `key` is the number of points, dimensions and models,
+    dtype, device type, and the kernel families, sorted and joined by ``+``.
     """
 
     def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
@@ -108,7 +108,7 @@ class Reading:
         self.key = (*x.shape[-2:], len(self._ones), dtype, self.device.type, families)
 
     def _points(self, model: Any, transforms: bool) -> torch.Tensor:
-        """Return the points that the model's forward makes of its inputs."""
+        """Return the training inputs after the model's input transform."""
         seen = self._seen
         (x,) = seen.attribute(model, "train_inputs")
         seen.data(x)
@@ -128,11 +128,11 @@ class Reading:
 
     @property
     def model(self) -> Any:
-        """The model itself, while it lives."""
+        """The model, None once it is freed."""
         return self._model()
 
     def holds(self) -> bool:
-        """Whether the model still consists of the objects that were read, and is in training mode."""
+        """Whether the model is in training mode and still consists of the objects that were read."""
         model, likelihood = self._model(), self._likelihood()
         if model is None or likelihood is None or not (model.training and likelihood.training):
             return False
@@ -143,14 +143,14 @@ class Reading:
         return same and self._seen.holds()
 
     def covers(self, parameters: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these are all the parameters whose gradients stock computes, each one of the model's."""
+        """Whether these are exactly the model's parameters that require gradients."""
         wanted = {id(p.tensor) for p in self._parameters if p.tensor.requires_grad}
         return wanted == {id(tensor) for tensor in parameters.values()}
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
-        """Return the losses and the gradients of their sum, which are in the ``grad`` of the parameters then.
+        """Return the losses and the gradients of their sum, which are also written to the parameters' ``grad``.
 
-        None is returned where there is no factor or no number: what to do about that is the library's matter.
+        Returns None, for a fallback to the library, if a factorisation fails or a loss is not finite.
         """
         if self._lock.entered():
             return None
@@ -163,20 +163,20 @@ class Reading:
             found = torch.from_numpy(np.array(losses, self._dtype).reshape(self.batch)).to(self.device)
             known = [self._seen.parameters[id(tensor)] for tensor in parameters.values()]
             mirrored = [parameter for parameter in known if isinstance(parameter, Mirrored)]
-            if mirrored:  # copies count as writes
+            if mirrored:  # `sent` has incremented the versions
                 return found, Mirrored.write_all(mirrored)
             gradients = tuple([one.write() for one in known])
             torch.autograd.graph.increment_version(gradients)
             return found, gradients
 
     def written(self, tensor: torch.Tensor, gradient: torch.Tensor) -> Array:
-        """Return the content of a parameter's gradient."""
+        """Return the content of a parameter's ``grad``."""
         return self._seen.parameters[id(tensor)].written(gradient)
 
     def slopes(
         self, parameters: Mapping[str, torch.Tensor], gradients: Sequence[torch.Tensor | None], out: Array
     ) -> None:
-        """Put the gradients of all parameters into a vector that is zero."""
+        """Write the gradients of all parameters into a vector of zeros; missing ones stay zero."""
         start = 0
         for tensor, gradient in zip(parameters.values(), gradients, strict=True):
             known = self._seen.parameters[id(tensor)]
@@ -186,7 +186,7 @@ class Reading:
             start = stop
 
     def put(self, parameters: Mapping[str, torch.Tensor], state: Array, rows: Any = None) -> None:
-        """Write a vector into parameters, in their order; or an array with a row for each model, or for some."""
+        """Write a vector into parameters, in their order, or an array with a row for each model, or for `rows`."""
         start, models = 0, len(self._ones) if state.ndim == 2 else 1
         for tensor in parameters.values():
             raw = self._seen.parameters[id(tensor)].raw
@@ -205,10 +205,10 @@ class Reading:
 
 
 class Readings(Generic[Read]):
-    """Readings by the objects that they were made for, which they do not keep alive.
+    """A cache of readings by their objects, which it does not keep alive.
 
-    An object that could not be read once is left alone: reading takes as long as some evaluations. `make` raises
-    `UnreadError` where anything of an object is not exactly known.
+    `make` raises UnreadError for an unsupported object; such an object is never read again, since a reading costs as
+    much as some evaluations.
     """
 
     def __init__(self, make: Callable[..., Read]) -> None:
@@ -216,7 +216,7 @@ class Readings(Generic[Read]):
         self._known = Weak[Read | None]()
 
     def of(self, owner: Any, *how: Any) -> Read | None:
-        """Return the reading of an object as it is now, None where it is left alone."""
+        """Return a valid reading of an object, None if the object is unsupported."""
         known = self._known.get(owner, _NEW)
         if known is None or (known is not _NEW and known.holds(*how)):
             return known
@@ -225,7 +225,7 @@ class Readings(Generic[Read]):
             if made.holds(*how):
                 return self._known.put(owner, made)
             reason: object = "it is not in training mode, or is hooked"
-        except caught(Exception) as error:  # the library decides about it
+        except caught(Exception) as error:  # the library raises or serves it
             reason = error
         _log.debug("a %s is not evaluated in one piece: %s", type(owner).__name__, reason)
         return self._known.put(owner, None)

@@ -1,6 +1,6 @@
-"""What densities, predictions and fantasies rely on in the libraries, beside the classes that a model consists of.
+"""The libraries' functions that densities, predictions and fantasies depend on, besides the classes of a model.
 
-`relied.json` has the functions that stock runs for them; `calibration/record_routes.py` writes it.
+`relied.json` lists the functions that stock runs for each; `calibration/record_routes.py` writes it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ __all__ = ["ALGEBRA", "DENSITY", "MEMORY", "PREDICTION", "TASKS", "density", "fa
 
 _routes: dict[str, list[str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 ALGEBRA = tuple(_routes["algebra"])
-"""How a covariance is formed and factorised."""
+"""Functions that form and factorise a covariance."""
 DENSITY = tuple(_routes["density"])
-"""How a marginal likelihood is computed from a prior."""
+"""Functions that compute a marginal likelihood from a prior."""
 TASKS = tuple(_routes["tasks"])
-"""How that of several tasks observed at the same points is computed."""
+"""Functions that compute the marginal likelihood of several tasks observed at the same points."""
 PREDICTION = tuple(_routes["prediction"])
-"""How a distribution of new points is computed from a prior and a factor."""
+"""Functions that compute a prediction from a prior and a factor."""
 MEMORY = tuple(_routes["memory"])
-"""How operators are taken apart, and how results are kept on them."""
+"""Functions that take operators apart and cache results on them."""
 density: Relied = relied(*DENSITY)
 prediction: Relied = relied(*PREDICTION)
 fantasy: Relied = relied(*_routes["fantasy"])
-"""How a fantasy grows from the caches of its model."""
+"""Functions that compute a fantasy from the caches of its model."""

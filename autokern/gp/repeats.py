@@ -1,9 +1,9 @@
-"""Points that occur several times: the density of all observations by the mean of each point's observations.
+"""The log density of repeated observations, from the mean of the observations at each distinct point.
 
-Observations ``r_i`` with noise ``s_i`` at one point are worth one observation, their mean weighted by ``1 / s_i``, with
-the noise ``1 / sum(1 / s_i)``, and a term that the covariance does not enter (Binois, Gramacy and Ludkovski 2018,
-"Practical heteroscedastic Gaussian process modeling", section 2.2). So m points that differ take a factor of m rows.
-Rows are one point only where they are equal bit by bit. Equality holds by value, and is looked for once.
+Observations ``r_i`` with noise ``s_i`` at one point equal one observation, their mean weighted by ``1 / s_i``, with the
+noise ``1 / sum(1 / s_i)``, and a term that does not depend on the covariance (Binois, Gramacy and Ludkovski 2018,
+"Practical heteroscedastic Gaussian process modeling", section 2.2). So m distinct points need a factor of m rows. Rows
+are the same point only if they are equal bit by bit. The search for repeats is cached by the values of the points.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from autokern.kernels.far import centre_of
 __all__ = ["LEAST", "MOST_DISTINCT", "Repeats", "distinct", "found", "log_prob"]
 
 LEAST = 200
-"""Points from which on repeats are looked for: fewer take a millisecond in any way."""
+"""Fewest points that are searched for repeats; fewer cost a millisecond anyway."""
 MOST_DISTINCT = 0.9
-"""Share of points that differ up to which merging pays."""
+"""Largest share of distinct points for which merging is faster."""
 _KEPT, _KEPT_BYTES = 16, 2**20
-"""Most sets of points that are kept, and most bytes of one; to look at a larger set again is little beside a step."""
+"""Most sets of points in the cache, and most bytes of one; a search of a larger set costs little beside a step."""
 _TYPES = (torch.float64, torch.float32)
 _LOG_2_PI = math.log(2 * math.pi)
 
 
 class _FailedError(Exception):
-    """The covariance of the points that differ has no factor without jitter."""
+    """The covariance of the distinct points cannot be factorised without jitter."""
 
 
 class Repeats(NamedTuple):
-    """Which of n points are the same."""
+    """The m distinct points among n rows."""
 
-    first: torch.Tensor  # the row at which each point occurs first, ``(m,)``
-    group: torch.Tensor  # the number of each row's point, ``(n,)``
-    counts: torch.Tensor  # how often each point occurs, ``(m,)``, in the dtype of the points
+    first: torch.Tensor  # the first row of each distinct point, ``(m,)``
+    group: torch.Tensor  # the index of each row's distinct point, ``(n,)``
+    counts: torch.Tensor  # the number of rows of each distinct point, ``(m,)``, in the dtype of the points
 
 
 _kept: dict[tuple[torch.Size, torch.dtype, bytes], tuple[torch.Tensor, Repeats | None]] = {}
-"""Copies of points and what was found in them, by shape, dtype and last row."""
+"""Copies of points and their repeats, by shape, dtype and last row."""
 
 
 def found(x: torch.Tensor) -> Repeats | None:
-    """Return which points repeat; None where few do, or points are few, batched, elsewhere or want gradients."""
+    """Return the repeats of points; None if few repeat, or for few, batched, non-CPU or differentiated points."""
     if x.dim() != 2 or len(x) < LEAST or x.requires_grad or not x.shape[1]:
         return None
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or not x.is_cpu or x.dtype not in _TYPES:
@@ -67,7 +67,7 @@ def found(x: torch.Tensor) -> Repeats | None:
 
 
 def distinct(x: torch.Tensor) -> int:
-    """Return how many points ``(..., n, d)`` differ; all where merging does not pay."""
+    """Return the number of distinct points among ``(..., n, d)``, or n if merging is not faster."""
     at = found(x)
     return x.shape[-2] if at is None else len(at.first)
 
@@ -83,10 +83,10 @@ def _repeated(points: torch.Tensor) -> Repeats | None:
 
 
 def log_prob(marginal: Marginal, value: torch.Tensor, exact: bool, ladder: Ladder) -> torch.Tensor | None:
-    """Return the log density of a value ``(n,)`` under a marginal with a kernel that is a tree.
+    """Return the log density of a value ``(n,)`` under a marginal whose kernel is a tree.
 
-    None is returned where nothing repeats, and where the noise is so small that rounding may take the factor of all
-    points away: what to do then (jitter, a warning, an error) is the ordinary way's matter.
+    Returns None if too few points repeat, or if the noise is so small that the factorisation of all points may fail by
+    rounding: the usual code then adds jitter, warns or raises.
     """
     x, kernel, noise = marginal.lazy.x1, marginal.lazy.kernel, marginal.noise
     at = found(x)
@@ -102,7 +102,7 @@ def log_prob(marginal: Marginal, value: torch.Tensor, exact: bool, ladder: Ladde
     def jittered(matrix: torch.Tensor) -> torch.Tensor:
         if strict:
             raise _FailedError
-        return ladder(matrix)  # of a second backward pass
+        return ladder(matrix)  # in a second backward pass
 
     try:
         return likelihood.log_prob(tree, variances, means, jittered) + rest
@@ -114,9 +114,9 @@ def log_prob(marginal: Marginal, value: torch.Tensor, exact: bool, ladder: Ladde
 
 @torch.no_grad()
 def _is_clear(tree: trees.Tree, diagonal: torch.Tensor, noise: torch.Tensor, n: int, exact: bool) -> bool:
-    """Whether noise is larger than what rounding does to the covariance of n points, by the bound of `exact_log_prob`.
+    """Whether the noise exceeds the rounding of the covariance of n points, by the bound of `exact_log_prob`.
 
-    Where stock factorises, it may need jitter for less noise, or fail; where it iterates, one entry counts.
+    With less noise, stock's factorisation (`exact`) may need jitter or fail; if stock iterates, n counts as 1.
     """
     size = max((z.square().sum(-1).max().item() for z in tree.points), default=0.0)
     bound = 2 * ((n if exact else 1) + size) * torch.finfo(noise.dtype).eps * (diagonal.amax() + noise.amax())
@@ -126,7 +126,7 @@ def _is_clear(tree: trees.Tree, diagonal: torch.Tensor, noise: torch.Tensor, n: 
 def _together(
     noise: torch.Tensor, residual: torch.Tensor, at: Repeats
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the mean and the variance of the observations at each point, and the log density of all beside those."""
+    """Return mean and noise of the observations at each distinct point, and the term without the covariance."""
 
     def sums(of_rows: torch.Tensor) -> torch.Tensor:
         return of_rows.new_zeros(len(at.first)).index_add(0, at.group, of_rows)

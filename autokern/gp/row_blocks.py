@@ -1,8 +1,8 @@
-"""A lower triangular matrix in blocks of rows, none wider than it must be, to which rows are appended in place.
+"""A lower triangular matrix in blocks of rows, each as wide as its last row, to which rows are appended in place.
 
-Online learning needs it: the inverse factor of n points becomes that of n + q points by q new rows. Appending writes
-into spare rows of the last block or makes a new block; older rows are neither copied nor written again, so the matrices
-before and after share memory.
+In online learning, the inverse factor of n points becomes that of n + q points by q new rows. They are written into
+spare rows of the last block, or into a new block. Older rows are neither copied nor overwritten, so the old and the new
+matrix share memory.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from autokern.core.locks import Lock
 __all__ = ["RowBlocks"]
 
 _ROWS = 256
-"""Rows of a block: products with such blocks are as fast per element as with the whole matrix, on half the elements."""
+"""Rows of a block: products are as fast per element as with the whole matrix, and skip half of the elements."""
 _SPARE = 16
-"""Fewest rows for which a new block has space."""
+"""Fewest rows that a new block has space for."""
 _claiming = Lock()
 
 
 class _Block:
-    """Rows from `start` on in a storage ``(..., capacity, width)``; rows up to `claimed` belong to some matrix."""
+    """Rows from `start` on, in a storage ``(..., capacity, width)``; rows before `claimed` are in use."""
 
     __slots__ = ("claimed", "start", "storage")
 
@@ -29,7 +29,7 @@ class _Block:
         self.start, self.storage, self.claimed = start, storage, claimed
 
     def claims(self, stop: int, new: int) -> bool:
-        """Whether rows from `stop` to `new` were free; claims them if so."""
+        """Claim the rows from `stop` to `new`; returns False if they are in use or do not fit."""
         if new > self.start + self.storage.shape[-2] or new > self.storage.shape[-1]:
             return False
         if self.storage.is_inference() and not torch.is_inference_mode_enabled():
@@ -42,7 +42,7 @@ class _Block:
 
 
 class RowBlocks:
-    """A lower triangular matrix ``(..., n, n)``, kept, not copied; one that requires gradients stays in one piece."""
+    """Blocks that share the memory of a lower triangular matrix ``(..., n, n)``; one block if it requires gradients."""
 
     def __init__(self, matrix: torch.Tensor) -> None:
         n = matrix.shape[-1]
@@ -54,7 +54,7 @@ class RowBlocks:
         self.requires_grad = matrix.requires_grad
 
     def _pieces(self) -> list[tuple[int, int, torch.Tensor]]:
-        """Return first row, row after the last, and values of each block."""
+        """Return for each block its first row, the row after its last, and its values."""
         found = []
         for block, following in zip(self._blocks, (*self._blocks[1:], None), strict=True):
             stop = self.n if following is None else following.start
@@ -74,7 +74,7 @@ class RowBlocks:
         return out
 
     def appended(self, rows: torch.Tensor) -> RowBlocks:
-        """Return the matrix with q rows ``(..., q, n + q)`` appended, zero above their diagonal; without gradients."""
+        """Return the matrix with q lower triangular rows ``(..., q, n + q)`` appended, without gradients."""
         n, new = self.n, rows.shape[-1]
         last = self._blocks[-1]
         blocks = self._blocks
@@ -82,7 +82,7 @@ class RowBlocks:
             spare = max(new - n, min(_ROWS, max(_SPARE, n // 8)))
             last = _Block(n, rows.new_zeros((*self.batch, spare, n + spare)), new)
             blocks = (*blocks, last)
-        place = last.storage.data  # another version counter: graphs that hold earlier rows stay valid
+        place = last.storage.data  # has its own version counter, so that graphs that hold earlier rows stay valid
         place[..., n - last.start : new - last.start, :new] = rows.detach()
         made = RowBlocks.__new__(RowBlocks)
         made._blocks, made.n, made.batch, made.requires_grad = blocks, new, self.batch, False

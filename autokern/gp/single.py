@@ -1,4 +1,4 @@
-"""One exact model by arrays: log density of its data and log priors, with the derivatives by all parameters."""
+"""The log marginal likelihood and log priors of one exact model in NumPy, with derivatives by all parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Single", "terms_of"]
 class Single:
     """One model of a batch.
 
-    A mean of None is zero, or targets are residuals already; `by_residual` is the derivative, of the last evaluation.
+    A mean of None stands for zero. `by_residual` is the gradient by the residual, of the last evaluation.
     """
 
     __slots__ = ("_kernel", "_mean", "_targets", "_terms", "_x", "by_residual", "noise")
@@ -31,14 +31,14 @@ class Single:
         self.noise: Any = noise
 
     def on(self, x: Array, targets: Array) -> Single:
-        """Give it points as its kernel takes them, and targets; return itself."""
+        """Set the points, laid out by `points.arranged`, and the targets; returns itself."""
         self._x, self._targets = x, targets
         return self
 
     def evaluate(self, scale: float, by_x: Array | None = None) -> float | None:
-        """Return the marginal log likelihood times a factor, and add its derivatives to the parameters.
+        """Return the log marginal likelihood times `scale`, and add its gradients to parameters and `by_x`.
 
-        The derivative by the points is added to `by_x`. None is returned where there is no factor or no number.
+        Returns None if the factorisation fails or the value is not finite.
         """
         targets, (k, kept) = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
         k.flat[:: len(targets) + 1] += self.noise.value()
@@ -47,7 +47,7 @@ class Single:
         if found is None or not math.isfinite(found.value):
             return None
         total, self.by_residual = found.value, found.by_residual
-        by_noise = found.by_matrix.diagonal().copy()  # the kernel overwrites the matrix
+        by_noise = found.by_matrix.diagonal().copy()  # since the kernel overwrites `by_matrix`
         self._kernel.backward(kept, found.by_matrix, by_x)
         self.noise.backward(by_noise)
         if self._mean is not None:
@@ -60,7 +60,7 @@ class Single:
 
 
 def terms_of(seen: Inspected, model: Any) -> list[Term]:
-    """Return the priors of a model, whose mean may be unread."""
+    """Return the terms of a model's priors; reads a constant mean that was not read yet."""
     found = []
     for _, module, prior, closure, _ in model.named_priors():
         if type(module) is ConstantMean and seen.present(module._parameters.get("raw_constant")) is None:

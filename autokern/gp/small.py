@@ -1,10 +1,10 @@
-"""What kernels as arrays are made of, and the log density of a small Gaussian process by NumPy and LAPACK.
+"""The building blocks of kernels in NumPy, and the log density of a small Gaussian process by LAPACK.
 
-At some tens of points a step is made of calls, not of operations: thirty calls on arrays take the place of hundreds on
-tensors. A kernel is a tree of parts; each evaluates itself and then adds its part of the gradient to its parameters
-(Rasmussen and Williams 2006, eq. 5.8 and 5.9). All arrays are float64; nothing here knows modules.
+At some tens of points a step's time is call overhead: thirty calls on arrays replace hundreds on tensors. A kernel is a
+tree of parts; each evaluates itself, and then adds to the gradients of its parameters (Rasmussen and Williams 2006,
+eq. 5.8 and 5.9). All arrays are float64. This module does not depend on torch modules.
 
-Points are ``(..., n, d)``. Parameters of one model have no axes in front; those of several have as many as the points.
+Points are ``(..., n, d)``. Parameters of one model have no batch axes; those of several have as many as the points.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = [
 ]  # fmt: skip
 
 Columns = Array | slice
-"""Which columns of the points a part takes."""
+"""The columns of the points that a part reads."""
 _LOG_2_PI = math.log(2 * math.pi)
 Evaluated = tuple[Array, Any]
-"""Covariances, which the caller may overwrite, and what their derivatives need."""
+"""Covariances, which the caller may overwrite, and the intermediate results for `backward`."""
 
 
 class Parameter(Protocol):
@@ -42,26 +42,25 @@ class Part(Protocol):
     """A part of a kernel."""
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
-        """Return the covariances of points with each other, or with others.
+        """Return the covariances of points with each other, or with `other` points.
 
-        What is computed from the others alone is kept for as long as they are the same array, and the parameters too.
+        Results that depend on `other` alone are cached while it is the same array; parameters must not change then.
         """
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add ``g = dL/dK``, symmetric without other points, to the gradients of the parameters if `theta`.
+        """Add to the gradients of the parameters if `theta`, and to `by_x` if it is given, from ``g = dL/dK``.
 
-        The derivative by the points is added to `by_x` where that is an array of their shape; there is none by other
-        points. `g` may be overwritten.
+        `g` is symmetric if there were no other points, and may be overwritten. Other points get no gradient.
         """
 
 
 def over_pairs(g: Array, k: Array) -> Any:
-    """Return the sums of products of matrices, which stretch over those."""
+    """Return ``sum(g * k)`` over the last two axes, in a shape that broadcasts over the matrices."""
     return np.vdot(g, k) if g.ndim == 2 else np.einsum("...ij,...ij->...", g, k)[..., None, None]
 
 
 def summed(parameter: Parameter, grad: Array) -> None:
-    """Add a derivative to a parameter, summed over what all share that it stands for."""
+    """Add a gradient to a parameter, summed over the axes along which the parameter was broadcast."""
     shape = parameter.value.shape
     if parameter.value.size == 1:
         grad = np.add.reduce(grad, None)
@@ -75,7 +74,7 @@ def summed(parameter: Parameter, grad: Array) -> None:
 
 
 def clear_diagonal(g: Array) -> None:
-    """Put zeros on the diagonals of matrices."""
+    """Set the diagonals of matrices to zero."""
     if g.ndim == 2:
         g.flat[:: len(g) + 1] = 0.0
     else:
@@ -96,7 +95,7 @@ class Scale:
         return inner[0] * self._scale.value, inner
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add the gradient by the scale, and hand the rest on."""
+        """Add to the gradient of the scale, and run the part's backward pass."""
         inner, below = kept
         if theta:
             summed(self._scale, over_pairs(g, inner))
@@ -121,7 +120,7 @@ class Sum:
         return total, [kept for _, kept in found]
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Hand the derivative to all parts."""
+        """Run the backward passes of all parts."""
         for part, own in zip(self._parts[1:], kept[1:], strict=True):
             part.backward(own, g.copy(), by_x, theta)
         self._parts[0].backward(kept[0], g, by_x, theta)
@@ -141,24 +140,24 @@ class Product:
         return math.prod((value for value, _ in found[1:]), start=found[0][0]), found
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Hand each part the derivative times the other covariances."""
+        """Run each part's backward pass with the derivative times the other parts' covariances."""
         for index, (part, (_, own)) in enumerate(zip(self._parts, kept, strict=True)):
             others = kept[:index] + kept[index + 1 :]
             part.backward(own, math.prod((value for value, _ in others), start=g), by_x, theta)
 
 
 class Density(NamedTuple):
-    """A log density, and its derivatives times a factor."""
+    """A log density, and its gradients times a factor."""
 
     value: float
-    by_matrix: Array  # by the covariance, ``(n, n)``, symmetric
-    by_residual: Array  # ``(n,)``
+    by_matrix: Array  # gradient by the covariance, ``(n, n)``, symmetric
+    by_residual: Array  # gradient by the residual, ``(n,)``
 
 
 def density(k: Array, residual: Array, factor: float) -> Density | None:
-    """Return the log density of a residual under a covariance, None where the covariance cannot be factorised.
+    """Return the log density of a residual, with gradients times `factor`; None if the factorisation fails.
 
-    `k` is row-major and with noise, and is overwritten; `factor` is that of the derivatives.
+    `k` is the noisy covariance, row-major, and is overwritten.
     """
     found = solved(k, residual)
     if found is None:

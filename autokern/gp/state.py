@@ -1,7 +1,7 @@
-"""The state of a model by its values: the inputs of a factor, and whether they are unchanged.
+"""Detects changes of a model's state, on which a cached factor depends.
 
 Version counters miss writes through ``.data``, by gpytorch's setters, or by fused optimisers. So values are compared:
-all parameters and buffers, tensors kept as attributes of the libraries' own modules, and the training data: some
+all parameters and buffers, tensor attributes of the libraries' own modules, and the training data. These are some
 hundreds of numbers beside a matrix of n^2.
 """
 
@@ -25,30 +25,30 @@ from autokern.gp.mirrors import as_bytes
 __all__ = ["State"]
 
 _FEW = 32
-"""Elements up to which Python compares numbers faster than torch compares tensors."""
+"""Most elements for which comparing Python numbers is faster than `torch.equal`."""
 _PLAIN = (bool, int, float, str, torch.Size, type(None), FunctionType, MethodType)
 _NOTED = frozenset(("_input_batch_shape", "_aug_batch_shape", "_original_train_inputs"))
-"""What BoTorch notes of a model, and notes anew in a fantasy that was just made; no prediction reads it."""
+"""Attributes that BoTorch sets on a model, and again on a new fantasy, and that no prediction reads."""
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class _Held(NamedTuple):
-    """A module and what it held: parameters, buffers and parts by address, attributes with a meaning, their number."""
+    """The recorded state of one module."""
 
     module: weakref.ref[torch.nn.Module]
-    addresses: list[int]
+    addresses: list[int]  # the `id` of each parameter, buffer and submodule
     buffers: dict[str, torch.Tensor | None]
-    read: Callable[[dict[str, Any]], tuple[Any, ...]] | None
+    read: Callable[[dict[str, Any]], tuple[Any, ...]] | None  # reads the attributes from a module's `__dict__`
     attributes: tuple[Any, ...]
-    size: int
+    size: int  # number of entries of its `__dict__`
 
 
 class State:
-    """What a module and the modules in it hold, by identity and by value; it keeps none of them alive.
+    """The state of a module and its submodules, by identity and by value, without references to the modules.
 
-    Priors do not count: no prediction reads them. A buffer may be another tensor with the same values: BoTorch's input
-    transforms detach theirs at each call. Of an exact Gaussian process, the training data count too; `but` and the
-    modules in it do not.
+    It includes the training data of an exact Gaussian process, and leaves out priors, which no prediction reads, and
+    `but` with its submodules. A buffer may be replaced by another tensor with the same values, as BoTorch's input
+    transforms do at each call.
     """
 
     def __init__(self, root: torch.nn.Module, but: torch.nn.Module | None = None) -> None:
@@ -71,26 +71,26 @@ class State:
             tensors += [t for t in found if isinstance(t, torch.Tensor)]
             stack += [part for part in own["_modules"].values() if part is not None]
         tensors = list({id(t): t for t in tensors}.values())
-        self._tensors = [(t, version(t)) for t in tensors]  # alive, so that addresses stay theirs
+        self._tensors = [(t, version(t)) for t in tensors]  # keeps them alive, so that no `id` is used again
         few = [(t, t.tolist()) for t in tensors if t.is_cpu and t.numel() <= _FEW]
-        self._little = [(t, numbers) for t, numbers in few if t.tolist() == numbers]  # no NaN, which equals nothing
+        self._little = [(t, numbers) for t, numbers in few if t.tolist() == numbers]  # without NaN, unequal to itself
         little = {id(t) for t, _ in self._little}
         self._others = [(t, t.detach().clone()) for t in tensors if id(t) not in little]
 
     def holds(self) -> bool:
-        """Whether everything is as it was: the same objects with the same values."""
+        """Whether the module has the same objects with the same values."""
         renewed = self._renewed()
         if renewed is None or any(tensor.tolist() != numbers for tensor, numbers in self._little):
             return False
         return _are_still([*renewed, *self._others])
 
     def counted(self) -> bool:
-        """Whether a change shows without a look at values: an object was replaced, or a version counter has moved."""
+        """Whether an object was replaced or a version counter has changed; most values are not compared."""
         renewed = self._renewed()
         return renewed is None or not _are_still(renewed) or any(version(t) != then for t, then in self._tensors)
 
     def _renewed(self) -> _Pairs | None:
-        """Return the buffers that are other tensors now, each with what it was; None if other objects have changed."""
+        """Return pairs of the new and the old tensor of replaced buffers; None if anything else was replaced."""
         found: _Pairs = []
         for ref, addresses, buffers, read, attributes, size in self._held:
             module = ref()
@@ -116,7 +116,7 @@ def _addresses(own: dict[str, Any]) -> list[int]:
 
 
 def _other_buffers(own: dict[str, Any], addresses: list[int], buffers: dict[str, torch.Tensor | None]) -> _Pairs | None:
-    """Return the buffers of a module that are other tensors now; None if it differs by anything else."""
+    """Return pairs of the new and the old tensor of a module's replaced buffers; None if it differs otherwise."""
     now, first = own["_buffers"], len(own["_parameters"])
     found = _addresses(own)
     if found[:first] != addresses[:first] or found[first + len(now) :] != addresses[first + len(buffers) :]:
@@ -139,22 +139,22 @@ def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
 
 
 def _reader(module: torch.nn.Module) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
-    """Return what reads the attributes of a module that are numbers, words, functions or tensors."""
-    without = _NOTED | {"training"} if type(module) is FixedGaussianNoise else _NOTED  # it has one mode
+    """Return a getter of the module's attributes that are numbers, strings, functions or tensors."""
+    without = _NOTED | {"training"} if type(module) is FixedGaussianNoise else _NOTED  # it ignores its mode
     kinds, own = (torch.Tensor, *_PLAIN), module.__dict__
     names = [name for name, value in own.items() if isinstance(value, kinds) and name not in without]
-    return itemgetter(*names) if len(names) > 1 else None  # every module has several
+    return itemgetter(*names) if len(names) > 1 else None  # a library's module has several
 
 
 def _alike(read: Callable[[dict[str, Any]], tuple[Any, ...]], own: dict[str, Any], then: tuple[Any, ...]) -> bool:
     try:
-        return read(own) == then  # compares what is not identical
-    except uninterrupted(KeyError, RuntimeError, ValueError):  # an attribute is gone, or a tensor was replaced
+        return read(own) == then  # identical objects count as equal; tensors of several elements raise otherwise
+    except uninterrupted(KeyError, RuntimeError, ValueError):  # an attribute was deleted, or a tensor replaced
         return False
 
 
 def _are_still(pairs: _Pairs) -> bool:
-    """Whether each tensor has the content that it is paired with; those on one device are compared by one read."""
+    """Whether the tensors of each pair have equal contents; those on one accelerator are compared by one read."""
     elsewhere: dict[torch.device, _Pairs] = {}
     for tensor, content in pairs:
         if tensor.shape != content.shape or tensor.dtype is not content.dtype or tensor.device != content.device:
@@ -162,5 +162,5 @@ def _are_still(pairs: _Pairs) -> bool:
         if not tensor.is_cpu:
             elsewhere.setdefault(tensor.device, []).append((tensor, content))
         elif not torch.equal(tensor, content) and not torch.equal(as_bytes([tensor]), as_bytes([content])):
-            return False  # missing observations are NaN, which equals nothing
+            return False  # bytes decide on missing observations, which are NaN
     return all(torch.equal(*map(as_bytes, zip(*group, strict=True))) for group in elsewhere.values())

@@ -1,7 +1,7 @@
-"""A marginal likelihood as modules evaluate it, ``mll(model(x), y)``: noise, kernel and priors in one piece.
+"""The marginal likelihood ``mll(model(x), y)`` with noise, kernel and priors in NumPy, as one autograd function.
 
-Mean and points come as the model gave them, so that it may compute them in any way. The gradients are there when the
-value is. Second derivatives go through the plain formula.
+Mean and points are taken from the model's prior, so that any `forward` may compute them. The forward pass computes the
+gradients. Second derivatives differentiate the plain torch formula.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INHERITED = ("added_loss_terms", "named_added_loss_terms", "named_priors")
 
 
 class StepReading(KernelReading):
-    """Likelihood, kernel and priors of a marginal likelihood as arrays."""
+    """Noise, kernel and priors of an `ExactMarginalLogLikelihood` in NumPy."""
 
     def __init__(
         self, mll: Any, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -56,7 +56,7 @@ class StepReading(KernelReading):
     def holds(  # type: ignore[override]
         self, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> bool:
-        """Whether all still consists of the objects that were read, for a prior with this kernel."""
+        """Whether the reading is valid for a prior with this kernel, and for these shapes, dtype and device."""
         if self.mll() is None or self._kernel() is not kernel:
             return False
         same = self._how == (dims, shape[: len(self._how[1])], dtype, device) and len(shape) == len(self.batch) + 1
@@ -64,16 +64,16 @@ class StepReading(KernelReading):
 
 
 class Step(NamedTuple):
-    """One evaluation."""
+    """One evaluation of a marginal likelihood."""
 
     reading: StepReading
-    forward: Callable[[Any, torch.Tensor], torch.Tensor]  # computes the same with modules, from the next two
-    distribution: Any  # the prior of the training points
-    value: torch.Tensor  # their targets
+    forward: Callable[[Any, torch.Tensor], torch.Tensor]  # stock's: maps distribution and value to the loss
+    distribution: Any  # the prior at the training points
+    value: torch.Tensor  # the targets
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """As that of a `Reading`."""
+        """The key of a `Reading` with these shapes."""
         x, value = self.distribution._covar.x1, self.value
         models = value[..., 0].numel() if value.dim() > 1 else 1
         dtype = str(value.dtype).removeprefix("torch.")
@@ -84,7 +84,7 @@ _readings = Readings(StepReading)
 
 
 def step_of(mll: Any, forward: Any, distribution: Any, value: Any) -> Step | None:
-    """Return the evaluation of a likelihood at a prior whose covariance is one plain lazy kernel matrix, if known."""
+    """Return the step of `mll` at a prior with one plain lazy kernel matrix, None if any part is unsupported."""
     lazy, mean = distribution._covar, distribution.loc
     x = lazy.x1
     usual = type(value) is torch.Tensor is type(mean) is type(x) and value.device == mean.device == x.device
@@ -100,7 +100,7 @@ def _fit(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def loss(step: Step) -> torch.Tensor | None:
-    """Return the marginal log likelihood per point, None where stock must run: no factor or number, say."""
+    """Return the log marginal likelihood per point; None, for a fallback to stock, if it cannot be computed."""
     reading, mean, value, lazy = step.reading, step.distribution.loc, step.value, step.distribution._covar
     if not _fit(lazy.x1, mean, value) or value.shape[:-1] != reading.batch:
         return None

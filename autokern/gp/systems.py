@@ -1,9 +1,8 @@
 """Linear systems with a covariance plus noise, solved by preconditioned conjugate gradients to a stated residual.
 
-Which preconditioner serves is found on the system itself: the likeliest first, the other where that does not converge.
-The residual is checked by a product of its own.
-Iterations keep the residual of the system itself. `block_cg` keeps that of the preconditioned one, as its probes need,
-and takes ten times the products in single precision where the noise is little.
+The likeliest preconditioner is tried first, the other if that does not converge. The final residual is checked by a
+product of its own. The iteration tracks the residual of the system itself; `block_cg` tracks that of the preconditioned
+system, which its probes need, and takes ten times as many products in single precision if the noise is small.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ __all__ = ["LONGEST", "TOLERANCE", "of_matrix", "of_tree", "tolerance"]
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 """The relative residual to which systems are solved, unless the library's own setting is tighter."""
 LONGEST = 200
-"""Products after which nothing is expected of a preconditioner."""
+"""Most products with a preconditioner before it counts as failed."""
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 _SEEN = 8
-"""Iterations before the rate of convergence is believed."""
+"""Iterations before the rate of convergence is extrapolated."""
 _ROUNDS = 3
-"""Times that iterations begin again from what they reached, where rounding led them astray."""
+"""Most restarts from the solution so far, if rounding made the iteration inaccurate."""
 _LARGE = 8192
-"""Points from which products in single precision save more than another check of the residual."""
+"""Points from which products in single precision save more time than the extra check of the residual costs."""
 _ELEMENTS = 2**24
-"""Elements of the columns that are solved together, so that their copies take little memory."""
+"""Most elements of the columns that are solved together, to limit the memory of their copies."""
 
 
 class _Found(NamedTuple):
@@ -51,7 +50,7 @@ class _Found(NamedTuple):
 
 
 class _System:
-    """A covariance in the form of a tree, with noise, and what was found on it."""
+    """A kernel tree with noise, and its cached preconditioners."""
 
     def __init__(self, tree: Tree, noise: torch.Tensor) -> None:
         self._tree, self._noise = tree.each(lambda t: t.detach().clone()), noise.detach().clone()
@@ -59,24 +58,24 @@ class _System:
         self._made: dict[str, Product] = {}
 
     def is_of(self, tree: Tree, noise: torch.Tensor) -> bool:
-        """Whether a tree and its noise are the same by value."""
+        """Whether a tree and its noise have the same values."""
         mine, yours = _tensors(self._tree, self._noise), _tensors(tree, noise)
         return self._tree.node == tree.node and all(
             a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(mine, yours, strict=True)
         )
 
     def names(self) -> list[str]:
-        """Return the names of preconditioners, the one to begin with first."""
+        """Return the names of preconditioners in the order of trial."""
         return self._sets.names(self._tree, self._noise)
 
     def served(self, name: str) -> None:
-        """Begin with this one from now on."""
+        """Try this preconditioner first from now on."""
         self._sets.served = name
 
     def products_with(self, multiply: Product) -> tuple[list[Product], Product]:
-        """Return the products to iterate with, one after another, and the one that residuals are computed with.
+        """Return the products to iterate with, in the order of trial, and the product that checks residuals.
 
-        Of many points the first are in single precision; sums of those are as far off as the residual, so it is not.
+        For many points the first product is in single precision, which is too inaccurate to check its own residual.
         """
         if len(self._noise) < _LARGE:
             return [multiply], multiply
@@ -85,7 +84,7 @@ class _System:
         return [self._product_in(torch.float32), multiply], multiply
 
     def _product_in(self, dtype: torch.dtype) -> Product:
-        """Return the product by the kernel in a precision, its result in double precision."""
+        """Return the product with the kernel evaluated in `dtype` and the result in double precision."""
         tree, noise = self._tree.each(lambda t: t.to(dtype)), self._noise.double().unsqueeze(-1)
 
         def multiply(v: torch.Tensor) -> torch.Tensor:
@@ -94,7 +93,7 @@ class _System:
         return multiply
 
     def inverse(self, name: str) -> Product:
-        """Return the product with the approximate inverse of a name."""
+        """Return the product with the approximate inverse of the preconditioner of this name."""
         made = self._made.get(name)
         if made is None:
             by = self._sets.made(name, self._tree, self._noise)
@@ -107,23 +106,23 @@ def _tensors(tree: Tree, noise: torch.Tensor) -> list[torch.Tensor]:
 
 
 _latest: dict[str, tuple[_System, weakref.ref[torch.Tensor]]] = {}
-"""The last system: predictions solve with the same one again and again. It goes when the caller drops its points."""
+"""The last system, since predictions solve with the same one repeatedly; dropped when the caller frees its points."""
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the relative residual to reach now."""
+    """Return the relative residual to reach under the present settings."""
     return float(min(TOLERANCE[dtype], library.cg_tolerance.value()))
 
 
 def of_tree(
-    multiply: Product,  # by the noisy covariance, of columns ``(n, t)``
-    tree: Tree,  # without noise and batch, of plain tensors
+    multiply: Product,  # with the noisy covariance, for columns ``(n, t)``
+    tree: Tree,  # without noise and batch, of detached tensors
     noise: torch.Tensor,  # ``(n,)``, positive
     rhs: torch.Tensor,  # ``(n, t)``
     goal: float,  # relative residual
-    owner: torch.Tensor,  # the points as the caller holds them; what is kept lives as long
+    owner: torch.Tensor,  # the caller's points, with which the cached system is freed
 ) -> torch.Tensor | None:
-    """Return the solution of a system whose covariance is that of points; None where iterations do not converge."""
+    """Return the solution of a system whose covariance is a kernel tree; None if no iteration converges."""
     system = next((known for known, _ in list(_latest.values()) if known.is_of(tree, noise)), None)
     if system is None:
         system = _System(tree, noise)
@@ -142,7 +141,7 @@ def of_tree(
 
 
 def of_matrix(matrix: torch.Tensor, noise: torch.Tensor, rhs: torch.Tensor, goal: float) -> torch.Tensor | None:
-    """Return the same for a covariance that is a matrix ``(n, n)``."""
+    """Return the solution of ``(matrix + noise) x = rhs``; None if the iteration does not converge."""
 
     def multiply(v: torch.Tensor) -> torch.Tensor:
         return (matrix @ v).addcmul_(noise.unsqueeze(-1), v)
@@ -162,7 +161,7 @@ def _note(found: _Found, name: str, goal: float) -> None:
 
 
 def _all_columns(multiply: list[Product], check: Product, inverse: Product, rhs: torch.Tensor, goal: float) -> _Found:
-    """Solve some columns at a time by the first product that reaches the goal."""
+    """Solve chunks of columns, each by the first product that reaches the goal."""
     parts, by = [], iter(multiply)
     product = next(by)
     for columns in rhs.split(max(1, _ELEMENTS // len(rhs)), 1):
@@ -178,7 +177,7 @@ def _all_columns(multiply: list[Product], check: Product, inverse: Product, rhs:
 
 
 def _refined(multiply: Product, inverse: Product, b: torch.Tensor, goal: float, check: Product) -> _Found:
-    """Iterate, and again from there, until the residual itself, by a product that checks it, is small enough."""
+    """Solve, and restart from the solution, until the residual by the product `check` is small enough."""
     size = torch.linalg.vector_norm(b, dim=0)
     size = torch.where(size > 0, size, 1.0)
     x, r, products, residual = torch.zeros_like(b), b, 0, math.inf
@@ -198,7 +197,7 @@ def _refined(multiply: Product, inverse: Product, b: torch.Tensor, goal: float, 
 def _iterated(
     multiply: Product, inverse: Product, b: torch.Tensor, enough: torch.Tensor, most: int
 ) -> tuple[torch.Tensor | None, int]:
-    """Return a solution with residuals below some norms, and the products that it took."""
+    """Return a solution with residual norms at most `enough`, None if it fails, and the number of products."""
     x, r = torch.zeros_like(b), b.clone()
     left = float((torch.linalg.vector_norm(r, dim=0) / enough).max())
     if left <= 1:
@@ -209,7 +208,7 @@ def _iterated(
     for made in range(1, most + 1):
         q = multiply(p)
         curvature = (p * q).sum(0)
-        alpha = torch.where(rho > 0, rho / curvature, 0.0)  # a column that is solved stays as it is
+        alpha = torch.where(rho > 0, rho / curvature, 0.0)  # a solved column stays unchanged
         if not torch.isfinite(alpha).all() or (alpha < 0).any():
             return None, made
         x.addcmul_(p, alpha)
@@ -227,7 +226,7 @@ def _iterated(
 
 
 def _converges(first: float, left: float, made: int) -> bool:
-    """Whether the mean rate so far leads below one within the products that are allowed."""
+    """Whether the mean rate so far predicts convergence within twice the products that are allowed."""
     if not math.isfinite(left):
         return False
     rate = math.log(first / left) / made

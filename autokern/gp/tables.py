@@ -1,4 +1,4 @@
-"""Parts of kernels that are looked up: constants, and covariances of categories and of tasks."""
+"""Constant kernels, and kernels of categories and tasks, in NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Categorical", "Constant", "Correlations", "Index"]
 
 
 class Constant:
-    """The same covariance of all points."""
+    """The same covariance for all pairs of points."""
 
     def __init__(self, constant: Parameter) -> None:
         self._constant = constant
@@ -33,7 +33,7 @@ class Constant:
 
 
 class _LookedUp:
-    """A part of columns that no derivative reaches; what it makes of points is kept while they are the same array."""
+    """A part without a gradient by the points; results for points are cached while they are the same array."""
 
     def __init__(self) -> None:
         self._seen: list[Any] = [(None, None), (None, None)]
@@ -67,7 +67,7 @@ class Categorical(_LookedUp):
         return k.copy(), (differ, k)
 
     def _differ(self, x: Array, other: Array) -> list[Array]:
-        """Return for each column which pairs differ."""
+        """Return for each column the mask of the pairs that differ."""
         one, two = (np.moveaxis(p[..., self._columns], -1, 0) for p in (x, other))
         return [p[..., None] != q[..., None, :] for p, q in zip(one, two, strict=True)]
 
@@ -82,12 +82,12 @@ class Categorical(_LookedUp):
 
 
 class Index(_LookedUp):
-    """Covariances of tasks, looked up: ``B B' + diag(v)``, divided by the entry of one task if there is one.
+    """Covariances of tasks, ``B B' + diag(v)``, divided by the variance of the task `unit` if that is given.
 
-    B is ``(t, r)``, v ``(t,)``, `column` of the points holds the task, `unit` is the task whose variance is 1.
+    B is ``(t, r)``, v is ``(t,)``; `column` of the points holds the task.
     """
 
-    present: Array  # the covariances of the tasks as of the last evaluation
+    present: Array  # the covariances of the tasks in the last evaluation
 
     def __init__(self, column: int, factor: Parameter, variance: Parameter, unit: int | None = None) -> None:
         super().__init__()
@@ -104,14 +104,14 @@ class Index(_LookedUp):
         return table
 
     def _each(self, x: Array) -> Array:
-        """Return for each point, in a row of its own, 1 for its task and 0 for the others, no numbers for no task."""
+        """Return each point's task as a one-hot row, NaN for an unknown task."""
         table = self._factor.value.shape[-2]
         each: Array = np.equal(np.trunc(x[..., self._column, None]), np.arange(table)).astype(np.float64)
         each[~each.any(-1)] = np.nan
         return each
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
-        """Return the covariances, not a number where a point's task is none."""
+        """Return the covariances, NaN for unknown tasks."""
         if other is not None:
             one, (two, rows) = self._each(x), self._kept(1, other, lambda: self._rows(other))
             return one @ rows, (one, two)
@@ -120,19 +120,19 @@ class Index(_LookedUp):
         return one @ table @ one.swapaxes(-1, -2), (one, one)
 
     def _rows(self, x: Array) -> tuple[Array, Array]:
-        """Return for each point which task it has, and the covariances of all tasks with it."""
+        """Return each point's task as a one-hot row, and the covariances of all tasks with the points."""
         each = self._each(x)
         return each, self._table() @ each.swapaxes(-1, -2)
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add the gradients by factor and variances; there is none by the points."""
+        """Add to the gradients of factor and variances; the points get none."""
         if theta:
             one, two = kept
             by_table = one.swapaxes(-1, -2) @ (g @ two)
             self.accumulate(by_table if one is two else 0.5 * (by_table + by_table.swapaxes(-1, -2)))
 
     def accumulate(self, by_table: Array) -> None:
-        """Add a derivative by the covariances of the tasks, symmetric."""
+        """Add to the gradients of factor and variances, given the symmetric one by the tasks' covariances."""
         by_table = by_table * self._over
         if self._unit is not None:
             by_table[..., self._unit, self._unit, None, None] -= over_pairs(by_table, self.present)
@@ -141,14 +141,14 @@ class Index(_LookedUp):
 
 
 class Correlations:
-    """The correlations between the tasks of a table, each pair once, as of its last evaluation."""
+    """The correlations between the tasks of an `Index`, each pair once, in its last evaluation."""
 
     def __init__(self, table: Index, tasks: int) -> None:
         self._of, self._where = table, np.tril_indices(tasks, -1)
 
     @property
     def value(self) -> Array:
-        """Return the correlations of each task with those before it."""
+        """The correlations of each task with the tasks before it."""
         table = self._of.present
         self._scale = 1.0 / np.sqrt(table.diagonal())
         self._all = table * np.multiply.outer(self._scale, self._scale)
@@ -156,7 +156,7 @@ class Correlations:
         return found
 
     def accumulate(self, grad: Array) -> None:
-        """Add a derivative by the correlations to the parameters of the table."""
+        """Add to the gradients of the table's parameters, given the one by the correlations."""
         each = np.zeros_like(self._all)
         each[self._where] = 0.5 * grad
         each += each.T

@@ -1,4 +1,4 @@
-"""Preconditioner: a factor of an approximate inverse, its log determinant, and the gradients of what it stands for."""
+"""The interface of preconditioners: a factor of an approximate inverse, its log determinant and their gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Gradients", "Preconditioner", "Probed", "UnfitError", "cholesky", "i
 
 
 class UnfitError(Exception):
-    """A preconditioner cannot be made for a matrix."""
+    """A preconditioner cannot be computed for a matrix."""
 
 
 class Gradients(NamedTuple):
@@ -25,9 +25,9 @@ class Gradients(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """Probes ``w`` and what was computed with them, each of shape ``(n, t)``."""
+    """Probes ``w`` and their products and solutions, each of shape ``(n, t)``."""
 
-    w: torch.Tensor  # independent signs
+    w: torch.Tensor  # independent random signs
     u: torch.Tensor  # the solutions of ``S^T K S u = w``
     sw: torch.Tensor  # ``S w``
     su: torch.Tensor  # ``S u``
@@ -52,13 +52,13 @@ class Preconditioner(abc.ABC):
 
     @abc.abstractmethod
     def gradients(self, by: Probed) -> Gradients:
-        """Return the gradients of ``log |K|`` without the part ``(S u)^T dK (S w)`` in the mean over the probes.
+        """Return the gradients of ``log |K|`` less the mean of ``(S u)^T dK (S w)`` over the probes.
 
-        Both parts together are an unbiased estimate, and its variance vanishes as M nears the identity.
+        The sum of both is an unbiased estimate, whose variance vanishes as M approaches the identity.
         """
 
     def _data(self, *more: torch.Tensor) -> dict[str, Sequence[torch.Tensor | str]]:
-        """Return what its rows depend on, by the words for it in errors of ranks that differ."""
+        """Return the inputs that ranks must agree on, by the names that the error about a difference uses."""
         tree = self._tree
         return {
             "kernels": [repr(tree.node)],
@@ -69,17 +69,17 @@ class Preconditioner(abc.ABC):
 
 
 def views(flat: torch.Tensor, shapes: list[torch.Size]) -> list[torch.Tensor]:
-    """Return views of the stretches of a vector in some shapes."""
+    """Return consecutive parts of a vector as views of these shapes."""
     return [t.view(shape) for t, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
 
 
 def in_double(tree: Tree) -> Tree:
-    """Return a tree of plain tensors in double precision, outside of autograd."""
+    """Return a tree with its tensors detached and in double precision."""
     return tree.each(lambda t: t.detach().double())
 
 
 def cholesky(matrix: torch.Tensor) -> torch.Tensor:
-    """Return the lower factor of a matrix, or of each of a batch; raises UnfitError where one is not definite."""
+    """Return the lower factor of a matrix or batch; raises UnfitError if one is not positive definite."""
     lower, info = torch.linalg.cholesky_ex(matrix)
     if info.any():
         raise UnfitError

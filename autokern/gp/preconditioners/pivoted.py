@@ -1,8 +1,8 @@
-"""Partial pivoted Cholesky: the covariance explained by some points, and the noise.
+"""The partial pivoted Cholesky preconditioner: noise plus the covariance that some points explain.
 
-``P = D + K_nI K_II^-1 K_In`` for pivots I that are chosen greedily (Harbrecht, Peters and Schneider 2012). The pivots
-are kept over the steps of a fit, so a step costs products of tall matrices only. All is done in double precision;
-ranks of a job share the rows.
+``P = D + K_nI K_II^-1 K_In`` for greedily chosen pivots I (Harbrecht, Peters and Schneider 2012). The pivots are cached
+over the steps of a fit, so that a step costs only products of tall matrices. It is computed in double precision, and
+the ranks of a job share the rows.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _JITTER = 1e-9
 _ELEMENTS = 2**24
 _CANDIDATES = 2048
 _LEFT = 1e-3
-"""Variance that pivots may leave, in units of the noise: what is left is estimated by probes."""
+"""Largest unexplained variance, in units of the noise, at which no more pivots are chosen."""
 _COST, _BACKWARD = 8, 4
-"""Pivots whose triangular solves and squares take as long as an element of a product, about; and those of gradients."""
+"""Pivots for which solves and products of one entry cost as much as evaluating it: forward, and of gradients."""
 
 
 def most(n: int) -> int:
-    """Return the largest rank that costs no more than a few products with the matrix, and little memory."""
+    """Return the largest rank that costs at most a few products with the matrix, and little memory."""
     return min(n // 4, math.isqrt(20 * n), _ELEMENTS // n, 512)
 
 
 def _candidates(n: int, rank: int) -> torch.Tensor:
-    """Return the places among which pivots are chosen, always the same for a number of points."""
+    """Return the indices among which pivots are chosen, which depend only on n and rank."""
     order = torch.randperm(n, generator=torch.Generator().manual_seed(n), device="cpu")
     return order[: max(_CANDIDATES, 4 * rank)]
 
 
 def _greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float, rank: int) -> list[int]:
-    """Return pivots, each where most variance is left by those before.
+    """Return pivots, each at the largest variance that the pivots before leave unexplained.
 
-    `left` holds the variances; what pivots leave of them is written there. Little beside `least`, the variance of the
-    noise, ends the choice.
+    `left` holds the variances and is overwritten with the unexplained ones. The choice ends when they are small beside
+    `least`, the smallest noise variance.
     """
     enough = max(_LEFT * least, 1e-12 * float(left.max()))
     rows, chosen = left.new_empty(rank, len(left)), list[int]()
@@ -61,16 +61,15 @@ def _greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float
 
 
 def _factor(square: torch.Tensor) -> torch.Tensor:
-    """Return the lower factor of the covariance of pivots, which gets a jitter."""
+    """Return the lower factor of the pivots' covariance, to which a jitter is added in place."""
     square.diagonal().add_(_JITTER * float(square.diagonal().max()))
     return cholesky(square)
 
 
 def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, float]:
-    """Return the places of pivots, and the mean variance that they leave, in units of the noise.
+    """Return the indices of at most `rank` pivots, and the mean unexplained variance in units of the noise.
 
-    Pivots are chosen among some points, always the same for a number of points. There are fewer than `rank` where they
-    leave little beside the noise.
+    Pivots are chosen among `_candidates`; fewer than `rank` are returned if they leave little beside the noise.
     """
     places, least = _candidates(len(noise), rank), float(noise.detach().min())
     tree = in_double(tree).at(places)
@@ -85,9 +84,9 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
 
 
 def by_columns(matrix: torch.Tensor, noise: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the product with the inverse of ``K_nI K_II^-1 K_In + D`` of a matrix, by Woodbury's formula.
+    """Return the product with the inverse of ``K_nI K_II^-1 K_In + D`` for a matrix K, by Woodbury's formula.
 
-    UnfitError if there is no pivot, or the covariance of the pivots is not positive definite.
+    Raises UnfitError if there is no pivot, or the pivots' covariance is not positive definite.
     """
     rank = most(len(noise))
     places = _candidates(len(matrix), rank)
@@ -111,9 +110,9 @@ def by_columns(matrix: torch.Tensor, noise: torch.Tensor) -> Callable[[torch.Ten
 
 
 class Pivoted(Preconditioner):
-    """The symmetric-by-noise factor ``S = D^-1/2 (I + B C B^T)`` with ``B = D^-1/2 K_nI L^-T``, ``L L^T = K_II``.
+    """The factor ``S = D^-1/2 (I + B C B^T)`` with ``B = D^-1/2 K_nI L^-T`` and ``L L^T = K_II``.
 
-    The tree has no batch. UnfitError if there is no pivot, or the covariance of the pivots is not positive definite.
+    The tree has no batch. Raises UnfitError if there is no pivot, or the pivots' covariance is not positive definite.
     """
 
     def __init__(self, tree: Tree, noise: torch.Tensor, chosen: torch.Tensor) -> None:
@@ -157,7 +156,7 @@ class Pivoted(Preconditioner):
         return torch.addmm(v, self._thin, self._c @ (self._thin.mT @ v))
 
     def gradients(self, by: Probed) -> Gradients:
-        """Return the gradients of ``log |P|`` less those of ``(S w)^T P (S w)`` in the mean."""
+        """Return the gradients of ``log |P|`` less those of the mean of ``(S w)^T P (S w)`` over the probes."""
         sw = by.sw.double() / math.sqrt(by.sw.shape[1])
         n, r = self._b.shape
         own = apart(self._tree)[1]
@@ -177,7 +176,7 @@ class Pivoted(Preconditioner):
         return Gradients(noise, totals)
 
     def _stretch(self, part: slice, sw: torch.Tensor, of_probes: torch.Tensor) -> Gradients:
-        """Return what the rows of a stretch of points add to the gradients, with their part of those by noise."""
+        """Return the contribution of some rows to the gradients, and the gradients by their noise."""
         b, root, plan = self._b[part], self._root[part], usual(self._b.device)
         turned = b @ self._inverse
         noise = (1 + (turned * b).sum(-1)) / self._noise[part] - sw[part].square().sum(-1)
@@ -195,5 +194,5 @@ class Pivoted(Preconditioner):
         return Gradients(noise, [*points, *(one + two for one, two in zip(rest, second[count:], strict=True))])
 
     def _explained(self, v: torch.Tensor) -> torch.Tensor:
-        """Return ``v L^-1``; of rows ``K_iI L^-T`` these are ``K_iI K_II^-1``."""
+        """Return ``v L^-1``, which is ``K_iI K_II^-1`` for ``v = K_iI L^-T``."""
         return torch.linalg.solve_triangular(self._lower, v, upper=False, left=False)

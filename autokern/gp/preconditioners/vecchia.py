@@ -1,8 +1,8 @@
-"""Vecchia's approximation: each point given a few near predecessors, a sparse factor of the inverse matrix.
+"""Vecchia's approximation: a sparse factor of the inverse, from each point conditioned on a few near predecessors.
 
-Column i of ``S`` has entries at the set of point i: the last column of ``L^-T`` of the small covariance ``L L^T`` of
-the set (Vecchia 1988; Katzfuss and Guinness 2021). The diagonal of ``S^T K S`` is one exactly. Everything small is
-computed in double precision, a few hundred sets at a time, by several threads.
+Column i of ``S`` has entries at the set of point i and its predecessors: the last column of ``L^-T`` of the set's small
+covariance ``L L^T`` (Vecchia 1988; Katzfuss and Guinness 2021). The diagonal of ``S^T K S`` is exactly one. The small
+covariances are factorised in double precision, a few hundred at a time, by several threads.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ __all__ = ["Conditioning", "Vecchia", "conditioning"]
 _CACHED = 2**18
 """Elements of the small covariances that are computed together."""
 _COST, _BACKWARD = 8, 3
-"""Elements of a product that take as long as one of a small covariance, about; and times that for gradients."""
+"""Approximate costs of an element of a small covariance, in elements of a product; factor of its gradients."""
 
 
 class Conditioning(NamedTuple):
     """An ordering of n points, and for each point a set of predecessors."""
 
-    sets: torch.Tensor  # ``(n, k + 1)``: places of the predecessors of each point in order, and last its own
-    there: torch.Tensor  # whether each of these counts: the first points have fewer predecessors
+    sets: torch.Tensor  # ``(n, k + 1)``: for each point in order, indices of its predecessors, and last its own
+    there: torch.Tensor  # whether each entry of `sets` counts, as the first points have fewer predecessors
 
 
 def conditioning(points: torch.Tensor, k: int) -> Conditioning:
-    """Return a random order of points, always the same for their number, and near predecessors of each.
+    """Return a random order of points ``(n, d)``, fixed for each n, and at most k near predecessors of each point.
 
-    In a random order the predecessors of a point are spread as all points are. Points are asked in blocks that double:
-    of the nearest points up to the end of a block, about half or more come before a point, so a few may be missed.
-    Points are ``(n, d)`` in double precision, predecessors at most k.
+    In a random order a point's predecessors are spread like all points. Neighbours are searched in blocks that double
+    in size: about half or more of the nearest points up to a block's end precede a point, so a few near predecessors
+    may be missed.
     """
     from scipy.spatial import cKDTree
 
@@ -68,7 +68,7 @@ def conditioning(points: torch.Tensor, k: int) -> Conditioning:
 
 
 class Vecchia(Preconditioner):
-    """The factor for a tree without a batch; UnfitError if a small covariance is not positive definite."""
+    """The factor for a tree without a batch; raises UnfitError if a small covariance is not positive definite."""
 
     def __init__(self, tree: Tree, noise: torch.Tensor, given: Conditioning) -> None:
         from scipy.sparse import csr_array
@@ -103,7 +103,7 @@ class Vecchia(Preconditioner):
         return torch.from_numpy(self._rows @ v.contiguous().numpy())
 
     def gradients(self, by: Probed) -> Gradients:
-        """Return what moves with S: ``-2 sum log S_ii`` and ``u^T dS^T K S w + u^T S^T K dS w``."""
+        """Return the gradients through S: of ``-2 sum log S_ii`` and ``u^T dS^T K S w + u^T S^T K dS w``."""
         parts, own = apart(self._tree)
         points = len(self._tree.points)
         count, like = thread_pool.size(own[0].device), (self._noise, *own)
@@ -148,7 +148,7 @@ class Vecchia(Preconditioner):
         return Gradients(noise, totals)
 
     def _cotangent(self, by: Probed, covariance: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Return the derivative by small covariances, zero where a set has no point."""
+        """Return the gradient by some small covariances, zero at missing points of a set."""
         sets, there = self._given.sets[start:stop], self._given.there[start:stop]
         c = self._coefficients[start:stop]
         u, w = by.u[start:stop], by.w[start:stop]
@@ -163,7 +163,7 @@ class Vecchia(Preconditioner):
         return turned.mul_(-last.unsqueeze(-1)) @ (c * there).unsqueeze(-2) * there.unsqueeze(-1)
 
     def _covariances(self, tree: Tree, start: int, stop: int) -> torch.Tensor:
-        """Return the noisy covariances of some sets: the identity where a set has no point."""
+        """Return the noisy covariances of some sets, the identity at missing points."""
         sets, there = self._given.sets[start:stop], self._given.there[start:stop]
         if tree is self._tree:
             tree = tree.at(sets)
@@ -186,7 +186,7 @@ class Vecchia(Preconditioner):
 
 
 def _last(lower: torch.Tensor) -> torch.Tensor:
-    """Return the last columns of the turned inverses of lower factors."""
+    """Return the last column of ``L^-T`` for each lower factor L."""
     unit = lower.new_zeros(lower.shape[-1], 1)
     unit[-1] = 1
     return torch.linalg.solve_triangular(lower.mT, unit.expand(*lower.shape[:-1], 1), upper=True).squeeze(-1)
