@@ -1,6 +1,6 @@
-"""Covariance formulae, each written once, and the ways to evaluate them.
+"""Covariance families, each formula written once, and the ways to evaluate them.
 
-A family is one file of `families`; importing this package registers them all.
+Each file of `families` defines one family or several; importing this package registers them all.
 """
 
 from autokern.kernels import families as _families  # noqa: F401  (each file registers its family)

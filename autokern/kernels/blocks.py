@@ -1,9 +1,9 @@
 """A kernel matrix of one set of points evaluated block by block, and its gradients accumulated block by block.
 
-Only blocks that fit the cache are ever held. For each leaf, the backward pass keeps the product ``W z`` and the row
-sums of ``W = g k'(u)``, from which the gradient of the points follows as ``4 gamma (rows(W) z - W z)``; no
-``n x n x d`` temporary exists. Rows and columns are the same points, so a lower triangle of blocks is enough: entries
-left of the diagonal count twice.
+Temporaries are blocks that fit the cache. For each leaf, the backward pass accumulates the product ``W z`` and the row
+sums of ``W = g k'(u)``, which give the gradient of the points as ``4 gamma (rows(W) z - W z)``; no ``n x n x d``
+temporary exists. The matrix is symmetric, so the lower triangle of blocks suffices: entries left of the diagonal count
+twice.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
 
 _Rows = tuple[int, int]
-"""First row of a block and the row after its last; its columns go from 0 up to its width."""
+"""First row of a block and the row after its last; its columns start at 0."""
 _LAUNCHED = 2**26
-"""Bytes of a block on an accelerator: large beside a dozen launches, small beside its memory."""
+"""Bytes of a block on an accelerator: much work compared to a dozen kernel launches, little of its memory."""
 
 
 def bytes_on(cached: int, device: str) -> int:
-    """Return the bytes of a block on a kind of device: on a CPU `cached`, which stays in cache over passes."""
+    """Return the bytes of a block on a device type: `cached` on a CPU."""
     return cached if device == "cpu" else _LAUNCHED
 
 
 def row_blocks(rows: int, row_bytes: int, most: int) -> list[_Rows]:
-    """Return the bounds of blocks of rows of at most so many bytes, and of 16 rows at least."""
+    """Return the bounds of row blocks of at most `most` bytes, but at least 16 rows."""
     each = max(16, most // max(1, row_bytes) // 16 * 16)
     return [(start, min(rows, start + each)) for start in range(0, rows, each)]
 
 
 class Points:
-    """The points of one leaf, at rows and at columns, with their squared norms.
+    """The row and column points of one leaf with their squared norms.
 
-    They come centred (`tree.read`), so that norms are no larger than they must be. Points are ``(..., n, d)`` and
-    `others` ``(..., m, d)``, the columns, the same if left out; `look` allows to read the spread of the points from the
-    device, and `same` says that both are equal, so that the diagonal is known.
+    Points ``(..., n, d)`` are centred (`tree.read`), which keeps the norms small. `others` ``(..., m, d)`` are the
+    columns' points, None for the same. `look` allows reading the largest norm back from the device; `same` says that
+    both sets are equal, so that the diagonal is known.
     """
 
     __slots__ = ("column", "dtype", "family", "row", "same", "seen", "shape", "y", "z")
@@ -60,7 +60,7 @@ class Points:
         self.column = self.row.mT if y is z else torch.linalg.vecdot(y, y).unsqueeze(-2)
 
     def distances(self, at: _Rows, out: torch.Tensor) -> torch.Tensor:
-        """Fill `out` with u for some rows and all columns up to its width; a diagonal is 0, or NaN as its points."""
+        """Fill `out` with u for some rows and its width of columns; a known diagonal is 0, or NaN for NaN points."""
         start, stop = at
         gamma, z, y, row, width = self.family.gamma, self.z, self.y, self.row, out.shape[-1]
         u = out if out.dtype is z.dtype else torch.empty_like(out, dtype=z.dtype)
@@ -76,7 +76,7 @@ class Points:
 
 
 class _Leaf(Points):
-    """A leaf of a symmetric matrix, and the accumulated gradients of its points."""
+    """A leaf of a symmetric matrix, with the accumulated sums for its points' gradient."""
 
     __slots__ = ("product", "rows")
 
@@ -86,7 +86,7 @@ class _Leaf(Points):
         self.rows: torch.Tensor | None = None
 
     def accumulate(self, at: _Rows, w: torch.Tensor) -> None:
-        """Accumulate ``dL/du``; the diagonal is left out, because it would cancel in the gradients."""
+        """Accumulate ``dL/du`` without its diagonal, which cancels in the gradient."""
         start, stop = at
         w = w.to(self.z.dtype)
         if w.shape[-2] == self.z.shape[-2]:  # all rows
@@ -111,9 +111,9 @@ class _Leaf(Points):
 
 
 class Blocks(Walk[_Rows]):
-    """A tree of plain tensors, of one batch shape: none or a single dimension.
+    """A tree of detached tensors with at most one batch dimension, the same for all.
 
-    If not `look`, nothing is read from the device: a recorded step may not.
+    Without `look`, nothing is read back from the device, as a recorded (CUDA graph) step requires.
     """
 
     def __init__(self, tree: Tree, look: bool = True) -> None:
@@ -121,7 +121,7 @@ class Blocks(Walk[_Rows]):
         super().__init__(tree.node, found, [w if not w.dim() else w[:, None, None] for w in tree.weights])
 
     def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: _Rows) -> torch.Tensor:
-        """Return the sum over a block and over the mirror image of its part left of the diagonal."""
+        """Return the sum over a block, counting its columns before its first row twice."""
         product = g if by is None else g * by
         total, start = product.sum((-2, -1), keepdim=True), at[0]
         return total + product[..., :start].sum((-2, -1), keepdim=True) if start else total

@@ -1,8 +1,8 @@
-"""Roots and exponentials of matrices, in place, as the CPU computes them fastest.
+"""Elementwise square roots and exponentials in place, by the fastest functions for the CPU.
 
-torch leaves both to MKL where it has it. On AMD EPYC, MKL takes 2.5 (double precision) and 4 times (single) as long for
-an exponential as torch's own `exp2`, and twice as long for a root in double precision as torch's own `rsqrt`. The
-results differ by roundings of numbers of the size of one.
+torch calls MKL for both if it is built with it. On AMD EPYC, MKL's exponential takes 2.5 (double precision) and 4 times
+(single) as long as torch's own `exp2`, and MKL's root in double precision twice as long as torch's own `rsqrt`. The
+results differ by rounding.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from autokern.system import host
 
 _LOG2_E = math.log2(math.e)
 _TINY = 1e-30
-"""Keeps the reciprocal root of zero finite."""
+"""Added to keep the reciprocal root of zero finite."""
 
 
 @functools.cache
 def _is_slow() -> bool:
-    """Whether MKL computes elementary functions, on a CPU for which it has no fast code."""
+    """Whether MKL computes elementary functions on an AMD CPU, for which it has no fast code."""
     return torch.backends.mkl.is_available() and "AMD" in host.cpu_model()
 
 
@@ -38,7 +38,7 @@ def decay(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 def root_(u: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
-    """Replace finite numbers that are not negative by their roots, with `spare` as memory."""
+    """Replace finite non-negative numbers by their roots; `spare` is scratch memory of the same shape."""
     if u.dtype is torch.float64 and u.is_cpu and _is_slow():
         return u.mul_(torch.add(u, _TINY, out=spare).rsqrt_())
     return u.sqrt_()

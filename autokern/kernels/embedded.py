@@ -1,7 +1,7 @@
-"""Embedded: a kernel applied up to distances, reduced to tensors and a plain form.
+"""Embedded kernels: a kernel with its points transformed, as a form and tensors.
 
-Operators that autograd functions of linear_operator take apart and rebuild must be made of tensors. The points of all
-leaves lie side by side in one tensor, shapes and weights follow, and the form is a plain value.
+The autograd functions of linear_operator take operators apart and rebuild them, so operators must consist of tensors
+and plain values. The embedded points of all leaves are concatenated in one tensor.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from autokern.kernels.tree import Node, Tree
 
 
 class Embedded(NamedTuple):
-    """A kernel with embedded points: tensors and a plain form."""
+    """A kernel of embedded points."""
 
     node: Node
-    widths: tuple[int, ...]  # dimensions of each leaf's points, from left to right, side by side
+    widths: tuple[int, ...]  # dimensions of each leaf's points, which are concatenated from left to right
     shapes: tuple[torch.Tensor, ...]  # ``(..., 1, 1)``
     weights: tuple[torch.Tensor, ...]  # output scales and constants, ``(...)``
 
 
 def embed(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor | None) -> tuple[Embedded, torch.Tensor, torch.Tensor]:
-    """Return the embedded form of a kernel with known `form`, and both sets of points, embedded.
+    """Return the embedded form of a kernel with a supported `form`, and both sets of points, embedded.
 
-    Its own active dimensions are taken as selected already. With None for `x2`, both are one tensor.
+    The root kernel's active dimensions must be selected already. If `x2` is None, both sets are one tensor.
     """
     centre = _common(x1, x2)
     first = trees.read(kernel, x1, centre)
@@ -47,30 +47,30 @@ def _beside(points: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _common(x1: torch.Tensor, x2: torch.Tensor | None) -> torch.Tensor:
-    """Return the centre to subtract from two sets of points, without enlarging the batch of either."""
+    """Return a centre to subtract from two sets of points that enlarges the batch of neither."""
     if x2 is None or x1.shape[:-2] == x2.shape[:-2]:
         return centre_of(x1)
     return centre_of(x1.flatten(0, -2)).view(-1)
 
 
 def read(kernel: Kernel | Embedded, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:
-    """Return the tree of a kernel, embedded or not, with the points `x`; embedded points are centred already."""
+    """Return the tree of a kernel with the points `x`; `centre` is not used for embedded points, already centred."""
     if isinstance(kernel, Embedded):
         return Tree(kernel.node, list(x.split(kernel.widths, -1)), list(kernel.shapes), list(kernel.weights))
     return trees.read(kernel, x, centre)
 
 
 def both(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list[torch.Tensor] | None]:
-    """Return the tree with the points of the rows, and those of the columns; None where they are the same tensor."""
+    """Return the tree with the rows' points, and the columns' points, None if both are the same tensor."""
     centre = None if isinstance(kernel, Embedded) else _own_centre(kernel, x1)
     return read(kernel, x1, centre), None if x1 is x2 else read(kernel, x2, centre).points
 
 
 def _own_centre(kernel: Kernel, x1: torch.Tensor) -> torch.Tensor:
-    """Return the centre of the points of the rows, batch by batch, as stock has it.
+    """Return the centre of the rows' points in each batch: the mean, or a median for families of differences.
 
-    Stock forms differences for some families, so that a point that is far or no number is a matter of its own row and
-    column; there the centre is a median, which such points do not move.
+    For these families, stock forms differences, so that a far or NaN point affects only its own row and column; such a
+    point does not move the median either.
     """
     node = trees.form(kernel, keops=True)
     differences = node is not None and any(family(name).differences for name in trees.leaves(node))
@@ -80,7 +80,7 @@ def _own_centre(kernel: Kernel, x1: torch.Tensor) -> torch.Tensor:
 
 
 def node_of(kernel: Kernel | Embedded) -> Node | None:
-    """Return the form of a kernel, or None if any part of it is unknown."""
+    """Return the form of a kernel, or None if any part of it is unsupported."""
     return kernel.node if isinstance(kernel, Embedded) else trees.form(kernel, keops=True)
 
 
@@ -90,7 +90,7 @@ def parameters(kernel: Kernel | Embedded) -> list[torch.Tensor]:
 
 
 def key(kernel: Kernel | Embedded) -> Any:
-    """Return a key of form, shapes and wanted gradients; read on every call, so cheap."""
+    """Return a cache key of form, shapes and required gradients; computed at every call, so cheap."""
     if not isinstance(kernel, Embedded):
         return trees.key(kernel)
     node, widths, shapes, weights = kernel
@@ -98,12 +98,12 @@ def key(kernel: Kernel | Embedded) -> Any:
 
 
 def plain(kernel: Embedded, dtype: torch.dtype) -> Kernel:
-    """Return the gpytorch kernel that is the same function of the embedded points, cut off from any graph.
+    """Return a gpytorch kernel that computes the same from the embedded points, detached from any graph.
 
-    Its pickle loads with gpytorch alone.
+    It unpickles without autokern.
     """
     each = torch.arange(sum(kernel.widths), device="cpu").split(kernel.widths)
-    dims = iter(each if len(each) > 1 else (None,))  # a single leaf takes all
+    dims = iter(each if len(each) > 1 else (None,))  # a single leaf reads all dimensions
     shapes, weights = iter(kernel.shapes), iter(kernel.weights)
 
     def made(node: Node) -> Kernel:

@@ -1,7 +1,7 @@
-"""Family: one stationary covariance function of the distance, its formula written once.
+"""Family: a stationary covariance function of the distance, its formula written once.
 
-Plain autograd, vmap, compilers and KeOps run the formula itself: it uses only methods and operators that tensors and
-KeOps' LazyTensors share. GEMM tiles use its closed forms, which tests hold against the formula. A new family is one
+Autograd, vmap, compilers and KeOps run the formula itself, which uses only methods and operators that tensors and
+KeOps' LazyTensors share. GEMM tiles use its closed forms, which tests compare with the formula. A new family is one
 file that creates a `Family`.
 
 With the scaled squared distance ``s = sum_k (x_k - x'_k)^2 / lengthscale_k^2`` a family is a function of
@@ -22,18 +22,18 @@ from autokern.core.autograd import each_cotangent
 from autokern.core.known import Relied, relied
 
 TINY = 1e-30
-"""Added under roots: quotients by a distance then stay finite where it is zero, and meet a zero difference."""
+"""Added under roots, so that quotients by a distance of zero are finite; they are multiplied by a zero difference."""
 
 Epilogue = Callable[..., torch.Tensor]
 Spare = Callable[[torch.Tensor], torch.Tensor]
-"""Gives uninitialised memory for one more matrix like its argument."""
+"""Returns an uninitialised matrix like its argument."""
 OWN = frozenset(("forward", "covar_dist"))
-"""Methods that say what a kernel computes, where an instance has its own."""
+"""Methods that define a kernel's values; an instance that overrides one is unsupported."""
 DISTANCES = (
     "gpytorch.kernels.kernel:dist", "gpytorch.kernels.kernel:sq_dist", "gpytorch.kernels.rbf_kernel:postprocess_rbf",
     "gpytorch.functions.rbf_covariance:RBFCovariance", "gpytorch.functions.matern_covariance:MaternCovariance",
 )  # fmt: skip
-"""What kernels compute by, beside their own classes."""
+"""Functions of gpytorch that kernels call, besides their own classes."""
 _FAMILIES: dict[str, Family] = {}
 _OF_KERNEL: dict[type, list[Family]] = {}
 
@@ -51,40 +51,40 @@ def of_unit_lengthscale(kernel: Kernel, dtype: torch.dtype) -> Kernel:
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A positive parameter of a formula beside the distance (the alpha of a rational quadratic)."""
+    """A positive parameter of a formula besides the distance, such as the alpha of a rational quadratic."""
 
-    read: Callable[[Kernel], torch.Tensor]  # of a gpytorch kernel, shape ``(..., 1, 1)``
+    read: Callable[[Kernel], torch.Tensor]  # returns it for a gpytorch kernel, shape ``(..., 1, 1)``
     slope: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ``slope(k, shape)``: derivative at fixed ``u``
 
 
 class Family(msgspec.Struct, frozen=True):
     """A covariance ``k(u)`` with ``u = gamma * s``, where ``s`` is the scaled squared distance.
 
-    `formula` consists of methods and operators alone (``(-u).exp()``, never ``torch.exp(-u)``), so that it takes a
-    Tensor or a LazyTensor, which divides by an integer in single precision: multiply by ``1 / 3`` instead. ``u`` is
-    never on the wrong side of zero; at zero, the derivative that autograd finds must be finite: it is multiplied by a
-    distance of zero (`TINY` keeps roots off it). ``epilogue(u, slope)`` turns ``u`` into ``k`` in place and, if `slope`
-    is a tensor of the same shape, fills it with ``dk/du``; it returns ``k``, in the memory of ``u`` without a `slope`.
-    With a `shape`, all three functions take it as their last argument.
+    `formula` uses only methods and operators (``(-u).exp()``, never ``torch.exp(-u)``), so that it accepts a Tensor or
+    a LazyTensor. A LazyTensor divides by an integer in single precision: multiply by ``1 / 3`` instead. ``u`` has the
+    sign of `gamma` or is zero, where autograd's derivative must be finite (`TINY` keeps roots off zero), because it is
+    multiplied by a distance of zero. ``epilogue(u, slope)`` overwrites ``u`` and returns ``k``, in the memory of ``u``
+    if `slope` is None; else `slope`, a tensor of the same shape, is filled with ``dk/du``. With a `shape`, formula,
+    epilogue and slopes take it as their last argument.
     """
 
     name: str  # unique, as used in problems
-    gamma: float  # its sign says on which side of zero ``u`` lies
+    gamma: float  # factor of the squared distance
     formula: Callable[..., Any]
     epilogue: Epilogue
     slopes: tuple[Callable[..., torch.Tensor], ...]  # ``dk/du``, ``d2k/du2``, ..., each finite at ``u = 0``
-    plain: Callable[..., Kernel]  # ``plain(dtype, *shape)``: the gpytorch kernel that this is of embedded points
-    slope_is_value: bool = False  # ``dk/du = k``: nothing but ``k`` need be kept for the backward pass
-    kinked: bool = False  # ``dk/du`` is infinite at ``u = 0``: the least rounding of no distance is seen in ``k``
-    wants_spare: bool = False  # `epilogue` takes a keyword `spare`, by which it gets memory for one more matrix
-    kernels: tuple[type, ...] = ()  # gpytorch's classes that it is the formula of
-    matches: Callable[[Kernel], bool] = lambda kernel: True  # whether one of these exact classes has this formula
+    plain: Callable[..., Kernel]  # ``plain(dtype, *shape)``: the gpytorch kernel with this formula of embedded points
+    slope_is_value: bool = False  # ``dk/du = k``, so that the backward pass needs only ``k``
+    kinked: bool = False  # ``dk/du`` is infinite at ``u = 0``, so that rounding of a zero distance changes ``k``
+    wants_spare: bool = False  # `epilogue` takes a keyword `spare`, a function that allocates a scratch matrix
+    kernels: tuple[type, ...] = ()  # gpytorch's classes with this formula
+    matches: Callable[[Kernel], bool] = lambda kernel: True  # whether an instance of these classes has this formula
     embed: Callable[[Kernel, torch.Tensor], torch.Tensor] = by_lengthscale  # points whose squared distance is ``s``
     shape: Shape | None = None  # a further parameter
-    make: Callable[..., Kernel] | None = None  # of samples, with a lengthscale; the first of `kernels` by default
-    differences: bool = False  # gpytorch's own formula takes the differences of points, without centring them
-    stock_passes: Callable[[int], float] = lambda d: 8.0  # of gpytorch's formula over the matrix, by dimensions, about
-    kept: Callable[[int], int] = lambda d: 6  # matrices that autograd keeps of a scaled kernel, itself included
+    make: Callable[..., Kernel] | None = None  # creates a sample's kernel; the first of `kernels` by default
+    differences: bool = False  # gpytorch's own code forms the differences of points, without centring them
+    stock_passes: Callable[[int], float] = lambda d: 8.0  # gpytorch's passes over the matrix by dimension, about
+    kept: Callable[[int], int] = lambda d: 6  # matrices that autograd keeps for a scaled kernel, its result included
 
     def __post_init__(self) -> None:
         _FAMILIES[self.name] = self
@@ -97,11 +97,11 @@ class Family(msgspec.Struct, frozen=True):
         return (self.formula, *self.slopes)
 
     def sampled(self, **options: Any) -> Kernel:
-        """Return a kernel for samples, with the options of gpytorch's kernels."""
+        """Return a kernel for sample problems; `options` are those of gpytorch's kernels."""
         return (self.make or self.kernels[0])(**options)
 
     def finish(self, u: torch.Tensor, slope: torch.Tensor | None, spare: Spare, *shape: torch.Tensor) -> torch.Tensor:
-        """Return ``k`` by the epilogue, with memory from `spare` where it needs some."""
+        """Return ``k`` by the epilogue, which gets `spare` if it wants scratch memory."""
         return self.epilogue(u, slope, *shape, **({"spare": spare} if self.wants_spare else {}))
 
     def __call__(self, u: torch.Tensor, *shape: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class _Chain(torch.autograd.Function):
-    """The derivative of some order of a family, whose own derivative is the next one; those of the last are plain."""
+    """A family's derivative of some order, differentiable to the next one; autograd differentiates the last."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, u: torch.Tensor, of: Family, order: int) -> torch.Tensor:
@@ -130,9 +130,9 @@ class _Chain(torch.autograd.Function):
 
 
 def _last(u: torch.Tensor, of: Family) -> torch.Tensor:
-    """Return the last derivative in closed form, differentiable by autograd wherever points are apart.
+    """Return the last closed-form derivative, differentiable by autograd at non-zero distances.
 
-    Where they are not, it is a constant, as in gpytorch's own formulae: what a root makes of it is infinite there.
+    At distance zero it is a constant, as in gpytorch's own formulae, since the derivative of a root is infinite there.
     """
     last = of.derivatives[-1]
     if of.slope_is_value:
@@ -142,12 +142,12 @@ def _last(u: torch.Tensor, of: Family) -> torch.Tensor:
 
 
 def family(name: str) -> Family:
-    """Return the family of a name."""
+    """Return the family of this name."""
     return _FAMILIES[name]
 
 
 def known_family(name: str) -> Family | None:
-    """Return the family of a name, or None where a profile names one that there is not."""
+    """Return the family of this name, or None, as a profile may name an unknown one."""
     return _FAMILIES.get(name)
 
 
@@ -157,23 +157,23 @@ def _relied(kinds: frozenset[type]) -> Relied:
 
 
 def are_known(kinds: Iterable[type]) -> bool:
-    """Whether classes of kernels compute what they do in a tested release."""
+    """Whether the code of these kernel classes is that of a tested release."""
     return _relied(frozenset(kinds)).holds()
 
 
 def formula_of(kernel: Kernel) -> Family | None:
-    """Return the family of a kernel, by exact class and forward, if its class is known; or None."""
+    """Return the family of a kernel by its exact class, None if it has none or overrides a method of `OWN`."""
     if not OWN.isdisjoint(kernel.__dict__):
         return None
     return next((f for f in _OF_KERNEL.get(type(kernel), ()) if f.matches(kernel)), None)
 
 
 def family_of(kernel: Kernel) -> Family | None:
-    """Return the family that is the formula of a kernel, by exact class and forward, or None."""
+    """Return the family of a kernel as `formula_of`, None also if the code of its class is not a tested release's."""
     found = formula_of(kernel)
     return found if found is not None and are_known([type(kernel)]) else None
 
 
 def families(shaped: bool = False) -> list[Family]:
-    """Return all families in the order of their names, those with a shape parameter only if asked for."""
+    """Return all families in the order of their names; with `shaped`, also those with a shape parameter."""
     return [_FAMILIES[name] for name in sorted(_FAMILIES) if shaped or _FAMILIES[name].shape is None]

@@ -1,8 +1,8 @@
-"""Points so far apart that single precision has no digits left for the distances of near ones.
+"""Detects points spread so far that small distances lose all digits in single precision.
 
-A squared distance as ``|x|^2 + |x'|^2 - 2 x.x'`` is wrong by some ``eps |x|^2``. Where that is more than a covariance
-can bear, points are centred and multiplied in double precision, block by block, forward and backward; distances are
-rounded once they are formed.
+The squared distance ``|x|^2 + |x'|^2 - 2 x.x'`` has an error of about ``eps |x|^2``. If that changes a covariance too
+much, points are centred and multiplied in double precision, block by block, forward and backward, and the distances
+are rounded afterwards.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from autokern.kernels.family import Family
 
 FAR = 1e-6
-"""The rounding of k at no distance from which on products are taken in double precision.
+"""The error of k at distance zero above which products are taken in double precision.
 
-Stock forgives more: the diagonal of a covariance that is differentiated is rounded as its copies elsewhere are, so that
-repeated points stay equal. Ours is exact, and what is not must be near it: with 1e-3 of noise on repeated points,
-float32 densities were wrong by 1 to 4 times what stock's were below this, by 100 times at 5e-5.
+Stock tolerates more: in a covariance that is differentiated it rounds the diagonal like the other entries, so that
+repeated points stay equal. Our diagonal is exact, so entries of repeated points must be near it: with a noise of 1e-3
+on repeated points, float32 densities had 1 to 4 times stock's error below this threshold, 100 times at 5e-5.
 """
 _MOST = FAR / torch.finfo(torch.float32).eps
 _SEEN = 4 * torch.finfo(torch.float64).eps
@@ -27,18 +27,18 @@ _steepness: dict[str, float] = {}
 
 
 class Reach(NamedTuple):
-    """Properties of points, from the largest of their squared norms."""
+    """Properties of points, from their largest squared norm."""
 
-    far: bool  # whether to go on in double precision
-    number: bool | None  # whether no point is a NaN; None where that was not read
-    cut: float  # u up to which it is rounding of points that coincide, where the slope there is infinite; else 0
+    far: bool  # whether double precision is needed
+    number: bool | None  # whether no coordinate is NaN; None if it was not read
+    cut: float  # |u| up to which kinked families round to a distance of zero; 0 for other families
 
 
 UNSEEN = Reach(False, None, 0.0)
 
 
 def reach(of: Family, scale: float, *norms: torch.Tensor) -> Reach:
-    """Look at squared norms, of which a scale makes units of u: one number is read back."""
+    """Return the reach of points by their squared norms times `scale`, in units of u; reads one number back."""
     maxima = [n.max() for n in norms if n.numel()]
     largest = abs(scale) * torch.stack(maxima).sum().item() if maxima else 0.0
     single = norms[0].dtype is torch.float32
@@ -48,7 +48,7 @@ def reach(of: Family, scale: float, *norms: torch.Tensor) -> Reach:
 
 
 def _slope(of: Family) -> float:
-    """Return how much k changes with u at no distance; about, where that is a matter of a shape."""
+    """Return ``|dk/du|`` at distance zero, 1 as an approximation for families with a shape."""
     found = _steepness.get(of.name)
     if found is None:
         zero = torch.zeros((), dtype=torch.float64, device="cpu")
@@ -57,12 +57,12 @@ def _slope(of: Family) -> float:
 
 
 def centre_of(x: torch.Tensor) -> torch.Tensor:
-    """Return the mean of points ``(..., n, d)``, shape ``(..., 1, d)``, or zeros; no gradient flows through it."""
+    """Return the detached mean of points ``(..., n, d)``, shape ``(..., 1, d)``, or zeros for no points."""
     return x.detach().mean(-2, keepdim=True) if x.shape[-2] else x.new_zeros(x.shape[-1])
 
 
 def settled(of: Family, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | None = None) -> torch.Tensor:
-    """Return u without negative values from rounding, in place; a diagonal is 0, or NaN where its points are."""
+    """Clear u of values on the wrong side of zero, in place; a given diagonal becomes 0, or NaN for NaN points."""
     if diagonal is not None:
         diagonal.zero_() if seen.number else diagonal.mul_(0)
     if seen.cut > 0:
@@ -71,7 +71,7 @@ def settled(of: Family, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | N
 
 
 def same_points(x1: torch.Tensor, x2: torch.Tensor) -> bool:
-    """Whether two sets of points are equal by value; the same memory is equal without looking."""
+    """Whether two sets of points have equal values; the same memory is not read."""
     if x1 is x2:
         return True
     if x1.shape != x2.shape:

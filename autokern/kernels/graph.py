@@ -1,6 +1,6 @@
-"""A kernel matrix by torch's own machinery: vmap, cdist, torch.compile and TorchScript over raw tensors.
+"""Kernel matrices by torch's own machinery: vmap, cdist, torch.compile and TorchScript on plain tensors.
 
-Each of these is often recommended, so each is a candidate, which a calibration checks on this machine.
+Each is often recommended, so each is a candidate that a calibration measures on the user's machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autokern.kernels.tree import Parts, Tree, apart, by_formula, by_leaf, leave
 
 
 def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
-    """Return the kernel matrix of single sets of points by torch.vmap over both; batch dimensions must be ones."""
+    """Return the kernel matrix by torch.vmap over rows and columns; batch dimensions must have size one."""
     parts, tensors = apart(tree, others)
     shape = torch.broadcast_shapes(*(t.shape[: t.dim() - dim] for t, dim in zip(tensors, parts.dims, strict=True)))
     single = [t.reshape(t.shape[t.dim() - dim :]) for t, dim in zip(tensors, parts.dims, strict=True)]
@@ -45,7 +45,7 @@ def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
 
 
 def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
-    """Return the kernel matrix ``(..., n, m)`` by torch.cdist on differences (its matrix product is not PSD)."""
+    """Return the kernel matrix ``(..., n, m)`` by torch.cdist in its mode without matmul, whose result is not PSD."""
     pairs = iter(zip(tree.points, others or tree.points, strict=True))
 
     def distance(of: Family) -> torch.Tensor:
@@ -57,7 +57,7 @@ def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
 
 
 def _formula(parts: Parts) -> Callable[..., torch.Tensor]:
-    """Return the whole computation on tensors alone, for compilers; `off` clears the diagonal."""
+    """Return the kernel matrix as a function of tensors only, for compilers; `off` clears the diagonal."""
 
     def formula(off: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         tree, others = parts.pair(tensors)
@@ -66,8 +66,8 @@ def _formula(parts: Parts) -> Callable[..., torch.Tensor]:
         def distance(of: Family) -> torch.Tensor:
             a, b = next(pairs)
             found = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2) - 2 * (a @ b.mT)
-            # Clamped above zero, not at it: the huge slopes that some formulae have at zero then meet a zero, never
-            # the rounding of points that coincide.
+            # Clamped to a positive value, where the clamp's gradient is zero: it multiplies the huge slopes that some
+            # formulae have near zero by zero, not by the rounding of equal points.
             return found.clamp_min(TINY) * off * of.gamma
 
         found: torch.Tensor = by_formula(tree.node, distance, tree.shapes, tree.weights)
@@ -77,7 +77,7 @@ def _formula(parts: Parts) -> Callable[..., torch.Tensor]:
 
 
 def _is_far(tree: Tree, others: list[torch.Tensor] | None) -> bool:
-    """Whether points are too far apart for the formula, which expands squares in their own dtype."""
+    """Whether points are too far apart for `_formula`, which expands squared distances in the points' dtype."""
     sides = (tree.points,) if others is None else (tree.points, others)
     norms = [[z.square().sum(-1) for z in points] for points in zip(*sides, strict=True)]
     return any(reach(of, of.gamma, *own).far for (of, *_), own in zip(by_leaf(tree), norms, strict=True))
@@ -87,7 +87,7 @@ def _applied(
     make: Callable[[Parts, torch.dtype, bool], Callable[..., torch.Tensor]],
     tree: Tree, others: list[torch.Tensor] | None, same: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """Apply what `make` returns for a form, a dtype and whether points are the same; those too far take no formula."""
+    """Return the kernel matrix by the function that `make` returns, or by `matrix` for points too far apart."""
     if _is_far(tree, others):
         return matrix(tree, others, same)
     first = tree.points[0]
@@ -98,7 +98,7 @@ def _applied(
 
 @functools.cache
 def _compiled(parts: Parts, dtype: torch.dtype, same: bool) -> Callable[..., torch.Tensor]:
-    """Compile one formula for one dtype; a code object of its own, because torch counts recompilations by those."""
+    """Return a compiled formula with a code object of its own, since torch limits recompilations per code object."""
     formula, name = _formula(parts), "_".join(leaves(parts.node))
     formula.__code__ = formula.__code__.replace(co_name=f"{name}_{str(dtype)[6:]}_{'same' if same else 'cross'}")
     return torch.compile(formula, dynamic=True, fullgraph=True)
@@ -107,14 +107,14 @@ def _compiled(parts: Parts, dtype: torch.dtype, same: bool) -> Callable[..., tor
 def compiled(tree: Tree, others: list[torch.Tensor] | None, same: bool) -> torch.Tensor:
     """Return the kernel matrix by torch.compile; the first call of a process compiles for seconds.
 
-    Sizes are dynamic, but a size of one is a constant to the compiler.
+    Sizes are dynamic, except that the compiler treats a size of one as a constant.
     """
     return _applied(_compiled, tree, others, same)
 
 
 @functools.cache
 def compiler_problem() -> str | None:
-    """Return why torch.compile cannot work here, or None, without compiling."""
+    """Return why torch.compile is unsupported here, or None, without compiling."""
     if sys.platform != "linux":
         return "torch.compile is used on Linux only"
     compilers = ("CXX", "CC")
@@ -125,7 +125,7 @@ def compiler_problem() -> str | None:
 
 @functools.cache
 def _scripted(parts: Parts) -> Callable[..., torch.Tensor]:
-    """Trace a formula apart from all that the caller has switched on, which a trace would keep for ever."""
+    """Trace a formula with the caller's autocast and inference mode off, since a trace would keep them for ever."""
     with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
         for device in ("cpu", "cuda", "mps", "xpu"):
@@ -140,7 +140,7 @@ def _scripted(parts: Parts) -> Callable[..., torch.Tensor]:
 
 
 def script_problem() -> str | None:
-    """Return why TorchScript cannot work here."""
+    """Return why TorchScript is unsupported here, or None."""
     return "TorchScript does not support Python 3.14 and later" if sys.version_info >= (3, 14) else None
 
 

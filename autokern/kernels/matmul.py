@@ -1,6 +1,7 @@
 """The product of a kernel tree's matrix with few columns, as a differentiable function.
 
-First derivatives evaluate tiles again and hold no matrix; second derivatives go through the plain formula and hold it.
+First derivatives evaluate the tiles again and hold no matrix; second derivatives differentiate the plain formula, which
+holds it.
 """
 
 from __future__ import annotations
@@ -18,17 +19,16 @@ from autokern.kernels.tree import Tree, apart, flattened
 
 _NONE = torch.Size()
 Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch.Tensor]
-"""A product as `products.product` has it: tree, points of the columns, right-hand sides, plan."""
+"""A product with the arguments of `products.product`: tree, points of the columns, right-hand sides, plan."""
 
 
 def matmul(
     tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan, by: Multiply = products.product
 ) -> torch.Tensor:
-    """Return ``K rhs`` without ever holding K.
+    """Return ``K rhs`` without holding K.
 
-    The rows' points are in the tree; `others` are those of the columns, None for the same. `rhs` is ``(..., m, t)``;
-    batch shapes broadcast. `by` multiplies as `products.product` does and need not be differentiable; the plan is that
-    of the backward pass then.
+    The tree has the rows' points; `others` are the columns', None for the same. `rhs` is ``(..., m, t)``; batch shapes
+    broadcast. `by` need not be differentiable, nor use the plan, which the backward pass follows in any case.
     """
     if _is_empty(tree, others, rhs.shape[:-2]):
         return trees.dense(tree, others) @ rhs
@@ -42,7 +42,7 @@ def matmul(
 
 
 def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size = _NONE) -> bool:
-    """Whether there are no points, or there is no batch, so that nothing can be cut."""
+    """Whether there are no points, or a batch dimension is zero."""
     matrices = (*tree.points, *(others or ()), *tree.shapes)
     batches = (batch, *(t.shape[:-2] for t in matrices), *(w.shape for w in tree.weights))
     return any(not z.shape[-2] for z in matrices) or any(0 in shape for shape in batches)
@@ -51,7 +51,7 @@ def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size =
 def gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan
 ) -> tuple[Tree, list[torch.Tensor] | None]:
-    """Return the gradients of ``sum(left * (K right))``, in the structure of the arguments.
+    """Return the gradients of ``sum(left * (K right))`` by the tree and `others`, in the same structure.
 
     `left` is ``(..., n, t)``, `right` ``(..., m, t)``; batch shapes broadcast.
     """
@@ -71,7 +71,7 @@ def gradients(
 
 
 class _Product(torch.autograd.Function):
-    """``K rhs`` by any multiplication; the gradients tile by tile."""
+    """``K rhs`` by any product; the gradients are computed tile by tile."""
 
     @staticmethod
     def forward(ctx, parts, plan, by, rhs, *tensors):  # type: ignore[no-untyped-def]

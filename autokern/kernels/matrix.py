@@ -1,8 +1,8 @@
 """The matrix of a kernel tree between two sets of points, and its gradients in closed form.
 
-Of a leaf, alone or scaled, the backward pass needs the slope, which for some families is the matrix itself; the scale
-is folded into both. All other trees are evaluated again, block by block. With ``W = dL/du``, gradients need only
-``W [x' 1]`` and ``W^T [x 1]``, so no ``n x m x d`` temporary exists. Second derivatives go through the plain formula.
+For a single leaf, scaled or not, the backward pass keeps the slope, which for some families is the matrix itself; both
+include the scale. All other trees are evaluated again, block by block. With ``W = dL/du``, gradients need only
+``W [x' 1]`` and ``W^T [x 1]``, so no ``n x m x d`` temporary exists. Second derivatives differentiate `tree.dense`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from autokern.kernels.walk import Walk
 from autokern.system import buffers
 
 _CACHED = 2**21
-"""A block of rows this large stays in a CPU's cache between the GEMM and the passes of its epilogue."""
+"""Bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue."""
 _Rows = tuple[int, int]
 
 
 def both(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list[torch.Tensor] | None, bool]:
-    """Return the tree of a kernel, the points of the columns, and whether both sets of points are equal by value.
+    """Return the tree of a kernel, the points of the columns, and whether both sets of points have equal values.
 
-    Equal points are one set (None for the columns) unless gradients by each of them are wanted.
+    The columns' points are None if both sets are equal, unless two distinct tensors need separate gradients.
     """
     same = same_points(x1, x2)
     parted = x1 is not x2 and torch.is_grad_enabled() and (x1.requires_grad or x2.requires_grad)
@@ -37,11 +37,11 @@ def both(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list
 
 
 def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: str = "whole") -> torch.Tensor:
-    """Return the kernel matrix; its arguments are the caller's no more, and the matrix is the caller's to write into.
+    """Return the kernel matrix, which the caller may overwrite; the caller must not change the arguments afterwards.
 
-    The rows' points are in the tree; `others` are those of the columns, None for the same; `same` says that both are
-    equal by value, so that the diagonal is exact. The layout is ``whole``, or ``tiled`` in blocks of rows that fit the
-    cache (whole for a batch), or ``again``, the same without anything of its size kept for the backward pass.
+    The tree has the rows' points; `others` are the columns', None for the same; `same` says that both have equal
+    values, so that the diagonal is exact. The layout is ``whole``, ``tiled`` in blocks of rows that fit the cache
+    (whole for a batch), or ``again``: tiled, keeping no matrix for the backward pass.
     """
     parts, tensors = apart(tree, others)
     shape, tensors = flattened(tensors, parts.dims)
@@ -54,30 +54,30 @@ def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: st
 
 
 def block_bytes(device: str) -> int:
-    """Return the bytes of a block on a kind of device."""
+    """Return the bytes of a block on a device type."""
     return bytes_on(_CACHED, device)
 
 
 def _row_blocks(k: torch.Tensor) -> list[_Rows]:
-    """Return the blocks of rows of a matrix, one of all rows for a batch."""
+    """Return the bounds of the row blocks of a matrix; a batch is one block."""
     n, m = k.shape[-2:]
     return [(0, n)] if k.dim() > 2 else row_blocks(n, m * k.element_size(), block_bytes(k.device.type))
 
 
 class _Leaf(Points):
-    """One leaf, with the sums ``W [x' 1]`` and ``W^T [x 1]`` of the blocks so far, turned, as a BLAS adds up faster."""
+    """One leaf, with the sums ``W [x' 1]`` and ``W^T [x 1]`` over blocks, transposed, which a BLAS adds faster."""
 
     __slots__ = ("_columns", "_extended", "_rows")
 
     def start(self) -> None:
-        """Forget all sums."""
+        """Reset the sums."""
         z = torch.cat((self.z.mT, torch.ones_like(self.row.mT)), -2)
         y = z if self.y is self.z else torch.cat((self.y.mT, torch.ones_like(self.column)), -2)
         self._extended = z, y
         self._rows: list[torch.Tensor] = []
 
     def accumulate(self, at: _Rows, w: torch.Tensor) -> None:
-        """Accumulate ``dL/du``; the diagonal of equal points cancels and is left out, except for NaN."""
+        """Accumulate ``dL/du``; its diagonal cancels for equal points and is set to 0, or stays NaN."""
         start, stop = at
         (z, y), w = self._extended, w.to(self.z.dtype)
         if self.same:
@@ -89,7 +89,7 @@ class _Leaf(Points):
         self._rows.append(y @ w.mT)
 
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
-        """Return the gradients of the points of the rows, and of the columns if those are others."""
+        """Return the gradient of the rows' points, and of the columns' if they are another tensor."""
         rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows, -1)
         pairs = [(self.z, rows + self._columns)] if self.y is self.z else [(self.z, rows), (self.y, self._columns)]
         scale = 2 * self.family.gamma * factor
@@ -97,7 +97,7 @@ class _Leaf(Points):
 
 
 class _Blocks(Walk[_Rows]):
-    """A tree at two sets of points: plain tensors of one batch shape, none or a single dimension."""
+    """A tree at two sets of points, of detached tensors with at most one batch dimension, the same for all."""
 
     def __init__(self, parts: Parts, tensors: Sequence[torch.Tensor], same: bool) -> None:
         tree, others = parts.pair(tensors)
@@ -117,7 +117,7 @@ class _Blocks(Walk[_Rows]):
     def evaluated(
         self, layout: str, want_slope: bool, scale: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the matrix and, if wanted, the slope of a leaf alone, both times its scale."""
+        """Return the matrix and, if wanted, the slope of a single leaf, both times `scale`."""
         k = self._empty()
         slope = torch.empty_like(k) if want_slope else None
         if k.dim() > 2 or (layout == "whole" and all(leaf.z.dtype is k.dtype for leaf in self.leaves)):
@@ -132,7 +132,7 @@ class _Blocks(Walk[_Rows]):
     def _written(
         self, at: _Rows, out: torch.Tensor, slope: torch.Tensor | None, scale: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return a block, in `out` where the family can."""
+        """Return a block of the matrix, in `out` if the epilogue works in place."""
         leaf = self.single
         if leaf is None:
             self.fill(at, out)
@@ -146,10 +146,10 @@ class _Blocks(Walk[_Rows]):
 
 
 class _Matrix(torch.autograd.Function):
-    """The kernel matrix with closed-form first derivatives; second ones by the plain formula.
+    """The kernel matrix with closed-form first derivatives; second ones differentiate the plain formula.
 
-    The caller owns the matrix and may write into it: it serves the backward pass while its version is unchanged, and is
-    computed again otherwise.
+    The caller may overwrite the matrix: the backward pass uses it if its version is unchanged, and else computes it
+    again.
     """
 
     @staticmethod
@@ -177,7 +177,7 @@ class _Matrix(torch.autograd.Function):
 
 
 def _of_tree(blocks: _Blocks, grad: torch.Tensor) -> list[torch.Tensor]:
-    """Return all gradients, evaluating the tree again."""
+    """Return all gradients by evaluating the tree again."""
     for leaf in blocks.leaves:
         leaf.start()
     for start, stop in _row_blocks(grad):
@@ -190,7 +190,7 @@ def _of_tree(blocks: _Blocks, grad: torch.Tensor) -> list[torch.Tensor]:
 def _of_leaf(
     blocks: _Blocks, layout: str, grad: torch.Tensor, slope: torch.Tensor | None, lent: Lent, wanted: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of a leaf, alone or scaled, by its points and by its scale."""
+    """Return the gradients of a single leaf by its points, and by its scale if it has one."""
     leaf, scale = copy.copy(blocks.single), blocks.scale
     assert leaf is not None
     want_scale, want_points = scale is not None and wanted[-1], any(wanted[: None if scale is None else -1])
@@ -202,7 +202,7 @@ def _of_leaf(
         and want_scale
         and not scale.min().item() > torch.finfo(k.dtype).tiny / torch.finfo(k.dtype).eps
     ):
-        value, by = blocks.evaluated(layout, False, None)[0], None  # nothing to divide by
+        value, by = blocks.evaluated(layout, False, None)[0], None  # the scale is too small to divide by
     leaf.start()
     totals, steps, buffer = [], _row_blocks(grad), None
     for at in steps:

@@ -1,7 +1,8 @@
-"""Products with kernel matrices, their gradients, and work point by point, over the ranks of a job.
+"""Products with kernel matrices, their gradients, and work by points, shared by the ranks of a job.
 
-Points and vectors are the same on all ranks. Each rank evaluates its part of the tiles, or of the points, and one
-all-reduce sums what they give. Where no ranks are joined, or links would take longer than they save, each does all.
+Points and vectors are the same on all ranks. Each rank computes its share of the tiles, or of the points, and one
+all-reduce sums the results. Without joined ranks, or if communication would cost more than it saves, each rank computes
+everything.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from autokern.system import ranks, thread_pool
 from autokern.system.ranks import Ranks
 
 LEAST = 2**24
-"""Elements of a matrix below which ranks share nothing: a product takes some milliseconds."""
+"""Elements of a matrix below which ranks share nothing, as a product takes a few milliseconds."""
 _MOST = 2.0
-"""Times that what is saved must be of what links take."""
+"""Least ratio of the time saved to the time of communication."""
 _SAMPLE = 2048
 
 _rate = 1e8
-"""Elements of a symmetric matrix that this job's ranks multiply in a second, the slowest of them."""
+"""Elements of a symmetric matrix that the slowest rank multiplies in a second."""
 
 
 def measure(here: Ranks) -> None:
-    """Measure how many elements the ranks multiply in a second; all of them learn the least."""
+    """Measure how many elements each rank multiplies in a second, and share the minimum."""
     global _rate
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(_SAMPLE, 3, generator=generator, dtype=torch.float64, device="cpu")
@@ -42,13 +43,13 @@ def measure(here: Ranks) -> None:
 
 
 def pays(here: Ranks, elements: float, count: int) -> bool:
-    """Whether ranks are worth sharing a product with so many elements, whose result has `count` bytes."""
+    """Whether sharing a product over this many matrix elements, with a result of `count` bytes, is faster."""
     links = here.link.seconds(count) + 2 * here.link.latency
     return elements >= LEAST and _MOST * links < elements / _rate * (1 - 1 / here.size)
 
 
 def _shared(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, count: int) -> Ranks | None:
-    """Return the ranks that share a product, or None."""
+    """Return the ranks that share a product with a result of `count` elements, or None."""
     here = ranks.active()
     if here is None or rhs.device.type != "cpu":
         return None
@@ -68,13 +69,13 @@ def _data(
 
 
 def _own(n: int, here: Ranks) -> slice:
-    """Return the stretch of n points of this rank; those of all ranks cover the points."""
+    """Return this rank's range of n points; the ranges of all ranks cover the points."""
     edges = [round(n * k / (here.size * partition.ALIGNED)) * partition.ALIGNED for k in (here.rank, here.rank + 1)]
     return slice(min(n, edges[0]), n if here.rank + 1 == here.size else min(n, edges[1]))
 
 
 def _stretches(n: int, m: int, here: Ranks) -> tuple[slice, slice] | None:
-    """Return this rank's stretch of the longer side and all of the other, as rows and columns; None if it is empty."""
+    """Return this rank's range of the longer side and all of the other, as rows and columns; None if it is empty."""
     rows, columns = (_own(n, here), slice(0, m)) if n >= m else (slice(0, n), _own(m, here))
     return (rows, columns) if rows.start < rows.stop and columns.start < columns.stop else None
 
@@ -149,11 +150,11 @@ def by_points(
     n: int, elements: float, count: int, like: torch.Tensor, data: dict[str, Sequence[torch.Tensor | str]],
     work: Callable[[torch.Tensor, int, int], None],
 ) -> torch.Tensor:  # fmt: skip
-    """Return the sum of what work on stretches of n points writes, each rank's into zeros of its own.
+    """Return the sum over ranks of the results of `work`, each for its range of n points.
 
-    `elements` of a kernel matrix take as long as the work on all points; `count` are those of the result, `like` has
-    its dtype and device. `data` is what the work depends on, the same on all ranks. `work` adds to the result, given
-    the first point and the one after the last; it must not raise on some ranks only.
+    ``work(out, first, end)`` writes into `out`, `count` zeros with the dtype and device of `like`; it must not raise on
+    some ranks only. The work on all points takes as long as evaluating `elements` of a kernel matrix. `data` are its
+    inputs, which all ranks must agree on.
     """
     here = ranks.active()
     if here is None or like.device.type != "cpu" or not pays(here, elements, count * like.element_size()):

@@ -1,8 +1,8 @@
 """Partition of a product into tiles, and of the tiles among threads.
 
-No two threads may ever add to the same numbers, and every sum must be taken in one order. So pairs of shares follow a
-round-robin schedule (the circle method, E. Lucas 1883): in each round every share belongs to one pair. A share holds
-many tiles, so that rounds are few: threads wait for each other at the end of each round.
+No two threads may add to the same numbers at a time, and every sum must have a fixed order. So pairs of shares follow a
+round-robin schedule (the circle method, E. Lucas 1883): in each round every share belongs to one pair. Threads wait for
+each other after each round; a share holds many tiles, so that rounds are few.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from autokern.system.thread_pool import Member
 Bounds = list[tuple[int, int]]
 Pairs = list[tuple[tuple[int, int], tuple[int, int]]]
 _SHARES = 16
-"""Shares of the points at least, where several processes compute: one finds its part to a hundredth."""
+"""Fewest shares of the points for several processes, so that their work is equal to about a hundredth."""
 ALIGNED = 16
-"""Blocks begin at multiples of this."""
+"""Blocks begin at multiples of this number of points."""
 
 
 class Place(NamedTuple):
-    """First row of a tile, the row after its last, and the same for its columns."""
+    """The bounds of a tile: rows from `top` to before `bottom`, columns from `left` to before `right`."""
 
     top: int
     bottom: int
@@ -35,19 +35,19 @@ class Place(NamedTuple):
 class Plan(NamedTuple):
     """How a product is cut into tiles."""
 
-    tile: int = 1024  # rows, and columns, of a tile, about
-    symmetric: bool = True  # a tile serves both halves of the matrix where both sides are the same points
-    columns: bool = False  # right-hand sides are laid out as columns, padded to a multiple of 16, not as rows
-    precision: str = ""  # "float16", "bfloat16" or "tf32", what points are rounded to (`precision`); "" for no rounding
+    tile: int = 1024  # approximate rows, and columns, of a tile
+    symmetric: bool = True  # each tile serves both halves of a symmetric matrix
+    columns: bool = False  # lay right-hand sides out as columns, padded to a multiple of 16, not as rows
+    precision: str = ""  # "float16", "bfloat16" or "tf32" to round points (`precision`), "" for no rounding
 
 
 def usual(device: torch.device) -> Plan:
-    """Return the default plan, for sizes without a measurement."""
+    """Return the default plan for a device, where none was measured."""
     return Plan(768 if device.type == "cpu" else 4096)
 
 
 def bounds(n: int, tile: int, multiple: int) -> Bounds:
-    """Cut n points into blocks of about `tile`; their number is a multiple of `multiple` unless blocks get small."""
+    """Cut n points into blocks of about `tile`; their number is about a multiple of `multiple`."""
     blocks = -(-n // tile)
     if blocks > 1:
         blocks = -(-blocks // multiple) * multiple
@@ -56,7 +56,7 @@ def bounds(n: int, tile: int, multiple: int) -> Bounds:
 
 
 def round_robin(blocks: Bounds) -> Iterator[Pairs]:
-    """Yield rounds of pairs, every pair of blocks and every block with itself once, each block once in a round."""
+    """Yield rounds of pairs: every pair of blocks, equal ones too, once; a block occurs at most once in a round."""
     yield [(block, block) for block in blocks]
     places: list[tuple[int, int] | None] = [*blocks, *([None] if len(blocks) % 2 else [])]
     ring = len(places) - 1
@@ -67,7 +67,7 @@ def round_robin(blocks: Bounds) -> Iterator[Pairs]:
 
 
 def latin(rows: Bounds, columns: Bounds) -> Iterator[Pairs]:
-    """Yield rounds of pairs of a row block with a column block, each block once in a round at most."""
+    """Yield rounds of pairs: every row block with every column block once; each block at most once a round."""
     most = max(len(rows), len(columns))
     for turn in range(most):
         chosen = [(i, (i + turn) % most) for i in range(len(rows))]
@@ -75,14 +75,14 @@ def latin(rows: Bounds, columns: Bounds) -> Iterator[Pairs]:
 
 
 def shares(n: int, tile: int, count: int) -> Bounds:
-    """Cut n points into `count` shares of many tiles each; points that fit one tile are one share."""
+    """Cut n points into about `count` shares, or one share if they fit a tile."""
     return bounds(n, n if n <= tile else -(-n // count), 1) if n else []
 
 
 def rounds(n: int, m: int, same: bool, tile: int, members: int) -> list[Pairs]:
-    """Return rounds that cover all tiles, as pairs of shares; only one half where both sides are the same points.
+    """Return rounds of pairs of shares that cover all tiles, only the lower half if both sides are the `same` points.
 
-    There are as few rounds as the number of members allows, because members wait for each other after each.
+    Rounds are as few as the number of members allows, because members wait for each other after each.
     """
     if same:
         return list(round_robin(shares(n, tile, 2 * members)))
@@ -90,10 +90,10 @@ def rounds(n: int, m: int, same: bool, tile: int, members: int) -> list[Pairs]:
 
 
 def dealt(n: int, tile: int, members: int, processes: int, number: int) -> list[Pairs]:
-    """Return the rounds of one of several processes that cover all tiles of a symmetric matrix together.
+    """Return the rounds of process `number` of several that together cover the lower half of a symmetric matrix.
 
-    Pairs of shares stand in one order, row by row; each process gets a stretch of them. Its threads share a pair.
-    `members` are the threads of this process, the one of that `number`.
+    Pairs of shares are ordered row by row, and each process gets a range of them. Its `members`, the threads, share
+    each pair.
     """
     count = max(2 * processes, min(max(_SHARES, 4 * processes), n // tile))
     blocks = bounds(n, -(-n // count), 1)
@@ -110,14 +110,14 @@ def dealt(n: int, tile: int, members: int, processes: int, number: int) -> list[
 
 
 def _among(rows: tuple[int, int], columns: tuple[int, int], tile: int, members: int) -> Iterator[Pairs]:
-    """Yield the rounds in which threads share a pair of shares."""
+    """Yield the rounds by which threads share the tiles of one pair of shares."""
     top, left = rows[0], columns[0]
     for pairs in rounds(rows[1] - top, columns[1] - left, rows == columns, tile, members):
         yield [((top + a, top + b), (left + c, left + d)) for (a, b), (c, d) in pairs]
 
 
 def tiles_of(turns: list[Pairs], tile: int, same: bool, member: Member) -> Iterator[Place]:
-    """Yield the tiles of one member, which waits for the others at the end of each round."""
+    """Yield the tiles of one member, waiting for the others after each round."""
     for pairs in turns:
         for rows, columns in pairs[member.number :: member.count]:
             half = same and rows == columns

@@ -1,8 +1,8 @@
 """Products of kernel matrices with few columns that never hold the matrix, and their gradients.
 
-A tile is evaluated, multiplied and dropped, so memory grows with the points and not with their square. The backward
-pass evaluates the tiles again. Where rows and columns are the same points, a tile serves both halves of the matrix. No
-two threads ever add to the same numbers, and every sum is taken in one order (`partition`).
+A tile is evaluated, multiplied and dropped, so memory is linear in the points. The backward pass evaluates the tiles
+again. If rows and columns are the same points, a tile serves both halves of the matrix. No two threads add to the same
+numbers at a time, and every sum has a fixed order (`partition`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def _each_tile(
     places: Callable[[Member], Iterator[Place]],
     add: _OnTile,
 ) -> None:
-    """Evaluate the tiles that each member has, and hand them to `add`."""
-    # made beforehand, since threads that start wait long for the interpreter
+    """Evaluate each member's tiles and call `add` with them."""
+    # allocated before the threads start, which would wait for the interpreter lock
     workspaces = [(Tiles(known), _buffer(like, plan.tile)) for _ in range(members)]
 
     def work(member: Member) -> None:
@@ -55,7 +55,7 @@ def _each_tile(
 
 
 def _in_stripes(known: Sides, like: torch.Tensor, plan: Plan, by_rows: bool, add: _OnTile) -> None:
-    """Hand all tiles to `add`; every member has its own rows, or its own columns."""
+    """Evaluate all tiles and call `add` with them; each member has its own rows, or its own columns."""
     members = thread_pool.size(like.device)
     own, others = known.shape if by_rows else known.shape[::-1]
     stripes, across = partition.bounds(own, plan.tile, members), partition.bounds(others, plan.tile, 1)
@@ -80,7 +80,7 @@ def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
 
 
 def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return ``K v`` for ``v`` of shape ``(m, t)``, laid out in columns and padded: shape ``(n, t)``."""
+    """Return ``K v``, shape ``(n, t)``, for ``v`` of shape ``(m, t)``, padded to a multiple of 16 columns."""
     (n, m), t = known.shape, v.shape[1]
     wide = v.new_zeros(m, -(-t // partition.ALIGNED) * partition.ALIGNED)
     wide[:, :t] = v
@@ -94,7 +94,7 @@ def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
 
 
 def _multiply(known: Sides, at: Place, vt: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
-    """Add a tile's part of ``vt K``, and where it serves both halves, that of the mirrored tile."""
+    """Add a tile's part of ``vt K``, and that of the mirrored tile if it has one."""
     top, bottom, left, right = at
     out[:, left:right].addmm_(vt[:, top:bottom], k)
     if known.mirrored(at):
@@ -102,7 +102,7 @@ def _multiply(known: Sides, at: Place, vt: torch.Tensor, k: torch.Tensor, out: t
 
 
 def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan, only: list[Pairs] | None = None) -> torch.Tensor:
-    """Return ``vt K`` of a symmetric matrix, each tile below the diagonal serving both halves; or `only` a part."""
+    """Return ``vt K`` for a symmetric K from the tiles of its lower half, or from the tiles in `only`."""
     members = thread_pool.size(vt.device)
     rounds = partition.rounds(*known.shape, known.same, plan.tile, members) if only is None else only
     out = torch.zeros_like(vt)
@@ -117,10 +117,10 @@ def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan, only: list[Pairs] | N
 def product(
     tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan, only: list[Pairs] | None = None
 ) -> torch.Tensor:
-    """Return ``K rhs``, contiguous; the tree has plain tensors without a batch.
+    """Return ``K rhs``, contiguous; the tree has detached tensors without a batch.
 
-    `others` are points of the columns for each leaf, None for the same. The sum is limited to the tiles of `only`,
-    where both sides are the same points and tiles serve both halves.
+    `others` are the columns' points of each leaf, None for the same. `only`, for a symmetric plan and the same points,
+    limits the sum to some tiles.
     """
     inner, scale = peeled(tree)
     with at_precision(plan.precision):
@@ -129,7 +129,7 @@ def product(
         elif others is None:
             known, vt = sides(inner, None, precision=plan.precision), rhs.mT.contiguous()
             out = (_symmetric(known, vt, plan, only) if plan.symmetric else _from_left(known, vt, plan)).mT
-        else:  # a tile is multiplied faster from the left, so the sides change places
+        else:  # a product from the left of a tile is faster, so the sides are swapped
             swapped = sides(inner._replace(points=others), inner.points, precision=plan.precision)
             out = _from_left(swapped, rhs.mT.contiguous(), plan).mT
     return (out if scale is None else out * scale).contiguous()
@@ -138,10 +138,10 @@ def product(
 def _gradients(
     known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None, only: list[Pairs] | None = None
 ) -> list[torch.Tensor]:
-    """Return all gradients of a tree, tile by tile: points of the rows, of the columns if others, then the rest.
+    """Return the gradients of a tree by rows' points, columns' points if they are others, shapes and weights.
 
-    `cotangent` writes ``dL/dK`` on a tile; where both sides are the same points, it adds that of the mirrored tile.
-    `seen` gets each tile's value before.
+    `cotangent` writes ``dL/dK`` on a tile, plus that of the mirrored tile if it has one. `seen`, if given, is called
+    before with each tile's values.
     """
     like = known.tree.points[0]
     members = thread_pool.size(like.device)
@@ -186,10 +186,10 @@ def gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan,
     want_rhs: bool = False, only: list[Pairs] | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
-    """Return the gradients of ``sum(left * (K right))`` by points, shapes and weights, and by `right`.
+    """Return the gradients of ``sum(left * (K right))`` by the tree's tensors, and by `right`, None if not wanted.
 
-    The first are in the order points of the rows, of the columns if others, shapes, weights; the other is ``K^T left``,
-    None if not wanted. Sums are limited to the tiles of `only`, where both sides are the same points.
+    The first are ordered as rows' points, columns' points if they are others, shapes, weights. `only`, for the same
+    points, limits the sums to some tiles.
     """
     known = sides(tree, others, graph=True, precision=plan.precision)
     left_t, right_t = left.mT.contiguous(), right.mT.contiguous()
@@ -208,8 +208,8 @@ def gradients(
 def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Write the kernel matrix into `out`, shape ``(n, m)``, and return it.
 
-    Blocks of whole rows, as many elements each as a tile has, go through memory once and in order. Even where both
-    sides are the same points, that is faster than writing half of the tiles twice with the stride of the matrix.
+    It is written in blocks of whole rows, each with about as many elements as a tile, once and in order. Even for a
+    symmetric matrix, that is faster than writing each tile of one half twice with the stride of the matrix.
     """
     known = sides(tree, others)
     n, m = known.shape
@@ -226,15 +226,15 @@ def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, pla
 
 
 def gradients_by(tree: Tree, write: _OnTile, plan: Plan) -> list[torch.Tensor]:
-    """Return the gradients by points, shapes and weights where rows and columns are the same points.
+    """Return the gradients by points, shapes and weights for the same points in rows and columns.
 
-    ``write(at, out)`` puts ``dL/dK`` on a tile, that of the mirrored tile added where there is one: off the diagonal.
+    ``write(at, out)`` writes ``dL/dK`` of a tile, plus that of the mirrored tile for a tile off the diagonal.
     """
     return _gradients(sides(tree, None, graph=True), plan.tile, write, None)
 
 
 def gradients_from(tree: Tree, others: list[torch.Tensor] | None, grad: torch.Tensor, plan: Plan) -> list[torch.Tensor]:
-    """Return the gradients by points, shapes and weights for a given ``dL/dK``, as `gradients` orders them."""
+    """Return the gradients by points, shapes and weights for a given ``dL/dK``, in the order of `gradients`."""
     known = sides(tree, others, graph=True)
 
     def write(at: Place, out: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
-"""Matérn kernels on a line as Markov chains (Hartikainen and Särkkä 2010).
+"""One-dimensional Matérn kernels as Markov chains (Hartikainen and Särkkä 2010).
 
-The state of a leaf is the process and its first derivatives, by the distance ``a = sqrt(2 nu) |z - z'|``. Its feedback
-``F`` has the eigenvalue -1 alone, so transitions are ``exp(F a) = exp(-a) (I + N a + N^2 a^2 / 2)`` with ``N = F + I``.
+The state of a leaf is the process and its derivatives by the distance ``a = sqrt(2 nu) |z - z'|``. Its feedback matrix
+``F`` has the only eigenvalue -1, so the transition is ``exp(F a) = exp(-a) (I + N a + N^2 a^2 / 2)``, ``N = F + I``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATIONARY = {
 
 
 class Leaf(NamedTuple):
-    """A leaf of a sum: its family, and the numbers of the weights that multiply it."""
+    """A leaf of a sum: its family, and the indices of the weights that multiply it."""
 
     family: str
     weights: tuple[int, ...]
@@ -63,7 +63,7 @@ class Chain(NamedTuple):
         return self._decayed(a, self.powers.flatten(1)).unflatten(-1, (self.order, self.order))
 
     def seen(self, a: torch.Tensor) -> torch.Tensor:
-        """Return the first row of ``exp(F a)``: how the process depends on a state before it, ``(..., order)``."""
+        """Return the first row of ``exp(F a)``, the process's coefficients by a state before it, ``(..., order)``."""
         return self._decayed(a, self.powers[:, 0])
 
     def ahead(self, a: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ class Chain(NamedTuple):
         return (-a).exp() * polynomial
 
     def correlation(self, a: torch.Tensor) -> torch.Tensor:
-        """Return the correlation of the process at distances."""
+        """Return the correlation of the process at distances `a`."""
         decay = a.neg().exp_()
         if self.order == 1:
             return decay
@@ -87,7 +87,7 @@ class Chain(NamedTuple):
         return torch.addcmul(a, a, a, value=1 / 3).add_(1) * decay
 
     def with_slope(self, difference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return correlations at signed differences, and their derivatives: none at no distance. Not differentiable."""
+        """Return correlations at signed differences, and their derivatives, 0 at distance 0; not differentiable."""
         a = difference.abs()
         decay = a.neg().exp_()
         if self.order == 1:

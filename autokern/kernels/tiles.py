@@ -1,8 +1,8 @@
-"""Kernel matrices between two sets of points, tile by tile: values, products with few columns, gradients.
+"""Kernel matrices between two sets of points, tile by tile, and their gradients.
 
-The squared norms are columns of the points themselves, so that one GEMM with d + 2 columns yields
-``u = gamma (|x|^2 + |x'|^2 - 2 x.x')``, and only the epilogue is left to do on a tile. Gradients need of
-``W = g k'(u)`` only ``W [x' 1]`` and ``W^T [x 1]``.
+The squared norms are appended to the points as columns, so that one GEMM with d + 2 columns yields
+``u = gamma (|x|^2 + |x'|^2 - 2 x.x')``, and only the epilogue remains. With ``W = g k'(u)``, gradients need only
+``W [x' 1]`` and ``W^T [x 1]``.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from autokern.kernels.walk import Walk
 
 
 class Side(NamedTuple):
-    """The points of one leaf on both sides, centred, with their squared norms.
+    """The centred points of one leaf in rows and columns, with their squared norms.
 
-    In a lower precision `rows` and `columns` are extended (`precision`); where points are far apart they are in double.
+    In a lower precision `rows` and `columns` have d + 6 columns (`precision`); for points far apart they are float64.
     """
 
     rows: torch.Tensor  # ``[-2 gamma z, gamma |z|^2, 1]``, ``(n, d + 2)``
     columns: torch.Tensor  # ``[z, 1, gamma |z|^2]``, ``(m, d + 2)``
-    turned: tuple[torch.Tensor, ...]  # ``[z, 1]^T`` of either side; empty where no gradient is wanted
+    turned: tuple[torch.Tensor, ...]  # ``[z, 1]^T`` of rows and columns; empty if no gradient is wanted
     seen: Reach
 
 
 class Sides(NamedTuple):
-    """A tree and two sets of points, prepared for products."""
+    """A tree and two sets of points, prepared for tiles."""
 
-    tree: Tree  # with the points of the rows
+    tree: Tree  # with the rows' points
     leaves: list[Side]
     same: bool  # whether rows and columns are the same points
 
@@ -45,12 +45,12 @@ class Sides(NamedTuple):
         return rows.shape[0], columns.shape[0]
 
     def mirrored(self, at: Place) -> bool:
-        """Whether a tile also serves for its mirror image across the diagonal."""
+        """Whether a tile also stands for its mirror image across the diagonal."""
         return self.same and at.top != at.left
 
 
 def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, precision: str = "") -> Sides:
-    """Prepare the points of a tree (no batch) for tiles; `others` are those of the columns, None for the same."""
+    """Prepare the points of a tree without a batch; `others` are the columns' points, None for the same."""
     found = []
     for index, (of, z, _) in enumerate(by_leaf(tree)):
         centre = z.mean(-2, keepdim=True) if z.shape[-2] else z.new_zeros(z.shape[-1])
@@ -90,7 +90,7 @@ def _side(of: Family, first: torch.Tensor, second: torch.Tensor, seen: Reach, gr
 
 
 class _Leaf:
-    """One leaf on the tiles of one member; gradients go to sums that all members share."""
+    """One leaf on the tiles of one member; all members add to the same sums for the gradients."""
 
     def __init__(
         self, leaf: tuple[Family, torch.Tensor, torch.Tensor | None], side: Side, same: bool,
@@ -120,7 +120,7 @@ class _Leaf:
         of_columns[:, left:right].addmm_(first[:, top:bottom], w)
 
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
-        """Return the gradients of the points of the rows, and of the columns if those are others."""
+        """Return the gradient of the rows' points, and of the columns' if they are others."""
         found = []
         for sums, turned in zip(self._sums, self._side.turned, strict=False):
             own = turned[:-1] * sums[-1] - sums[:-1]
@@ -131,8 +131,8 @@ class _Leaf:
 class Tiles(Walk[Place]):
     """The tiles of one member of the thread pool.
 
-    For gradients, `sums` has for each leaf the result of `Tiles.sums`, shared by all members. `has_gradients` says
-    whether `backward` was called for any tile.
+    For gradients, `sums` is the result of `Tiles.sums`, shared by all members. `has_gradients` says whether `backward`
+    was called.
     """
 
     def __init__(self, sides: Sides, sums: list[tuple[torch.Tensor, ...]] | None = None) -> None:
@@ -161,12 +161,12 @@ class Tiles(Walk[Place]):
         return flat[: like.numel()].view(like.shape)
 
     def fill(self, at: Place, out: torch.Tensor, keep: bool = False) -> None:
-        """Write a tile into `out`; its memory is used again for the next one."""
+        """Write a tile into `out`, reusing the scratch memory of the tile before."""
         self._used = 0
         super().fill(at, out, keep)
 
     def backward(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
-        """Accumulate the derivative by a tile; `g` is overwritten."""
+        """Accumulate gradients from ``g``, the derivative by a tile, which is overwritten."""
         if self._kept is None:
             self._used = 0
         self.has_gradients = True

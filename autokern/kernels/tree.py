@@ -1,11 +1,11 @@
-"""Kernel trees: sums, products and scales over the families, as autokern reads them off gpytorch kernels.
+"""Kernel trees: sums, products and scales of families, read from gpytorch kernels.
 
-A tree is a `Node` (its form, hashable) and the tensors that the form refers to by number: points of the leaves,
-already embedded so that a leaf is a function of plain squared distances, weights, and shapes. Lengthscales, periods
-and active dimensions are thus ordinary differentiable steps on ``n x d`` points, and only the ``n x n`` part needs
-closed forms. Kernels are recognised by exact type: a subclass may have changed the formula.
+A tree is a `Node` (its form, hashable) and the tensors of its leaves and scales in order: weights, shapes, and points,
+embedded so that a leaf is a function of their squared distances. Lengthscales, periods and active dimensions are thus
+ordinary differentiable steps on ``n x d`` points, and only the ``n x n`` part needs closed forms. Kernels are
+recognised by exact type, since a subclass may change the formula.
 
-Autograd functions and recorded steps need plain tensors: `apart` takes a tree apart, `Parts` puts it together again.
+Autograd functions take flat lists of tensors: `apart` takes a tree apart, and `Parts` rebuilds it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from autokern.kernels.family import OWN, Family, are_known, family, formula_of
 from autokern.kernels.far import centre_of, reach
 
 _MOST_DIFFERENCES = 2**24
-"""Elements above which differences of all points are not formed."""
+"""Most elements of an array of all differences of points."""
 BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
-"""The kind of node that each branching gpytorch kernel is."""
+"""The kind of node of each gpytorch kernel with several children."""
 _NODES = {ConstantKernel, MultiDeviceKernel, ScaleKernel, *BRANCHES}
 
 
@@ -37,7 +37,7 @@ class Node(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A form with its tensors, each in order from left to right."""
+    """A form with its tensors, in order from left to right."""
 
     node: Node
     points: list[torch.Tensor]  # embedded points of the leaves, ``(..., n, d)``
@@ -45,19 +45,19 @@ class Tree(NamedTuple):
     weights: list[torch.Tensor]  # output scales and constants, ``(...)``
 
     def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Tree:
-        """Return the tree with a function of each tensor in its place."""
+        """Return the tree with a function applied to each tensor."""
         return Tree(self.node, *([function(t) for t in part] for part in self[1:]))
 
     def at(self, places: torch.Tensor | slice) -> Tree:
-        """Return the tree of the points at some places; points have no batch."""
+        """Return the tree with the points at these indices; points have no batch."""
         return self._replace(points=[z[places] for z in self.points])
 
 
 def form(kernel: Kernel, keops: bool = False) -> Node | None:
-    """Return the form of a kernel, or None if any part of it is unknown.
+    """Return the form of a kernel, or None if any part of it is unsupported.
 
-    gpytorch's KeOps classes state that a large ``n x n`` matrix must not be held. They count as known with `keops`
-    only, for code that forms none, or none larger than gpytorch would.
+    The user of a KeOps kernel expects that no large ``n x n`` matrix is held. KeOps kernels are supported only with
+    `keops`, for code that forms no matrix, or none larger than gpytorch would.
     """
     kinds: set[type] = set()
     node = _form(kernel, keops, kinds)
@@ -65,7 +65,7 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
 
 
 def _form(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
-    """Return the form of a kernel if all its classes are known, which are added to `kinds`."""
+    """Return the form of a kernel or None, and add its classes to `kinds`."""
     kind = type(kernel)
     kinds.add(kind)
     if not OWN.isdisjoint(kernel.__dict__):
@@ -77,7 +77,7 @@ def _form(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
         return None
     if kind is ConstantKernel:
         return Node("constant")
-    if kind is MultiDeviceKernel:  # without devices to share its matrix it is the kernel in it
+    if kind is MultiDeviceKernel:  # without devices it only wraps its kernel
         alone = not kernel.device_ids and kernel.module.active_dims is None
         return _form(kernel.module, keops, kinds) if alone else None
     if kind is ScaleKernel:
@@ -88,7 +88,7 @@ def _form(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
 
 
 def family_name(kernel: Kernel) -> str | None:
-    """Return the family of a kernel of one leaf, with one scale around it or none; None for all others."""
+    """Return the family of a kernel that is one leaf, or one scaled leaf; None for all others."""
     node = form(kernel)
     inner = node.children[0] if node is not None and node.kind == "scale" else node
     return inner.family if inner is not None and inner.kind == "leaf" else None
@@ -100,7 +100,7 @@ def leaves(node: Node) -> list[str]:
 
 
 def by_leaf(tree: Tree) -> Iterator[tuple[Family, torch.Tensor, torch.Tensor | None]]:
-    """Yield of each leaf the family, the points, and the shape parameter if it has one."""
+    """Yield for each leaf its family, its points, and its shape parameter or None."""
     shapes = iter(tree.shapes)
     for name, points in zip(leaves(tree.node), tree.points, strict=True):
         of = family(name)
@@ -108,7 +108,7 @@ def by_leaf(tree: Tree) -> Iterator[tuple[Family, torch.Tensor, torch.Tensor | N
 
 
 def peeled(tree: Tree) -> tuple[Tree, torch.Tensor | None]:
-    """Split the scales off the root of a tree; their product may be applied to the result instead."""
+    """Return a tree without the scales at its root, and their product, or None."""
     node, weights, scale = tree.node, list(tree.weights), None
     while node.kind == "scale":
         weight = weights.pop(0)
@@ -117,7 +117,7 @@ def peeled(tree: Tree) -> tuple[Tree, torch.Tensor | None]:
 
 
 def key(kernel: Kernel) -> Any:
-    """Return a key of form, shapes and wanted gradients of a kernel; read on every call, so cheap."""
+    """Return a cache key of form, shapes and required gradients; computed at every call, so cheap."""
     own = kernel.__dict__
     parameters = tuple(
         (p.shape, p.dtype, p.requires_grad, p.device) for p in own["_parameters"].values() if p is not None
@@ -136,11 +136,11 @@ def key(kernel: Kernel) -> Any:
 
 
 def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:
-    """Read a tree off a kernel whose `form` is not None; everything in it is differentiable.
+    """Return the tree of a kernel whose `form` is not None; all its tensors are differentiable.
 
-    Its own active dimensions are taken as selected already. `centre` is taken off the points first, which moves no
-    distance: `centre_of` them or of what they are compared with. What lies far from the origin keeps its digits so, and
-    the tree refers to no memory of the caller's.
+    The root kernel's active dimensions must be selected already. `centre`, the `centre_of` these or the other points,
+    is subtracted from the points, which changes no distance: points far from the origin keep their digits, and the tree
+    shares no memory with the caller's points.
     """
     x = x if centre is None else x - centre
     points: list[torch.Tensor] = []
@@ -174,9 +174,9 @@ def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) ->
 
 
 def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
-    """Evaluate by plain steps: in float64 the truth, differentiable twice.
+    """Return the kernel matrix by plain torch steps, differentiable to any order: the reference for all other ways.
 
-    `others` are the points of the columns, for each leaf, if those are not the same as the rows'.
+    `others` are the columns' points of each leaf, None for the rows' points.
     """
     points, shapes, weights = iter(tree.points), iter(tree.shapes), iter(tree.weights)
     columns = iter(others or ())
@@ -191,7 +191,7 @@ def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
 
 
 def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], Any]) -> Any:
-    """Evaluate a form with any values that have operators: tensors, or the variables of a formula."""
+    """Evaluate a form on any values with operators: tensors, numbers or LazyTensors."""
     if node.kind == "leaf":
         return leaf(family(node.family))
     if node.kind == "constant":
@@ -207,7 +207,7 @@ def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], An
 
 
 def by_formula(node: Node, distance: Callable[[Family], Any], shapes: Iterable[Any], weights: Iterable[Any]) -> Any:
-    """Evaluate a form by the families' own formulae, from u of one leaf after the other."""
+    """Evaluate a form by the families' formulae; `distance` returns u of one leaf after the other."""
     left, scales = iter(shapes), iter(weights)
 
     def leaf(of: Family) -> Any:
@@ -217,15 +217,15 @@ def by_formula(node: Node, distance: Callable[[Family], Any], shapes: Iterable[A
 
 
 def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return the variances of points under a kernel whose `form` is not None: its values at distance zero."""
+    """Return the variances of points under a kernel whose `form` is not None, expanded to `shape`."""
     tree = read(kernel, x[..., :1, :])
     weights = iter(tree.weights)
-    found = evaluated(tree.node, lambda of: 1.0, lambda: next(weights)[..., None])  # every family is a correlation
+    found = evaluated(tree.node, lambda of: 1.0, lambda: next(weights)[..., None])  # families are 1 at distance zero
     return found.expand(shape) if isinstance(found, torch.Tensor) else x.new_full(shape, found)
 
 
 def _square_distances(of: Family, z: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
-    """Return the squared distances of points, by differences, or expanded where those take too much memory."""
+    """Return the squared distances of points by differences, or expanded if differences need too much memory."""
     other = z if columns is None else columns
     if z.shape[-2] * other.numel() <= _MOST_DIFFERENCES:
         return (z.unsqueeze(-2) - other.unsqueeze(-3)).square().sum(-1)
@@ -239,21 +239,21 @@ def _square_distances(of: Family, z: torch.Tensor, columns: torch.Tensor | None)
 
 
 class Parts(NamedTuple):
-    """The form of a tree and its numbers of tensors, in their order; `columns` is None where points are the same."""
+    """The form of a tree and the number of its tensors of each kind, in the order of `apart`."""
 
     node: Node
     points: int  # of the rows
-    columns: int | None
+    columns: int | None  # None for the same points as the rows
     shapes: int
     weights: int
 
     @property
     def dims(self) -> list[int]:
-        """Dimensions of its own that each tensor has behind its batch: weights have none."""
+        """The number of dimensions of each tensor after its batch dimensions."""
         return [2] * (self.points + (self.columns or 0) + self.shapes) + [0] * self.weights
 
     def pair(self, tensors: Sequence[Any]) -> tuple[Tree, list[Any] | None]:
-        """Return tensors, or what stands for them, as a tree and the points of the columns."""
+        """Return tensors, or values in their place, as a tree and the columns' points."""
         left = iter(tensors)
         points, columns, shapes, weights = (list(itertools.islice(left, count or 0)) for count in self[1:])
         return Tree(self.node, points, shapes, weights), None if self.columns is None else columns
@@ -263,21 +263,21 @@ class Parts(NamedTuple):
         return self.pair(tensors)[0]
 
     def dense(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Evaluate tensors by plain steps."""
+        """Return the kernel matrix of tensors by plain torch steps."""
         return dense(*self.pair(tensors))
 
 
 def apart(tree: Tree, others: list[torch.Tensor] | None = None) -> tuple[Parts, list[torch.Tensor]]:
-    """Take a tree and the points of the columns apart."""
+    """Return the form and the tensors of a tree with its columns' points."""
     columns = None if others is None else len(others)
     parts = Parts(tree.node, len(tree.points), columns, len(tree.shapes), len(tree.weights))
     return parts, [*tree.points, *(others or ()), *tree.shapes, *tree.weights]
 
 
 def flattened(tensors: list[torch.Tensor], dims: list[int]) -> tuple[torch.Size, list[torch.Tensor]]:
-    """Broadcast the batches of tensors, each with so many dimensions of its own, to a single dimension or none.
+    """Return the common batch shape of tensors, and the tensors with it broadcast and flattened to one dimension.
 
-    Returns the batch shape as it was, and the tensors.
+    `dims` is each tensor's number of dimensions after its batch. Without any batch, the tensors are unchanged.
     """
     if [t.dim() for t in tensors] == dims:
         return torch.Size(), tensors

@@ -1,8 +1,8 @@
 """A kernel tree evaluated on one block of its matrix at a time, forward and backward.
 
-A block is one GEMM per leaf with its epilogue in place. The backward pass takes ``g = dL/dK`` on a block and hands
-``W = g k'(u)`` to each leaf, which accumulates the gradients of its points. Only the leaves know where a block lies
-(rows and columns of a matrix, a tile of a product); this module passes its place on unread.
+A block is one GEMM per leaf, followed by its epilogue in place. The backward pass takes ``g = dL/dK`` on a block and
+passes ``W = g k'(u)`` to each leaf, which accumulates the gradients of its points. Only the leaves interpret the place
+of a block (rows of a matrix, or a tile of a product).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Place = TypeVar("Place")
 
 
 class Leaf(Protocol):
-    """The points of one leaf, and their accumulated gradients."""
+    """The points of one leaf, with the accumulated sums for their gradients."""
 
     family: Family
     shape: torch.Tensor | None
@@ -29,14 +29,14 @@ class Leaf(Protocol):
         """Fill `out` with u on a block."""
 
     def accumulate(self, at: Any, w: torch.Tensor) -> None:
-        """Accumulate ``dL/du`` of a block, which may be overwritten; a constant factor comes at the end."""
+        """Accumulate ``dL/du`` of a block, up to the factor of `gradients`; `w` may be overwritten."""
 
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
-        """Return the gradients of the points, one for each set of them."""
+        """Return the gradients of the points times `factor`, one for each set of points."""
 
 
 class _Part(NamedTuple):
-    """A node with the number of its leaf or weight, from left to right; -1 where it has none."""
+    """A node with the index of its leaf or weight, from left to right; -1 for sums and products."""
 
     kind: str
     number: int
@@ -49,7 +49,7 @@ def _numbered(node: Node, leaves: Iterator[int], weights: Iterator[int]) -> _Par
 
 
 class _Tape(NamedTuple):
-    """The value of a node on a block (None where it is not needed), its slope, and the tapes of its children."""
+    """The value of a node on a block (None if it is not needed), its slope, and the tapes of its children."""
 
     value: torch.Tensor | None
     slope: torch.Tensor | None = None
@@ -57,7 +57,7 @@ class _Tape(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients in the order of the tensors of a tree; those of a leaf's points once for each set of points."""
+    """Gradients in the order of a tree's tensors; `points` has one entry per leaf and set of points."""
 
     points: list[torch.Tensor]
     shapes: list[torch.Tensor]
@@ -65,7 +65,7 @@ class Gradients(NamedTuple):
 
 
 class Walk(Generic[Place]):
-    """A tree of plain tensors, block by block: its leaves from left to right, and weights that broadcast to a block."""
+    """A tree of detached tensors, evaluated block by block; its weights broadcast to a block."""
 
     def __init__(self, node: Node, leaves: Sequence[Leaf], weights: list[torch.Tensor]) -> None:
         self._root = _numbered(node, itertools.count(), itertools.count())
@@ -78,17 +78,17 @@ class Walk(Generic[Place]):
         self._leaf_factors: list[torch.Tensor | float] = [1.0] * len(leaves)
 
     def _spare(self, like: torch.Tensor) -> torch.Tensor:
-        """Return uninitialised memory for one more matrix of the size of a block."""
+        """Return an uninitialised matrix of the size of a block."""
         return torch.empty_like(like)
 
     def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: Place) -> torch.Tensor:
-        """Return the sum of ``g * by`` over all elements that a block represents, shape ``(..., 1, 1)``."""
+        """Return the sum of ``g * by`` over all elements that a block stands for, shape ``(..., 1, 1)``."""
         return (g if by is None else g * by).sum((-2, -1), keepdim=True)
 
     def fill(self, at: Place, out: torch.Tensor, keep: bool = False) -> None:
         """Write a block of the kernel matrix into `out`.
 
-        With `keep`, the values that `backward` needs are kept: several matrices of the block's size.
+        With `keep`, the values that `backward` needs are kept, several matrices of the block's size.
         """
         if keep:
             self._kept = self._tape(self._root, at, out, wanted=True, out=out)
@@ -98,11 +98,11 @@ class Walk(Generic[Place]):
             out.copy_(value)
 
     def _finish(self, leaf: Leaf, u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
-        """Turn u into k in place where the family can, and fill the slope."""
+        """Return k, in the memory of u if the epilogue works in place, and fill the slope."""
         return leaf.family.finish(u, slope, self._spare, *(() if leaf.shape is None else (leaf.shape,)))
 
     def _value(self, part: _Part, at: Place, out: torch.Tensor) -> torch.Tensor:
-        """Return the value of a node, in `out` where possible."""
+        """Return the value of a node, in `out` if possible."""
         if part.kind == "leaf":
             leaf = self._leaves[part.number]
             return self._finish(leaf, leaf.distances(at, out), None)
@@ -118,16 +118,16 @@ class Walk(Generic[Place]):
         return total
 
     def backward(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
-        """Accumulate ``factor * g``, the derivative by a block of the matrix; `g` is overwritten.
+        """Accumulate gradients from ``factor * g``, the derivative by a block; `g` is overwritten.
 
-        The factor of all blocks must be the same.
+        `factor` must be the same for all blocks.
         """
         tape, self._kept = self._kept, None
         tape = self._tape(self._root, at, g, wanted=False) if tape is None else tape
         self._backward(self._root, tape, at, g, factor)
 
     def _tape(self, part: _Part, at: Place, like: torch.Tensor, wanted: bool, out: torch.Tensor | None = None) -> _Tape:
-        """Evaluate a node with all values that `backward` needs; with `out`, write its value there too."""
+        """Evaluate a node and record the values that `backward` needs; with `out`, also write its value there."""
         if part.kind == "leaf":
             leaf = self._leaves[part.number]
             u = leaf.distances(at, self._spare(like))
@@ -161,7 +161,7 @@ class Walk(Generic[Place]):
             _add(self._weight_totals, number, self._total(g, None, at) * factor)
         elif part.kind == "scale":
             child, own = part.children[0], self._weights[number] * factor
-            if child.kind == "leaf" and self._leaves[child.number].family.slope_is_value:  # ``g k`` is formed anyway
+            if child.kind == "leaf" and self._leaves[child.number].family.slope_is_value:  # the leaf forms ``g k``
                 self._backward_leaf(child.number, tape.children[0], at, g, own, number, factor)
                 return
             _add(self._weight_totals, number, self._total(g, tape.children[0].value, at) * factor)
@@ -180,7 +180,7 @@ class Walk(Generic[Place]):
         self, index: int, tape: _Tape, at: Place, g: torch.Tensor, factor: torch.Tensor | float, scale: int = -1,
         outer: torch.Tensor | float = 1.0,
     ) -> None:  # fmt: skip
-        """Accumulate `g` at a leaf, and the total of ``g k`` for weight number `scale`, unless that is negative."""
+        """Accumulate `g` at a leaf, and the total of ``g k`` for the weight `scale` unless that is negative."""
         leaf = self._leaves[index]
         self._leaf_factors[index] = factor
         assert tape.value is not None
@@ -208,7 +208,7 @@ class Walk(Generic[Place]):
 def _combined(
     operation: Callable[..., torch.Tensor], one: torch.Tensor, other: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
-    """Return ``operation(one, other)`` in `out` where the result fills it; two constants stay small."""
+    """Return ``operation(one, other)``, in `out` unless both operands are smaller constants."""
     if out.shape not in (one.shape, other.shape):
         return operation(one, other)
     return operation(one, other, out=out)

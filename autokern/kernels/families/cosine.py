@@ -14,7 +14,7 @@ from gpytorch.kernels import CosineKernel, Kernel, RBFKernel
 from autokern.kernels.family import TINY, Family
 
 _SMALL = 1e-3
-"""Below this the quotients of the second derivative lose their digits, and its series takes over."""
+"""Below this u the second derivative comes from its series, since the quotient loses digits."""
 
 
 def _embed(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
@@ -62,5 +62,5 @@ COSINE = Family(
     kernels=(CosineKernel,),
     embed=_embed,
     differences=True,
-    make=RBFKernel,  # a cosine is positive definite in one dimension only, so that its sample is another kernel
+    make=RBFKernel,  # samples use an RBF, as a cosine is positive definite in one dimension only
 )

@@ -15,7 +15,7 @@ from autokern.kernels.elementary import decay, root_
 from autokern.kernels.family import TINY, Family, Spare, of_unit_lengthscale
 
 _ZERO = 2e-15
-"""Distances up to here are zero: there the slope of the Matérn 1/2 is infinite and meets a zero difference."""
+"""Distances up to this count as zero, where the infinite slope of the Matérn 1/2 is replaced by zero."""
 
 
 def _root(u: Any) -> Any:

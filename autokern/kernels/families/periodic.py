@@ -17,7 +17,7 @@ from autokern.kernels.family import Family
 
 def _embed(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
     angle = x * (2 * math.pi) / kernel.period_length
-    circle = torch.cat(((angle / 2).sin().square() * -2, angle.sin()), -1)  # touches the origin: short norms nearby
+    circle = torch.cat(((angle / 2).sin().square() * -2, angle.sin()), -1)  # touches the origin: small norms nearby
     return circle / _both(kernel.lengthscale.sqrt().expand_as(angle[..., :1, :]))
 
 
@@ -33,9 +33,9 @@ PERIODIC = Family(
     (exponential,) * 5,
     plain,
     slope_is_value=True,
-    kernels=(PeriodicKernel, keops.PeriodicKernel),  # the same parameters in both
+    kernels=(PeriodicKernel, keops.PeriodicKernel),
     embed=_embed,
     differences=True,
-    stock_passes=lambda d: 60.0 * d,  # all differences of points
+    stock_passes=lambda d: 60.0 * d,  # gpytorch forms all differences of points
     kept=lambda d: 5 * d + 2,
 )

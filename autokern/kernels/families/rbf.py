@@ -17,7 +17,7 @@ def exponential(u: Any) -> Any:
 
 
 def decay(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
-    """Turn u into its exponential in place, which is its own slope."""
+    """Replace u by its exponential, which is also the slope."""
     k = exp_(u)
     if slope is not None:
         slope.copy_(k)
@@ -25,7 +25,7 @@ def decay(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
 
 
 def plain(dtype: torch.dtype) -> Kernel:
-    """Return gpytorch's kernel for points embedded already."""
+    """Return gpytorch's kernel of embedded points."""
     return of_unit_lengthscale(RBFKernel(), dtype)
 
 

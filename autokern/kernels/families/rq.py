@@ -24,7 +24,7 @@ def _embed(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
 
 
 def _value(u: Any, alpha: Any) -> Any:
-    """Raise 1 + u to the power; what rounding takes from the sum comes back as a first-order term, as in log1p."""
+    """Return ``(1 + u)^-alpha``, with the rounding of ``1 + u`` corrected to first order, as in log1p."""
     w = u + 1
     return (-alpha * (w.log() + (u - (w - 1)) / w)).exp()
 
