@@ -20,7 +20,7 @@ _SMALL = 2**14
 def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the lower Cholesky factor of a row-major matrix, of which the lower triangle is read, and LAPACK's info.
 
-    The factor overwrites the matrix where that is faster. Only `torch.linalg.cholesky_ex` is called, once, by its name.
+    The factor overwrites the matrix where that is faster. `torch.linalg.cholesky_ex` is called once, so patches see it.
     """
     if matrix.numel() < _SMALL or not matrix.is_cpu:
         lower, info = torch.linalg.cholesky_ex(matrix)

@@ -93,7 +93,7 @@ class Conditioned:
 
     @property
     def root(self) -> torch.Tensor:
-        """``W^T``, shape ``(..., n, n)``: the root of the inverse that the library keeps."""
+        """``W^T``, shape ``(..., n, n)``, which the library caches as the root of the inverse."""
         with torch.set_grad_enabled(self.requires_grad):
             return self._formed_root()
 

@@ -45,8 +45,8 @@ class Explains(Protocol):
 def evaluated(covariance: Any) -> torch.Tensor:
     """Return a covariance as a matrix.
 
-    A lazy kernel that the op `kernel_matrix` serves is evaluated by one call of `forward`; that op does its own memory
-    accounting. Every other operator forms itself.
+    A lazy kernel that the op `kernel_matrix` serves is evaluated by one call of `forward`, and that op accounts for the
+    memory; any other operator's `to_dense` is called.
     """
     if isinstance(covariance, torch.Tensor):
         return covariance

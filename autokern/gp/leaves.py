@@ -184,10 +184,7 @@ def _of_botorch(kind: type) -> tuple[str, Callable[[_Place], small.Part]]:
 
 
 def called(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
-    """Return the part that evaluates a kernel's `__call__`, which selects its active dimensions from `columns`.
-
-    Raises UnreadError if any part of the kernel is unsupported.
-    """
+    """Return the part that evaluates a kernel's `__call__`, which selects active dimensions; or raise UnreadError."""
     if kernel is None:
         raise UnreadError("no kernel")
     chosen = seen.chosen(kernel)

@@ -40,10 +40,7 @@ TIGHT, _CHECKED = "tight", 1e-3
 
 
 def is_default_size(limit: float) -> bool:
-    """Whether a value of `max_cholesky_size` is the libraries' default.
-
-    BoTorch sets another default at its import, when it also turns the default of fast computations off.
-    """
+    """Whether a value of `max_cholesky_size` is the default: BoTorch's if its import turned fast computations off."""
     return limit == DEFAULT_SIZES[not library.fast_computations.log_prob._default]
 
 
@@ -114,7 +111,7 @@ _LATER = (
 
 
 def as_now() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a function that makes contexts with the present settings; a context sets only those that have changed."""
+    """Return a function that makes contexts with the present settings; a context sets only changed settings."""
     return functools.partial(_again, [(kind, _arguments(kind)) for kind in _LATER])
 
 

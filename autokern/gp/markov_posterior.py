@@ -102,7 +102,7 @@ class LinePosterior:
         return (rows * self.solve(rows.mT).mT).sum(-1).to(rows.dtype)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``, shape ``(m, m)``; Cholesky, more accurate, serves few training points."""
+        """Return ``rows K^-1 rows^T``, shape ``(m, m)``; up to `_DENSE` training points by Cholesky, more accurate."""
         columns = rows.mT.double()
         if self.n > _DENSE:
             found = columns.mT @ self.solve(columns)

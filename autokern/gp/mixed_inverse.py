@@ -34,7 +34,7 @@ OF_SOLUTION = 1e-3
 OF_EACH = 1e-3
 """Largest error of the gradient by the log of any hyperparameter, relative to the larger of its two terms."""
 _NOTHING = 1e-8
-"""Absolute error of such a gradient, per effective degree of freedom, that is always accepted."""
+"""Absolute error of the gradient by the log of a hyperparameter, per effective degree of freedom, always accepted."""
 _PROBES = 8
 """Random vectors that estimate errors."""
 _CHANGE = 0.2

@@ -62,7 +62,7 @@ class SpectralMixture:
         return total, gaps, terms  # type: ignore[return-value]
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add the gradients by weights, means and scales, and by the points."""
+        """Add to the gradients of weights, means, scales and points."""
         one, two, factors, dimensions = kept
         alike, count = two is one, one[1].shape[-3]
         grads = np.zeros((3, len(dimensions), count, *g.shape[:-2]))

@@ -1,4 +1,4 @@
-"""Records the parameters that a density was computed with, for a later evaluation of its prior covariance.
+"""The parameters that a density was computed with, stored for a later evaluation of its prior covariance.
 
 Stock evaluates and caches the prior covariance when it computes the density. A density computed without it stores the
 values of the kernel's parameters on the lazy covariance, as plain objects that unpickle without autokern.

@@ -155,10 +155,7 @@ class Density(NamedTuple):
 
 
 def density(k: Array, residual: Array, factor: float) -> Density | None:
-    """Return the log density of a residual, with gradients times `factor`; None if the factorisation fails.
-
-    `k` is the noisy covariance, row-major, and is overwritten.
-    """
+    """Return the log density and its gradients times `factor`, None if `k` has no factor; overwrites row-major `k`."""
     found = solved(k, residual)
     if found is None:
         return None

@@ -27,7 +27,7 @@ class Constant:
         return found, None
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add the gradient by the constant."""
+        """Add to the gradient of the constant."""
         if theta:
             summed(self._constant, g)
 
@@ -72,7 +72,7 @@ class Categorical(_LookedUp):
         return [p[..., None] != q[..., None, :] for p, q in zip(one, two, strict=True)]
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add the gradient by the lengthscale; there is none by the points."""
+        """Add to the gradient of the lengthscale; the points get none."""
         if not theta or kept is None:
             return
         differ, k = kept

@@ -98,10 +98,7 @@ def key(kernel: Kernel | Embedded) -> Any:
 
 
 def plain(kernel: Embedded, dtype: torch.dtype) -> Kernel:
-    """Return a gpytorch kernel that computes the same from the embedded points, detached from any graph.
-
-    It unpickles without autokern.
-    """
+    """Return a detached gpytorch kernel of the embedded points with the same values; it unpickles without autokern."""
     each = torch.arange(sum(kernel.widths), device="cpu").split(kernel.widths)
     dims = iter(each if len(each) > 1 else (None,))  # a single leaf reads all dimensions
     shapes, weights = iter(kernel.shapes), iter(kernel.weights)

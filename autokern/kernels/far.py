@@ -71,7 +71,7 @@ def settled(of: Family, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | N
 
 
 def same_points(x1: torch.Tensor, x2: torch.Tensor) -> bool:
-    """Whether two sets of points have equal values; the same memory is not read."""
+    """Whether two sets of points have equal values; tensors that share their memory are not compared."""
     if x1 is x2:
         return True
     if x1.shape != x2.shape:

@@ -86,10 +86,7 @@ class Walk(Generic[Place]):
         return (g if by is None else g * by).sum((-2, -1), keepdim=True)
 
     def fill(self, at: Place, out: torch.Tensor, keep: bool = False) -> None:
-        """Write a block of the kernel matrix into `out`.
-
-        With `keep`, the values that `backward` needs are kept, several matrices of the block's size.
-        """
+        """Write a block of the kernel matrix into `out`; `keep` stores the values for `backward`, several blocks."""
         if keep:
             self._kept = self._tape(self._root, at, out, wanted=True, out=out)
             return
@@ -118,10 +115,7 @@ class Walk(Generic[Place]):
         return total
 
     def backward(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
-        """Accumulate gradients from ``factor * g``, the derivative by a block; `g` is overwritten.
-
-        `factor` must be the same for all blocks.
-        """
+        """Accumulate gradients from a block's derivative ``factor * g``, one factor for all blocks; overwrites `g`."""
         tape, self._kept = self._kept, None
         tape = self._tape(self._root, at, g, wanted=False) if tape is None else tape
         self._backward(self._root, tape, at, g, factor)
