@@ -37,7 +37,7 @@ __all__ = [
 ]  # fmt: skip
 
 MOST = {"float64": 1000, "float32": 500}
-"""Most points by dtype: above, multi-threaded torch is faster, and so is single precision than NumPy's float64."""
+"""Most points by dtype: above, torch is faster, by its threads or in single precision."""
 MOST_ROWS = 2000
 """Most points of all models of a batch together: above, a Python loop over the models is too slow."""
 _NO_BATCH = torch.Size()

@@ -101,8 +101,9 @@ def _solved(
 ) -> tuple[str, Preconditioner, Solution] | None:  # fmt: skip
     """Return the preconditioner that needs the fewest products, with its solutions; None if none converges.
 
-    The likeliest one is tried first. The other is tried if the first fails or needs more than `_FEW` products and more
-    than twice those of the last choice, and is given up when it expects to need more than the first.
+    The likeliest one is tried first. The other is tried if the first fails, or needs more than `_FEW` products and more
+    than twice those of the last choice (pivots that explain little are not tried after Vecchia's approximation served).
+    It is given up when it expects to need more products than the first.
     """
     if kept.rests():
         return None
