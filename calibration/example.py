@@ -1,4 +1,7 @@
-"""The worked example of `docs/how-it-decides.md`: one decision on a recorded host, written out from its profile."""
+"""The worked example of `docs/how-it-decides.md`: two decisions on a recorded host, written out from its profile.
+
+Candidates that cannot serve are left out.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,10 @@ def markdown() -> str:
         runner = min(others, key=lambda name: estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma)
         result = estimates[runner]
         reach = result.log_ratio + CONFIDENCE * result.sigma
+        printed = "\n".join(line for line in str(decision).splitlines() if " cannot: " not in line)
         told_of = f"{reach:.2f}, below" if reach <= -NOISE else f"{reach:.2f}, not below"
         parts.append(
-            f"```\n{decision}\n```\n\nThe logarithm of the time of `{runner}` over stock's is predicted as "
+            f"```\n{printed}\n```\n\nThe logarithm of the time of `{runner}` over stock's is predicted as "
             f"{result.log_ratio:.2f} ± {result.sigma:.2f}.\n"
             f"{CONFIDENCE} standard deviations up it is {told_of} the {-NOISE} that counts as a gain.\n"
         )

@@ -3,7 +3,7 @@
 The text in the documents is made of the recorded decisions by the package as it is.
 
     python calibration/explained.py
-    python calibration/explained.py --readme docs/how-it-decides.md
+    python calibration/explained.py --readme docs/evidence.md
 """
 
 from __future__ import annotations

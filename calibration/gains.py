@@ -28,7 +28,7 @@ import torch
 from measuring import geomean
 
 HERE = Path(__file__).parent
-JSON, DOCUMENT, BLOCK = HERE / "gains.json", HERE.parent / "docs" / "how-it-decides.md", "gains"
+JSON, DOCUMENT, BLOCK = HERE / "gains.json", HERE.parent / "docs" / "evidence.md", "gains"
 SIDES = ("off", "none", "quick", "full")
 BUDGETS = {"quick": 20.0, "full": 300.0}
 SIZES = (20, 50, 100, 300, 500, 800, 1000, 1500)

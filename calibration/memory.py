@@ -2,7 +2,7 @@
 
 Every case runs in a child process of its own: arguments are made, the peak of resident memory that Linux keeps is
 reset, the call runs (and its backward pass, where gradients are wanted), the peak is read. Linux only. `--check` runs
-nothing and tells whether the committed figures and the table in docs/how-it-decides.md still hold.
+nothing and tells whether the committed figures and the table in docs/evidence.md still hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autokern.core.registry import get, registered
 from autokern.system import host
 
 JSON = Path(__file__).parent / "memory.json"
-DOCUMENT = Path(__file__).parent.parent / "docs" / "how-it-decides.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "evidence.md"
 WITHIN = 0.2
 """What a prediction may be off by, as a part of what is measured."""
 LEAST = 200 * 2**20

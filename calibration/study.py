@@ -40,7 +40,7 @@ from autokern.tuning.measuring import trial
 
 HERE = Path(__file__).parent
 JSON = HERE / "study.json"
-DOCUMENT = HERE.parent / "docs" / "how-it-decides.md"
+DOCUMENT = HERE.parent / "docs" / "evidence.md"
 PROBLEMS = 800
 """Problems of `choices`."""
 MOST_TRUTH = 2**25

@@ -83,4 +83,4 @@ assert abs(served - stock) < 1e-9
 
 # %% [markdown]
 # More dimensions, other kernels: [kernel matrices that are never
-# formed](../how-it-decides.md#kernel-matrices-that-are-never-formed).
+# formed](../design.md#kernels).

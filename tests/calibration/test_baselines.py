@@ -136,5 +136,5 @@ def test_simulated_roads_are_many_points_along_few_roads():
 
 
 def test_committed_figures_are_in_the_document():
-    document = baselines.FOLDER.parent / "docs" / "how-it-decides.md"
+    document = baselines.FOLDER.parent / "docs" / "evidence.md"
     assert baselines.main(["--check", str(document)]) == 0

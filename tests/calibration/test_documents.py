@@ -1,4 +1,4 @@
-"""What the docs show of recorded hosts is what the scripts write."""
+"""What the docs show of recorded hosts and of the code is what the scripts write."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import baselines
 import example
 import explained
 import machines
+import picture
 import pytest
 
 from autokern.core.problem import Problem
@@ -26,7 +27,7 @@ def test_what_the_docs_say_of_recorded_hosts_is_what_the_scripts_write(script, o
     assert script.main(["--check"]) == 0, f"run calibration/{script.__name__}.py"
 
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "how-it-decides.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "evidence.md"
 
 
 def test_what_explain_told_is_what_the_docs_show(tmp_path, capsys):
@@ -37,6 +38,19 @@ def test_what_explain_told_is_what_the_docs_show(tmp_path, capsys):
     other.write_text(json.dumps(results), encoding="utf-8")
     assert explained.main(["--output", str(other), "--check", str(DOCUMENT)]) == 1
     assert "run --readme" in capsys.readouterr().out
+
+
+def test_the_ways_through_the_packages_are_those_of_the_code():
+    assert picture.main(["--check"]) == 0, "run calibration/picture.py"
+
+
+@pytest.mark.parametrize(
+    "line", ["gp/steps.py: step_off | |", "gp/no.py: loss | |", "gp/steps.py: loss | nothing_like_it |", "auto.py: x | |"]
+)
+def test_a_way_that_the_code_does_not_take_is_told(line, monkeypatch, capsys):
+    monkeypatch.setattr(picture, "WAYS", {"a way": picture.steps(f"  {line} does something")})
+    assert picture.main(["--check"]) == 1
+    assert line.partition(":")[0].partition("/")[0] in capsys.readouterr().out
 
 
 @pytest.mark.slow
