@@ -45,7 +45,8 @@ def test_the_ways_through_the_packages_are_those_of_the_code():
 
 
 @pytest.mark.parametrize(
-    "line", ["gp/steps.py: step_off | |", "gp/no.py: loss | |", "gp/steps.py: loss | nothing_like_it |", "auto.py: x | |"]
+    "line",
+    ["gp/steps.py: step_off | |", "gp/no.py: loss | |", "gp/steps.py: loss | nothing_like_it |", "auto.py: x | |"],
 )
 def test_a_way_that_the_code_does_not_take_is_told(line, monkeypatch, capsys):
     monkeypatch.setattr(picture, "WAYS", {"a way": picture.steps(f"  {line} does something")})
