@@ -58,6 +58,12 @@ def test_links_in_docs_lead_to_files():
             assert page.name == "README.md" or target.resolve().is_relative_to(ROOT / "docs"), (page.name, link)
 
 
+def test_the_proofs_of_promises_exist():
+    named = set(re.findall(r"`((?:tests|calibration)/[\w/.]+)", (ROOT / "docs" / "promises.md").read_text()))
+    assert named
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
 def test_every_page_is_in_the_menu():
     menu = set(re.findall(r": ([\w-]+\.md)$", (ROOT / ".mkdocs.yml").read_text(), re.MULTILINE))
     assert menu == {page.name for page in (ROOT / "docs").glob("*.md")}
