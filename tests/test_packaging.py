@@ -58,10 +58,29 @@ def test_links_in_docs_lead_to_files():
             assert page.name == "README.md" or target.resolve().is_relative_to(ROOT / "docs"), (page.name, link)
 
 
-def test_the_proofs_of_promises_exist():
-    named = set(re.findall(r"`((?:tests|calibration)/[\w/.]+)", (ROOT / "docs" / "promises.md").read_text()))
+def test_links_to_headings_lead_to_headings():
+    """A heading's anchor is its words in lower case and ASCII, for the site as for the repository."""
+    pages = {path: path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+    anchors = {
+        path: {
+            re.sub(r"\W+", "-", re.sub(r"[^\w\s-]", "", line)).lower() for line in re.findall(r"^#+ (.*)$", text, re.M)
+        }
+        for path, text in pages.items()
+    }
+    for page, text in pages.items():
+        for link, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#([^)]+)\)", text):
+            target = (page.parent / link).resolve() if link else page
+            assert anchor in anchors[target], (page.name, link, anchor)
+            assert anchor.isascii()
+
+
+@pytest.mark.parametrize("page", ["promises.md", "design.md"])
+def test_the_files_that_a_page_names_exist(page):
+    folders = "|".join(path.name for path in (ROOT / "autokern").iterdir() if path.is_dir())
+    text = (ROOT / "docs" / page).read_text()
+    named = re.findall(rf"`((?:\.ci|tests|calibration|autokern|{folders})/[\w/]+(?:\.\w+)?)", text)
     assert named
-    assert {name for name in named if not (ROOT / name).exists()} == set()
+    assert {name for name in named if not ((ROOT / name).exists() or (ROOT / "autokern" / name).exists())} == set()
 
 
 def test_every_page_is_in_the_menu():
