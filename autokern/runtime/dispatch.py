@@ -228,7 +228,7 @@ def using(
         _settings(), force=force, exclude=exclude, accuracy=accuracy, max_error=max_error, memory=memory, calls=calls
     )
     if force or exclude:
-        settings = orders.checked(settings)
+        orders.check(settings)
     overlay = Overlay(settings, _current.get())
     token = _current.set(overlay)
     try:
