@@ -19,7 +19,7 @@ SCHEMA = 2
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
-_ORDER = ("calibrate", "compare", "run", "show", "explain", "doctor", "profile", "clear", "bench", "record")
+_ORDER = ("calibrate", "compare", "run", "show", "explain", "doctor", "profile", "clear")
 
 
 class _Commands(TyperGroup):

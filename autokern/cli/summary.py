@@ -56,18 +56,6 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True):
     stock_seconds: float
 
 
-class Rough(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate of lower precision."""
-
-    op: str
-    device: str
-    dtype: str
-    candidate: str
-    problems: int
-    speedup: float  # geometric mean gain over the fastest candidate within the bound
-    relative_error: float  # the largest
-
-
 class Known(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a profile as `autokern show` prints it."""
 
@@ -77,7 +65,6 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     banned: list[Ban]
     setup: dict[str, float]
     winners: list[Winner] = []
-    rough: list[Rough] = []
     exam: list[Examined] = []
     thresholds: list[Line] = []
 
@@ -100,26 +87,9 @@ def known(profile: Profile, ops: Collection[str] | None = None) -> Known:
     best = winners(profile)
     return Known(
         fingerprint=profile.fingerprint, created=profile.created, ops=summaries(profile, best), banned=profile.banned,
-        setup=profile.setup, winners=[] if ops is None else best, rough=rough(profile),
+        setup=profile.setup, winners=[] if ops is None else best,
         exam=profile.exam if ops is None else [],
     )  # fmt: skip
-
-
-def rough(profile: Profile) -> list[Rough]:
-    """Return the gains and errors of all candidates of lower precision."""
-    found: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
-    for trial in profile.trials:
-        p, best = trial.problem, min((t.ratio for t in trial.usual.values()), default=1.0)
-        for name, timing in trial.timings.items():
-            if timing.relative_error is not None:
-                pair = (best / timing.ratio, timing.relative_error)
-                found.setdefault((p.op, p.device, p.dtype, name), []).append(pair)
-    rows = []
-    for (op, device, dtype, name), pairs in sorted(found.items()):
-        gains, errors = zip(*pairs, strict=True)
-        gain = {"problems": len(pairs), "speedup": statistics.geometric_mean(gains), "relative_error": max(errors)}
-        rows.append(Rough(op=op, device=device, dtype=dtype, candidate=name, **gain))
-    return rows
 
 
 def summaries(profile: Profile, best: Sequence[Winner]) -> list[Summary]:

@@ -87,7 +87,7 @@ def ops(found: Known, title: str) -> Table:
 
 
 def of_known(found: Known, title: str) -> list[Table]:
-    """Return the non-empty tables of ops, the exam, candidates of lower precision, and bans."""
+    """Return the non-empty tables of ops, the exam, and bans."""
     made = [ops(found, title)]
     if found.exam:
         gain = math.exp(sum(math.log(row.shipped / row.new) for row in found.exam) / len(found.exam))
@@ -98,12 +98,6 @@ def of_known(found: Known, title: str) -> list[Table]:
             for row in found.exam
         ]  # fmt: skip
         made.append(Table(told, ("timed in turns", ">stock", ">× shipped", ">× now", ">× gained"), rows))
-    rough = [
-        (r.op, f"{r.device} {r.dtype}", r.candidate, f"{r.problems}", f"{r.speedup:.2f}", f"{r.relative_error:.0e}")
-        for r in found.rough
-    ]
-    told = "lower precision, only when asked for; × best: of those within the bound"
-    made.append(Table(told, ("op", "on", "candidate", ">problems", ">× best", ">error"), rough))
     bans = [(f"{ban.op}.{ban.candidate}", f"{ban.device} {ban.dtype}", ban.reason) for ban in found.banned]
     made.append(Table("banned on this host", ("candidate", "on", "reason"), bans))
     return [table for table in made if table.rows]
