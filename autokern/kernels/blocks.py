@@ -1,9 +1,8 @@
 """A kernel matrix of one set of points evaluated block by block, and its gradients accumulated block by block.
 
-Temporaries are blocks that fit the cache. For each leaf, the backward pass accumulates the product ``W z`` and the row
-sums of ``W = g k'(u)``, which give the gradient of the points as ``4 gamma (rows(W) z - W z)``; no ``n x n x d``
-temporary exists. The matrix is symmetric, so the lower triangle of blocks suffices: entries left of the diagonal count
-twice.
+Temporaries are blocks that fit the cache. For each leaf, the backward pass accumulates the product ``W [x 1]`` of
+``W = g k'(u)``, which gives the gradient of the points as ``4 gamma (rows(W) x - W x)``; no ``n x n x d`` temporary
+exists. The matrix is symmetric, so the lower triangle of blocks suffices: entries left of the diagonal count twice.
 """
 
 from __future__ import annotations
@@ -75,39 +74,52 @@ class Points:
         return out if u is out else out.copy_(u)
 
 
-class _Leaf(Points):
-    """A leaf of a symmetric matrix, with the accumulated sums for its points' gradient."""
+class Leaf(Points):
+    """One leaf, with the sums ``W [x' 1]`` and ``W^T [x 1]`` over blocks, transposed, which a BLAS adds faster."""
 
-    __slots__ = ("product", "rows")
+    __slots__ = ("_columns", "_extended", "_mirrored", "_rows")
 
-    def __init__(self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, look: bool) -> None:
-        super().__init__(of, points, shape, look)
-        self.product: torch.Tensor | None = None
-        self.rows: torch.Tensor | None = None
+    def started(self, mirrored: bool = False) -> Leaf:
+        """Return this leaf without sums; `mirrored` says that entries left of the diagonal's blocks count twice."""
+        self._mirrored = mirrored
+        self._rows: list[torch.Tensor] = []
+        self._columns: torch.Tensor | None = None
+        return self
 
     def accumulate(self, at: _Rows, w: torch.Tensor) -> None:
-        """Accumulate ``dL/du`` without its diagonal, which cancels in the gradient."""
-        start, stop = at
-        w = w.to(self.z.dtype)
-        if w.shape[-2] == self.z.shape[-2]:  # all rows
-            w.fill_diagonal_(0) if w.dim() == 2 else w.diagonal(0, -2, -1).zero_()
-            self.rows, self.product = w.sum(-1, keepdim=True), w @ self.z
-            return
-        w.diagonal(start).zero_()
-        if self.rows is None or self.product is None:
-            self.rows, self.product = torch.zeros_like(self.row), torch.zeros_like(self.z)
-        self.rows[start:stop] += w.sum(-1, keepdim=True)
-        self.product[start:stop].addmm_(w, self.z[:stop])
-        if start:
-            left = w[:, :start].mT
-            self.rows[:start] += left.sum(-1, keepdim=True)
-            self.product[:start].addmm_(left, self.z[start:stop])
+        """Accumulate ``dL/du``; its diagonal cancels for equal points and is set to 0, or stays NaN."""
+        (start, stop), w = at, w.to(self.z.dtype)
+        if self.same:
+            diagonal = w.diagonal(start, -2, -1)
+            diagonal.sub_(diagonal)
+        if not self._rows:
+            z = torch.cat((self.z, torch.ones_like(self.row)), -1).mT
+            y = z if self.y is self.z else torch.cat((self.y, torch.ones_like(self.column.mT)), -1).mT
+            self._extended = z, y
+        z, y = self._extended
+        self._rows.append((y if y.shape[-1] == w.shape[-1] else y[:, :stop]) @ w.mT)
+        if not self._mirrored:
+            if self._columns is None:
+                self._columns = z[..., :stop] @ w
+            else:
+                self._columns.addmm_(z[:, start:stop], w)
+        elif start:
+            if self._columns is None:
+                self._columns = torch.zeros_like(z)
+            self._columns[:, :start].addmm_(z[:, start:stop], w[:, :start])
 
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
-        """Return the gradient of the points."""
-        assert self.rows is not None
-        assert self.product is not None
-        return [self.rows.mul(self.z).sub_(self.product).mul_(factor * (4 * self.family.gamma)).to(self.dtype)]
+        """Return the gradient of the rows' points, and of the columns' if they are another tensor."""
+        rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows, -1)
+        if self._columns is None:
+            pairs = [(self.z, rows)]
+        elif self.y is self.z:
+            pairs = [(self.z, rows + self._columns)]
+        else:
+            pairs = [(self.z, rows), (self.y, self._columns)]
+        scale = factor * ((4 if self._mirrored else 2) * self.family.gamma)
+        found = ((p, s.mT) for p, s in pairs)
+        return [(s[..., -1:] * p).sub_(s[..., :-1]).mul_(scale).to(self.dtype) for p, s in found]
 
 
 class Blocks(Walk[_Rows]):
@@ -117,7 +129,7 @@ class Blocks(Walk[_Rows]):
     """
 
     def __init__(self, tree: Tree, look: bool = True) -> None:
-        found = [_Leaf(*leaf, look) for leaf in by_leaf(tree)]
+        found = [Leaf(*leaf, look).started(mirrored=True) for leaf in by_leaf(tree)]
         super().__init__(tree.node, found, [w if not w.dim() else w[:, None, None] for w in tree.weights])
 
     def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: _Rows) -> torch.Tensor:

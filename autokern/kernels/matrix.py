@@ -15,7 +15,7 @@ from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Lent, each_cotangent, plain_gradients
 from autokern.kernels import embedded
-from autokern.kernels.blocks import Points, bytes_on, row_blocks
+from autokern.kernels.blocks import Leaf, bytes_on, row_blocks
 from autokern.kernels.far import same_points
 from autokern.kernels.tree import Parts, Tree, apart, by_leaf, flattened
 from autokern.kernels.walk import Walk
@@ -64,45 +64,13 @@ def _row_blocks(k: torch.Tensor) -> list[_Rows]:
     return [(0, n)] if k.dim() > 2 else row_blocks(n, m * k.element_size(), block_bytes(k.device.type))
 
 
-class _Leaf(Points):
-    """One leaf, with the sums ``W [x' 1]`` and ``W^T [x 1]`` over blocks, transposed, which a BLAS adds faster."""
-
-    __slots__ = ("_columns", "_extended", "_rows")
-
-    def start(self) -> None:
-        """Reset the sums."""
-        z = torch.cat((self.z.mT, torch.ones_like(self.row.mT)), -2)
-        y = z if self.y is self.z else torch.cat((self.y.mT, torch.ones_like(self.column)), -2)
-        self._extended = z, y
-        self._rows: list[torch.Tensor] = []
-
-    def accumulate(self, at: _Rows, w: torch.Tensor) -> None:
-        """Accumulate ``dL/du``; its diagonal cancels for equal points and is set to 0, or stays NaN."""
-        start, stop = at
-        (z, y), w = self._extended, w.to(self.z.dtype)
-        if self.same:
-            w.diagonal(start, -2, -1).mul_(0)
-        if not self._rows:
-            self._columns = z[..., :stop] @ w
-        else:
-            self._columns.addmm_(z[:, start:stop], w)
-        self._rows.append(y @ w.mT)
-
-    def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
-        """Return the gradient of the rows' points, and of the columns' if they are another tensor."""
-        rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows, -1)
-        pairs = [(self.z, rows + self._columns)] if self.y is self.z else [(self.z, rows), (self.y, self._columns)]
-        scale = 2 * self.family.gamma * factor
-        return [(s[..., -1:, :] * p.mT).sub_(s[..., :-1, :]).mul_(scale).mT.to(self.dtype) for p, s in pairs]
-
-
 class _Blocks(Walk[_Rows]):
     """A tree at two sets of points, of detached tensors with at most one batch dimension, the same for all."""
 
     def __init__(self, parts: Parts, tensors: Sequence[torch.Tensor], same: bool) -> None:
         tree, others = parts.pair(tensors)
         columns = others or [None] * len(tree.points)
-        self.leaves = [_Leaf(*leaf, True, other, same) for leaf, other in zip(by_leaf(tree), columns, strict=True)]
+        self.leaves = [Leaf(*leaf, True, other, same) for leaf, other in zip(by_leaf(tree), columns, strict=True)]
         super().__init__(tree.node, self.leaves, [w if not w.dim() else w[:, None, None] for w in tree.weights])
         scaled = tree.node.kind == "scale"
         inner = tree.node.children[0] if scaled else tree.node
@@ -179,7 +147,7 @@ class _Matrix(torch.autograd.Function):
 def _of_tree(blocks: _Blocks, grad: torch.Tensor) -> list[torch.Tensor]:
     """Return all gradients by evaluating the tree again."""
     for leaf in blocks.leaves:
-        leaf.start()
+        leaf.started()
     for start, stop in _row_blocks(grad):
         blocks.backward((start, stop), grad[..., start:stop, :].clone(memory_format=torch.contiguous_format))
     points, shapes, weights = blocks.gradients()
@@ -203,7 +171,7 @@ def _of_leaf(
         and not scale.min().item() > torch.finfo(k.dtype).tiny / torch.finfo(k.dtype).eps
     ):
         value, by = blocks.evaluated(layout, False, None)[0], None  # the scale is too small to divide by
-    leaf.start()
+    leaf.started()
     totals, steps, buffer = [], _row_blocks(grad), None
     for at in steps:
         g, slopes, values = (t[at[0] : at[1]] if len(steps) > 1 else t for t in (grad, own, value))
