@@ -13,7 +13,7 @@ import torch
 
 from autokern.gp.preconditioners.base import Preconditioner, Probed
 
-__all__ = ["Solution", "logdets", "refined", "solve"]
+__all__ = ["Solution", "logdets", "refined", "solve", "still_needed"]
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 _SEEN = 8
@@ -83,7 +83,7 @@ def solve(
         steps.append(_spread(alpha, active, count))
         ratios.append(_spread(beta, active, count))
         worst.append(float(left.max()))
-        expected = _expected(worst, 1.0)
+        expected = float(made) if worst[-1] <= 1 else made + still_needed(worst[0], worst[-1], made - 1)
         if expected > patience:
             break
         going = left > 1
@@ -147,13 +147,12 @@ def _spread(values: torch.Tensor, active: torch.Tensor, count: int) -> torch.Ten
     return out
 
 
-def _expected(worst: list[float], tolerance: float) -> float:
-    """Return how many products reach the tolerance at the mean rate of convergence so far."""
-    made = len(worst)
-    if worst[-1] <= tolerance or made < _SEEN:
-        return float(made)
-    rate = (math.log(worst[0]) - math.log(worst[-1])) / (made - 1) if worst[-1] > 0 else math.inf
-    return made + math.log(worst[-1] / tolerance) / rate if rate > 0 else math.inf
+def still_needed(first: float, left: float, steps: int) -> float:
+    """Return how many more products reduce a residual to 1 at the mean rate so far; 0 until the rate is known."""
+    if steps < _SEEN:
+        return 0.0
+    rate = (math.log(first) - math.log(left)) / steps
+    return math.log(left) / rate if rate > 0 else math.inf
 
 
 def logdets(solved: Solution, n: int) -> torch.Tensor:

@@ -21,11 +21,11 @@ from autokern.kernels.tree import Parts, Tree, apart, flattened
 from autokern.system import buffers, threads
 
 __all__ = [
+    "CACHED",
     "Ladder",
     "State",
     "arranged",
     "at_once",
-    "block_bytes",
     "gradients_by",
     "log_prob",
     "of_matrix",
@@ -36,8 +36,8 @@ Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
 Gradients = Callable[..., list[torch.Tensor | None]]
 """``gradients(tree, state, noise, wanted)``: gradients by noise, residual and the tree's tensors, None if unwanted."""
-_CACHED = 2**20
-"""Bytes of a block of rows that stays in a CPU's cache over several passes."""
+CACHED = 2**20
+"""Bytes of a block of rows that stays in a CPU's cache; a dozen such blocks are held beside the matrix."""
 _LOG_2_PI = math.log(2 * math.pi)
 
 
@@ -98,23 +98,10 @@ def of_matrix(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> t
     return density
 
 
-def block_bytes(device: str) -> int:
-    """Return the bytes of one block of rows; each family holds about a dozen such blocks beside the matrix."""
-    return bytes_on(_CACHED, device)
-
-
-def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
-    """Return the bounds of the row blocks of a matrix; a batch is one block."""
-    n = matrix.shape[-1]
-    if matrix.dim() > 2:
-        return [(0, n)]
-    return row_blocks(n, n * matrix.element_size(), block_bytes(matrix.device.type))
-
-
 def _assemble(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> None:
     """Fill at least the lower triangle of a buffer with the noisy covariance."""
-    steps = _steps(buffer)
-    little = buffer.numel() * buffer.element_size() <= block_bytes(buffer.device.type)
+    steps = row_blocks(buffer, CACHED)
+    little = buffer.numel() * buffer.element_size() <= bytes_on(CACHED, buffer.device.type)
     for start, stop in steps:
         whole = stop - start == buffer.shape[-1]
         out = buffer if whole else buffer[start:stop, :stop]
@@ -164,7 +151,7 @@ def _factorise(
     if not (torch.any(info) if info.dim() else info.item()):
         return lower
     _assemble(blocks, noise, buffer, keep=False)
-    for start, stop in _steps(buffer)[1:]:
+    for start, stop in row_blocks(buffer, CACHED)[1:]:
         buffer[:start, start:stop] = buffer[start:stop, :start].mT
     if buffer.isnan().any():  # the error counts all NaNs, and blocks set the diagonal without computing it
         buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
@@ -208,7 +195,7 @@ def gradients_by(
         found[0] = by_noise.mul_(0.5)
     if any(wanted[2:]):
         turned, half = a.mT, vector.new_full((), 0.5)
-        for start, stop in _steps(inverse):
+        for start, stop in row_blocks(inverse, CACHED):
             if stop - start == inverse.shape[-1]:
                 g = torch.mul(a, turned).sub_(inverse)
             else:

@@ -17,6 +17,7 @@ import torch
 from linear_operator import settings as library
 
 from autokern.core.solved import Solved, note
+from autokern.gp.block_cg import still_needed
 from autokern.gp.preconditioners.base import UnfitError
 from autokern.gp.preconditioners.choice import Kept
 from autokern.gp.preconditioners.pivoted import by_columns
@@ -33,8 +34,6 @@ LONGEST = 200
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-_SEEN = 8
-"""Iterations before the rate of convergence is extrapolated."""
 _ROUNDS = 3
 """Most restarts from the solution so far, if rounding made the iteration inaccurate."""
 _LARGE = 8192
@@ -216,18 +215,10 @@ def _iterated(
         left = float((torch.linalg.vector_norm(r, dim=0) / enough).max())
         if left <= 1:
             return x, made
-        if made >= _SEEN and not _converges(first, left, made):
+        if not made + still_needed(first, left, made) <= 2 * LONGEST:
             return None, made
         z = inverse(r)
         fresh = (r * z).sum(0)
         p = torch.addcmul(z, p, torch.where(rho > 0, fresh / rho, 0.0))
         rho = fresh
     return None, most
-
-
-def _converges(first: float, left: float, made: int) -> bool:
-    """Whether the mean rate so far predicts convergence within twice the products that are allowed."""
-    if not math.isfinite(left):
-        return False
-    rate = math.log(first / left) / made
-    return rate > 0 and made + math.log(left) / rate <= 2 * LONGEST

@@ -25,10 +25,14 @@ def bytes_on(cached: int, device: str) -> int:
     return cached if device == "cpu" else _LAUNCHED
 
 
-def row_blocks(rows: int, row_bytes: int, most: int) -> list[_Rows]:
-    """Return the bounds of row blocks of at most `most` bytes, but at least 16 rows."""
-    each = max(16, most // max(1, row_bytes) // 16 * 16)
-    return [(start, min(rows, start + each)) for start in range(0, rows, each)]
+def row_blocks(matrix: torch.Tensor, cached: int) -> list[_Rows]:
+    """Return the bounds of row blocks of at most `bytes_on` bytes, but at least 16 rows; a batch is one block."""
+    n, m = matrix.shape[-2:]
+    if matrix.dim() > 2:
+        return [(0, n)]
+    row_bytes = max(1, m * matrix.element_size())
+    each = max(16, bytes_on(cached, matrix.device.type) // row_bytes // 16 * 16)
+    return [(start, min(n, start + each)) for start in range(0, n, each)]
 
 
 class Points:

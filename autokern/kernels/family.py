@@ -168,12 +168,6 @@ def formula_of(kernel: Kernel) -> Family | None:
     return next((f for f in _OF_KERNEL.get(type(kernel), ()) if f.matches(kernel)), None)
 
 
-def family_of(kernel: Kernel) -> Family | None:
-    """Return the family of a kernel as `formula_of`, None also if the code of its class is not a tested release's."""
-    found = formula_of(kernel)
-    return found if found is not None and are_known([type(kernel)]) else None
-
-
 def families(shaped: bool = False) -> list[Family]:
     """Return all families in the order of their names; with `shaped`, also those with a shape parameter."""
     return [_FAMILIES[name] for name in sorted(_FAMILIES) if shaped or _FAMILIES[name].shape is None]

@@ -15,13 +15,13 @@ from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Lent, each_cotangent, plain_gradients
 from autokern.kernels import embedded
-from autokern.kernels.blocks import Leaf, bytes_on, row_blocks
+from autokern.kernels.blocks import Leaf, row_blocks
 from autokern.kernels.far import same_points
 from autokern.kernels.tree import Parts, Tree, apart, by_leaf, flattened
 from autokern.kernels.walk import Walk
 from autokern.system import buffers
 
-_CACHED = 2**21
+CACHED = 2**21
 """Bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue."""
 _Rows = tuple[int, int]
 
@@ -53,17 +53,6 @@ def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: st
     return k.view(*shape, *k.shape[-2:]) if shape else k
 
 
-def block_bytes(device: str) -> int:
-    """Return the bytes of a block on a device type."""
-    return bytes_on(_CACHED, device)
-
-
-def _row_blocks(k: torch.Tensor) -> list[_Rows]:
-    """Return the bounds of the row blocks of a matrix; a batch is one block."""
-    n, m = k.shape[-2:]
-    return [(0, n)] if k.dim() > 2 else row_blocks(n, m * k.element_size(), block_bytes(k.device.type))
-
-
 class _Blocks(Walk[_Rows]):
     """A tree at two sets of points, of detached tensors with at most one batch dimension, the same for all."""
 
@@ -90,7 +79,7 @@ class _Blocks(Walk[_Rows]):
         slope = torch.empty_like(k) if want_slope else None
         if k.dim() > 2 or (layout == "whole" and all(leaf.z.dtype is k.dtype for leaf in self.leaves)):
             return self._written((0, k.shape[-2]), k, slope, scale), slope
-        for start, stop in _row_blocks(k):
+        for start, stop in row_blocks(k, CACHED):
             out = k[start:stop]
             found = self._written((start, stop), out, None if slope is None else slope[start:stop], scale)
             if found.data_ptr() != out.data_ptr():
@@ -148,7 +137,7 @@ def _of_tree(blocks: _Blocks, grad: torch.Tensor) -> list[torch.Tensor]:
     """Return all gradients by evaluating the tree again."""
     for leaf in blocks.leaves:
         leaf.started()
-    for start, stop in _row_blocks(grad):
+    for start, stop in row_blocks(grad, CACHED):
         blocks.backward((start, stop), grad[..., start:stop, :].clone(memory_format=torch.contiguous_format))
     points, shapes, weights = blocks.gradients()
     sets = 1 if blocks.leaves[0].y is blocks.leaves[0].z else 2
@@ -172,7 +161,7 @@ def _of_leaf(
     ):
         value, by = blocks.evaluated(layout, False, None)[0], None  # the scale is too small to divide by
     leaf.started()
-    totals, steps, buffer = [], _row_blocks(grad), None
+    totals, steps, buffer = [], row_blocks(grad, CACHED), None
     for at in steps:
         g, slopes, values = (t[at[0] : at[1]] if len(steps) > 1 else t for t in (grad, own, value))
         if want_scale and value is not own:

@@ -12,6 +12,7 @@ from autokern.gp import array_density, leaves, likelihood, repeats
 from autokern.gp.marginal import Marginal, ingredients
 from autokern.gp.originals import psd_safe_cholesky as ladder
 from autokern.kernels import tree as trees
+from autokern.kernels.blocks import bytes_on
 from autokern.ops._iterations import or_iterate
 from autokern.ops._shared import (
     LOW_RANK,
@@ -34,7 +35,7 @@ def in_place(single: float, batched: float) -> Callable[[Problem], int]:
     def memory(problem: Problem) -> int:
         elements, names = problem.batch * problem.n**2 * problem.itemsize, families(problem)
         if problem.batch == 1:
-            block = min(elements, likelihood.block_bytes(problem.device))
+            block = min(elements, bytes_on(likelihood.CACHED, problem.device))
             copies = 0 if problem.device == "cpu" else 2 * elements  # factor and inverse are not in place there
             return int(single * elements) + copies + 12 * block * min(2, len(names))
         each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])

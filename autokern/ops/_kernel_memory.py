@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from autokern.core.problem import Problem
 from autokern.kernels import matrix
+from autokern.kernels.blocks import bytes_on
 from autokern.kernels.family import known_family
 from autokern.ops._shared import families
 
@@ -50,7 +51,7 @@ def of_stock(problem: Problem) -> int:
 
 def of_strips(problem: Problem) -> int:
     """Return the bytes of the matrix and of a few strips of rows, of constant size."""
-    each = min(matrix.block_bytes(problem.device), problem.m * problem.n * problem.itemsize)
+    each = min(bytes_on(matrix.CACHED, problem.device), problem.m * problem.n * problem.itemsize)
     alone = problem.words[0] in _BOTH
     return _whole(problem) + (2 if alone else 8 * len(families(problem))) * each
 

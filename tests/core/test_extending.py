@@ -142,7 +142,7 @@ def test_an_op_is_one_file(outer):
 def test_a_family_is_one_file(outer):
     assert "cauchy" in {family.name for family in families()}
     kernel = sys.modules["outer.cauchy"].CauchyKernel()
-    assert family_module.family_of(kernel).name == "cauchy"
+    assert family_module.formula_of(kernel).name == "cauchy"
     for op, sizes in (("kernel_matmul", {"rhs": 3, "variant": "cauchy+rbf/same"}), ("exact_log_prob", {})):
         usual = {"m": 40, "n": 40, "d": 2, "variant": "cauchy/cholesky", "grad": "theta"}
         problem = Problem(op=op, **{**usual, **sizes})

@@ -45,7 +45,7 @@ SMOOTH = [f for f in FAMILIES if f.name in ("rbf", "matern52")]
 
 @pytest.fixture(autouse=True)
 def _narrow_strips(monkeypatch):
-    monkeypatch.setattr(matrices, "_CACHED", 2**12)
+    monkeypatch.setattr(matrices, "CACHED", 2**12)
 
 
 def tensors(family, n, m, d, *, batch=(), ard=True, scaled=True, dtype=torch.float64, seed=0, grad=False):

@@ -47,6 +47,7 @@ from autokern.core.registry import get
 from autokern.gp import likelihood, marginal
 from autokern.hooks import solver_choice as regimes
 from autokern.kernels import tree as trees
+from autokern.kernels.blocks import row_blocks
 from autokern.runtime import dispatch
 from autokern.system import buffers, threads
 
@@ -144,7 +145,7 @@ def calls(op):
 @pytest.mark.parametrize("block", [2**20, 2**11], ids=["one block", "many blocks"])
 @pytest.mark.parametrize("noise", [1, 43])
 def test_density_and_gradients_are_the_plain_formula(make, batch, dtype, block, noise, monkeypatch):
-    monkeypatch.setattr(likelihood, "_CACHED", block)
+    monkeypatch.setattr(likelihood, "CACHED", block)
     kernel, (x, levels, residual) = prepared(make, batch, dtype), data(43, batch, dtype, noise=noise)
     inputs = [x, levels, residual, *kernel.parameters()]
     ours = likelihood.log_prob(trees.read(kernel, x), levels, residual, LADDER)
@@ -803,9 +804,9 @@ def test_copies_and_pickles_of_what_was_asked():
 
 def test_blocks_are_as_large_as_an_accelerator_likes_them():
     """On a CPU a block stays in the cache; a GPU would spend its time on the launches of so many."""
-    assert len(likelihood._steps(torch.empty(2000, 2000))) > 10
-    assert len(likelihood._steps(torch.empty(2000, 2000, device="meta"))) == 1
-    assert len(likelihood._steps(torch.empty(20_000, 20_000, dtype=torch.float64, device="meta"))) <= 50
+    assert len(row_blocks(torch.empty(2000, 2000), likelihood.CACHED)) > 10
+    assert len(row_blocks(torch.empty(2000, 2000, device="meta"), likelihood.CACHED)) == 1
+    assert len(row_blocks(torch.empty(20_000, 20_000, dtype=torch.float64, device="meta"), likelihood.CACHED)) <= 50
     op = get("exact_log_prob")
     here = Problem(op=op.name, m=3000, n=3000, d=2, grad="theta", variant="rbf/cholesky")
     assert op["fused"].memory(here) < op["fused"].memory(here.replace(device="cuda")) < 1.5e9

@@ -86,7 +86,7 @@ def _everywhere(monkeypatch):
     monkeypatch.setattr(host, "accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr(threads, "ceiling", lambda: 64)
     monkeypatch.setattr(threads, "current", lambda: 64)
-    monkeypatch.setattr(matrices, "_CACHED", 2**14)
+    monkeypatch.setattr(matrices, "CACHED", 2**14)
     monkeypatch.setattr(repeats, "LEAST", 20)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)

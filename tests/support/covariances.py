@@ -9,7 +9,7 @@ from gpytorch.kernels import ScaleKernel
 
 from autokern.kernels import embedded, graph
 from autokern.kernels import matrix as matrices
-from autokern.kernels.family import Family, family_of
+from autokern.kernels.family import Family, formula_of
 from autokern.kernels.far import same_points
 from autokern.kernels.tree import Node, Tree
 
@@ -27,7 +27,7 @@ class Covariance(NamedTuple):
 def recognise(kernel):
     """Read them off a kernel."""
     scale, base = (kernel.outputscale, kernel.base_kernel) if type(kernel) is ScaleKernel else (None, kernel)
-    return Covariance(family_of(base), base.lengthscale, scale)
+    return Covariance(formula_of(base), base.lengthscale, scale)
 
 
 def pair(covariance, x1, x2):
