@@ -18,6 +18,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from autokern.backends import installed
+from autokern.core.locks import forked
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.kernels import embedded as forms
@@ -59,7 +60,7 @@ def _jax_problem(device: str) -> str | None:
         return _failure
     if not installed("jax"):
         return "JAX is not installed: `pip install 'autokern[xla]'`"
-    if host.forked():
+    if forked():
         return "this process was forked, and JAX's threads do not survive a fork"
     gpu = any(map(installed, _GPU_PACKAGES)) and os.environ.get("JAX_PLATFORMS", "cuda").lower() != "cpu"
     if device not in _BLOCK or (device == "cuda" and not gpu):
@@ -95,7 +96,7 @@ def _memory(problem: Problem) -> int:
 @KERNEL_MATMUL.candidate("xla", unsupported=needs_few, unavailable=_jax_problem, memory=_memory, compiles=True)
 def by_xla(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """JAX's compiler with the family's formula, by blocks of rows, compiled once per form, sizes and dtype."""
-    by = products.product if host.forked() else product  # a decision survives a fork, JAX's threads do not
+    by = products.product if forked() else product  # a decision survives a fork, JAX's threads do not
     return matmul(*forms.both(kernel, x1, x2), rhs, usual(x1.device), by)
 
 

@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING, Any
 _process = 0  # number of forks between the first process and this one
 
 
-def _forked() -> None:
+def _count_fork() -> None:
     global _process
     _process += 1
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+def forked() -> bool:
+    """Whether this process was forked after the import of autokern (a DataLoader worker, say)."""
+    return _process > 0
 
 
 class Lock:

@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from autokern.core.errors import AutokernError, AutokernWarning
-from autokern.core.locks import Lock
+from autokern.core.locks import Lock, forked
 from autokern.core.op import Feasibility, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
@@ -129,7 +129,7 @@ class FirstUse:
         ordered = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
         if ordered or chooser.knows(problem) or _tried_lately(chooser.profile, problem):
             return True
-        return host.forked() or host.multi_rank()
+        return forked() or host.multi_rank()
 
     def _learnt(self, problem: Problem) -> bool:
         """Whether another process has measured this op, or tried to, meanwhile; its profile is adopted then."""

@@ -40,7 +40,6 @@ _LIBRARIES = {  # patterns of the CPU libraries in torch.__config__.show()
 }
 _RANKS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
-_in_forked_child = False
 _hosts: dict[tuple[int, str], Host] = {}
 
 
@@ -157,20 +156,6 @@ def multi_rank() -> bool:
     sizes = [os.environ.get(name, "").strip() for name in _RANKS]
     several = any(size.isdigit() and int(size) > 1 for size in sizes)
     return several or (distributed.is_available() and distributed.is_initialized())
-
-
-def forked() -> bool:
-    """Whether this process was forked after the import of autokern (a DataLoader worker, say)."""
-    return _in_forked_child
-
-
-def _note_fork() -> None:
-    global _in_forked_child
-    _in_forked_child = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
 
 
 def _describe(threads: int, kind: str) -> Host:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from autokern.system import host, threads
+from autokern.core.locks import forked
+from autokern.system import threads
 
 _ended: deque[int] = deque(maxlen=256)  # native ids of threads that ended lately
 _TASKS = Path("/proc/self/task")
@@ -53,7 +54,7 @@ def size(device: torch.device) -> int:
 
     A forked process gets one, too: there MKL's allocator may loop for ever as soon as two threads multiply.
     """
-    return threads.current() if device.type == "cpu" and threads.allowed() and not host.forked() else 1
+    return threads.current() if device.type == "cpu" and threads.allowed() and not forked() else 1
 
 
 def run(work: Callable[[Member], None], count: int) -> None:

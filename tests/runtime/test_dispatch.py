@@ -644,7 +644,7 @@ def test_a_pinned_profile_that_is_none_is_named_once_and_not_used(make_op, monke
 
 
 def test_nothing_is_measured_in_a_forked_child(make_op, measured, monkeypatch):
-    monkeypatch.setattr("autokern.runtime.session.host.forked", lambda: True)
+    monkeypatch.setattr("autokern.runtime.first_use.forked", lambda: True)
     toy = Toy(make_op)
     toy.call(matrix())
     assert (measured, toy.runs) == ([], ["stock"])
