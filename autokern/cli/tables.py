@@ -121,7 +121,7 @@ def thresholds(found: Sequence[Line]) -> Table:
         more = [f"gradient of {p.grad}"] if p.grad else []
         more += [f"batches of {p.batch}"] if p.batch > 1 else []
         more += [f"{name}={getattr(p, name)}" for name in ("d", "rhs") if getattr(p, name)]
-        kind = ", ".join(filter(None, (p.dtype, p.variant)))
+        kind = ", ".join(filter(None, (p.device, p.dtype, p.variant)))
         rows.append(("\n".join(filter(None, (kind, ", ".join(more)))), str(line)))
     return Table("choices by the number of columns or points, n", ("kind", "choice"), rows)
 

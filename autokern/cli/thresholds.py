@@ -10,6 +10,7 @@ import msgspec
 from autokern.core.op import Feasibility, Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
+from autokern.system import host
 from autokern.tuning.chooser import Chooser
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import key_of
@@ -34,16 +35,18 @@ class Line(msgspec.Struct, frozen=True):
         return "; ".join([*(f"n ≤ {size}: {name}" for size, name in steps), f"above: {last}"])
 
 
-def lines(op: Op, chooser: Chooser, settings: Settings, device: str = "cpu") -> list[Line]:
+def lines(op: Op, chooser: Chooser, settings: Settings) -> list[Line]:
     """Return the choices by number of columns for the kinds of problems that this machine measured most."""
     kinds: dict[tuple[object, ...], list[Problem]] = {}
     for trial in chooser.profile.trials:
         p = trial.problem
-        if (p.op, p.device) == (op.name, device) and "stock" in trial.timings:
-            kinds.setdefault((p.dtype, p.variant, p.grad, p.batch > 1, p.m == p.n), []).append(p)
+        if p.op == op.name and p.device in host.current().devices and "stock" in trial.timings:
+            kinds.setdefault((p.device, p.dtype, p.variant, p.grad, p.batch > 1, p.m == p.n), []).append(p)
     often = sorted((found for found in kinds.values() if len(found) >= _LEAST), key=len, reverse=True)[:_MOST]
     found = [_line(op, chooser, settings, problems) for problems in often]
-    return sorted(found, key=lambda line: (line.problem.dtype, line.problem.variant, line.problem.grad))
+    return sorted(
+        found, key=lambda line: (line.problem.device, line.problem.dtype, line.problem.variant, line.problem.grad)
+    )
 
 
 def _line(op: Op, chooser: Chooser, settings: Settings, problems: Sequence[Problem]) -> Line:

@@ -116,7 +116,7 @@ def test_the_list_of_commands_ends_no_line_in_dots(monkeypatch):
         assert "..." not in CliRunner().invoke(app, [*words, "--help"]).output.partition("Commands:")[2]
 
 
-@pytest.mark.parametrize("command", [["run"], ["run", "--fast", "x.py"], ["record", "-o"], ["compare"]])
+@pytest.mark.parametrize("command", [["run"], ["run", "--fast", "x.py"], ["compare"]])
 def test_errors_name_autokern_once(monkeypatch, capsys, command):
     from autokern.cli.app import main
 

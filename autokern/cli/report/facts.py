@@ -5,23 +5,18 @@ The seconds saved are, for each key, its calls times the predicted saving of one
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from autokern.cli import tables
-from autokern.cli.summary import Known, commonest, kind
+from autokern.cli.summary import Known
 from autokern.cli.tables import Table
 from autokern.core.decision import Decision
-from autokern.core.errors import AutokernError
-from autokern.core.problem import Problem
-from autokern.core.registry import get
 from autokern.core.units import duration, sized
 from autokern.core.versions import __version__
 from autokern.runtime import dispatch
@@ -31,9 +26,7 @@ from autokern.tuning.profile import Profile
 Page = dict[str, Any]
 Served = Sequence[tuple[Decision, int]]
 
-_MOST_CARDS, _MOST_STRIPS, _MOST_WINNERS = 40, 8, 400
-_POINTS, _AROUND, _COLOURS, _MOST_ASKED = 33, 4, 8, 10
-"""Sizes of a strip, factor by which it exceeds the program's sizes on both sides, colours, most sizes named."""
+_MOST_CARDS, _MOST_WINNERS = 40, 400
 _PATH = re.compile(r"(?<![\w./~\\])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()<>]+){2,}[/\\]?")
 
 
@@ -85,7 +78,7 @@ def of_program(name: str, seconds: float) -> Page:
     ]
     page: Page = {"kind": "run", "title": name, "tiles": tiles, "notes": _notes(served, counted)}
     page["words"] = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} · {_in_short(fields)}"
-    parts = [*_by_op(served), *_crossings(served), *_by_key(served)] if served else []
+    parts = [*_by_op(served), *_by_key(served)] if served else []
     return {**page, "sections": [*parts, _process(served), _host(fields)]}
 
 
@@ -165,75 +158,16 @@ def _process(served: Served) -> Page:
     return _section("Threads and memory", facts=facts)
 
 
-# --- choices by size --------------------------------------------------------------------------------------------------
-
-
-def _crossings(served: Served) -> list[Page]:
-    """Return strips for the kinds of problems on which stock would spend most time; all batches are one kind."""
-    kinds: dict[Problem, list[tuple[float, Problem]]] = {}
-    for decision, calls in served:
-        if "stock" in decision.predicted and len(decision.predicted) > 1:
-            some = decision.problem.replace(batch=min(decision.problem.batch, 2))  # one for all batches
-            kinds.setdefault(kind(some), []).append((calls * decision.predicted["stock"], decision.problem))
-    strips = []
-    for of in sorted(kinds.values(), key=lambda of: -sum(seconds for seconds, _ in of))[:_MOST_STRIPS]:
-        problem = max(of, key=lambda row: row[0])[1]
-        sizes = sorted({p.n for _, p in of if kind(p) == kind(problem)})
-        strips.append(strip(problem, sizes[0] // _AROUND, sizes[-1] * _AROUND, sizes))
-    return _strips(strips)
-
-
-def _strips(strips: Iterable[Page]) -> list[Page]:
-    note = "The candidate that runs at each size n, on a logarithmic scale."
-    shown = [strip for strip in strips if strip["parts"]]
-    names = dict.fromkeys(part["name"] for strip in shown for part in strip["parts"] if part["name"] != "stock")
-    colours = {name: f"c{k % _COLOURS}" for k, name in enumerate(names)}
-    return [_section("Where candidates cross", note, strips=shown, colours=colours)] if shown else []
-
-
-def strip(problem: Problem, low: int, high: int, asked: Sequence[int] = ()) -> Page:
-    """Return the candidate that runs in each range of sizes, as shares of a logarithmic scale and in words.
-
-    The policy decides each size, as it does for programs. A square problem stays square, a tall one keeps its ratio, a
-    wide one its ``m``. Sizes at which no candidate fits the memory are left out.
-    """
-    low, op, runs = max(2, low), get(problem.op), dict[int, str]()
-    for k in range(_POINTS):
-        at = op.nearest(_at(problem, round(low * (high / low) ** (k / (_POINTS - 1)))))
-        with contextlib.suppress(AutokernError):
-            runs[at.n] = runs.get(at.n) or dispatch.explain(at).candidate
-    steps = [(name, list(sizes)) for name, sizes in itertools.groupby(sorted(runs), runs.__getitem__)]
-    parts = [{"name": name, "width": round(100 * len(sizes) / len(runs), 2)} for name, sizes in steps]
-    words = ", ".join(f"{name} from {sizes[0]:,}" for name, sizes in steps) + f" to {max(runs, default=0):,}"
-    words += f"; asked: {', '.join(f'{n:,}' for n in asked[-_MOST_ASKED:])}" if asked else ""
-    p = problem
-    shape = "" if p.m == p.n else f"; m = {p.m / p.n:.3g} n" if p.m > p.n else f"; m = {p.m:,}"
-    return {"title": p.family + shape, "parts": parts, "words": words}
-
-
-def _at(problem: Problem, n: int) -> Problem:
-    if problem.m > problem.n:
-        return problem.replace(m=max(n, round(problem.m * n / problem.n)), n=n)
-    return problem.replace(m=n if problem.m == problem.n else problem.m, n=n)
-
-
 # --- a profile --------------------------------------------------------------------------------------------------------
 
 
 def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
     """Return the page of the profile in force, or of one of its ops with every measured problem."""
-    fields, here = profile.host or host.current().fields, host.current().devices
-    strips = []
-    for row in found.ops:
-        chosen = commonest(profile.trials, (row.op, row.dtype, row.device))
-        if row.device in here and chosen:
-            sizes = [trial.problem.n for trial in chosen]
-            strips.append(strip(chosen[len(chosen) // 2].problem, min(sizes), max(sizes)))
+    fields = profile.host or host.current().fields
     title = "× stock: geometric mean of stock's time over that of the fastest"
-    sections = [
-        _section("Fastest candidates", tables=list(map(_clean, tables.of_known(found, title)))),
-        *_strips(strips),
-    ]
+    sections = [_section("Fastest candidates", tables=list(map(_clean, tables.of_known(found, title))))]
+    if found.thresholds:
+        sections.append(_section("Choices by size", tables=[tables.thresholds(found.thresholds)]))
     if found.winners:
         sections.append(_section("Measured problems", tables=tables.winners(found.winners[:_MOST_WINNERS])))
     count = sum(row.problems for row in found.ops)
@@ -250,8 +184,8 @@ def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
 
 
 def _section(title: str, *notes: str, **parts: object) -> Page:
-    """Return a section of a page: a heading, notes, facts, tables, cards and strips."""
-    return {"title": title, "notes": notes, "facts": [], "tables": [], "cards": [], "strips": [], **parts}
+    """Return a section of a page: a heading, notes, facts, tables and cards."""
+    return {"title": title, "notes": notes, "facts": [], "tables": [], "cards": [], **parts}
 
 
 def _clean(table: Table) -> Table:
