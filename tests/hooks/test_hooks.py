@@ -199,6 +199,16 @@ def test_automatic_threads_never_exceed_the_quota(monkeypatch):
         torch.set_num_threads(1)
 
 
+def test_hooks_that_fail_to_go_in_leave_nothing_behind():
+    with mock.patch.object(install, "_limit_threads", side_effect=RuntimeError("no")), pytest.raises(RuntimeError):
+        autokern.enable()
+    assert installed() == ORIGINALS
+    assert not install.is_enabled()
+    autokern.disable()
+    with autokern.enabled():
+        assert install.is_enabled()
+
+
 # --- others who patch -------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,299 @@
+"""Fantasies of exact models: predictions, gradients, what they share with their parents, and what stays stock."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import pickle
+from unittest import mock
+
+import psutil
+import pytest
+import torch
+from gpytorch import kernels, settings
+from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from support.exact_models import (
+    KINDS,
+    MODELS,
+    Regression,
+    Several,
+    assert_close,
+    assert_stock,
+    at,
+    change,
+    fantasy,
+    fixed_noise,
+    moments,
+    ours,
+    points,
+    predicted,
+    refitted,
+    regression,
+    several_at,
+    truth,
+    values,
+)
+from support.fakes import unpickled_without_autokern
+
+from autokern.runtime import dispatch
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of stock's interpolation
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # of the same
+    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
+]
+each_way = pytest.mark.parametrize("fast", [False, True], ids=["solve", "fast"])
+
+CASES = {
+    "one": ((1,), None),
+    "two": ((2,), None),
+    "five": ((5,), None),
+    "batch": ((4, 2), None),
+    "targets": ((2,), (4, 2)),
+    "batch of points and of targets": ((4, 2), (3, 4, 2)),
+}
+
+
+@pytest.mark.thin
+@each_way
+@pytest.mark.parametrize(("shape", "targets"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("graph", [False, True], ids=["values", "graph"])
+@pytest.mark.parametrize("model", ["ard", "sum", "float32", "linear", "batch"])
+def test_fantasies_are_stocks_and_those_of_a_refit(model, shape, targets, fast, graph):
+    if model == "batch":
+        shape = (*shape[:-1], 2, shape[-1])
+        targets = targets and (*targets[:-1], 2, targets[-1])
+    y = None if targets is None else torch.randn(targets, generator=torch.Generator().manual_seed(1))
+
+    def read():
+        imagined = fantasy(predicted(MODELS[model]()), points(*shape, seed=7), y)
+        return moments(imagined(at(imagined, 6, 8))), moments(refitted(imagined)(at(imagined, 6, 8)))
+
+    with settings.fast_pred_var(fast), torch.set_grad_enabled(graph):
+        expected = read()
+        with ours():
+            found = read()
+    assert_close(found, expected)
+    assert_close(*found)
+
+
+@pytest.mark.parametrize("way", ["rows", "stock"])
+@pytest.mark.parametrize(("shape", "targets"), CASES.values(), ids=CASES)
+def test_fantasies_of_fantasies_and_their_parent(shape, targets, way):
+    def read():
+        model, x = predicted(regression()), points(9, seed=4)
+        with settings.fast_pred_var():
+            moments(model(x))
+            y = torch.rand(*(targets or shape), generator=torch.Generator().manual_seed(9)).double()
+            grown = fantasy(model, points(*shape, seed=8), y)
+            again = fantasy(grown, points(*shape, seed=10), y + 1)
+            found = [moments(one(x.expand(*y.shape[:-1], *x.shape))) for one in (grown, again)]
+        return found, moments(model(x))
+
+    assert_stock(read, way, "fantasy", rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("model", ["product", "mine"])
+def test_fantasies_of_other_kernels(model):
+    assert_stock(lambda: moments(fantasy(predicted(MODELS[model]()), points(2, seed=7))(points(6, seed=8))))
+
+
+@pytest.mark.parametrize("learnt", [False, True], ids=["fixed", "fixed and learnt"])
+@pytest.mark.parametrize("options", [{"noise": torch.tensor([0.1, 0.3]).double()}, {}], ids=["noise", "none"])
+@pytest.mark.parametrize("shape", [(2,), (4, 2)])
+def test_fantasies_with_noise_of_their_own(shape, options, learnt):
+    def read():
+        model = predicted(regression(likelihood=fixed_noise(learn_additional_noise=learnt)))
+        try:
+            imagined = fantasy(model, points(*shape, seed=7), **options)
+        except RuntimeError as error:
+            return str(error)
+        return moments(imagined(points(6, seed=8))), imagined.likelihood.noise
+
+    assert_stock(read)
+
+
+def test_noise_of_one_update_stays_with_it():
+    """A Gaussian likelihood has no place for it, so that it must not be computed anew."""
+
+    def read():
+        model = predicted(regression())
+        grown = fantasy(model, points(1, seed=8), noise=torch.full((1,), 1e-5).double())
+        grown.prediction_strategy._memoize_cache.pop(("mean_cache", ("ignore",), pickle.dumps({})), None)
+        return moments(grown(points(1, seed=8)))
+
+    assert_stock(read, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("model", ["ard", "float32", "batch"])
+def test_a_long_stream_is_as_good_as_a_refit_and_its_models_stay_apart(model):
+    with ours(), torch.no_grad():
+        first = latest = predicted(MODELS[model]())
+        lead = first.train_inputs[0].shape[:-2]
+        before = moments(first(at(first, 6, 8)))
+        for seed in range(100 if model == "ard" else 30):
+            latest = fantasy(latest, points(*lead, 1 + seed % 2, seed=100 + seed))
+        other = fantasy(first, points(*lead, 1, seed=250))
+        for one in (latest, other):
+            assert_close(moments(one(at(one, 6, 8))), moments(refitted(one)(at(one, 6, 8))))
+        assert_close(moments(first(at(first, 6, 8))), before, rtol=0, atol=0)
+    assert "stock" not in dispatch.stats()["fantasy"]
+
+
+@pytest.mark.usefixtures("trusted")
+def test_fantasies_of_large_models_are_exact_and_take_no_qr():
+    model, x = regression(850), points(12, seed=8)
+    with ours(), torch.no_grad(), mock.patch("torch.linalg.qr", side_effect=AssertionError("QR")):
+        imagined = fantasy(fantasy(predicted(model), points(2, seed=7)), points(1, seed=9))
+        posterior = imagined(x)
+        found = [posterior.mean, posterior.variance, posterior.covariance_matrix]
+    mean, covariance = truth(refitted(imagined), x)
+    assert_close(found, [mean, covariance.diagonal(), covariance], rtol=0, atol=1e-6)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thin
+@each_way
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("model", ["ard", "batch", "float32"])
+@pytest.mark.parametrize("made", ["attached", "detached"])
+def test_gradients_by_imagined_points_and_targets(model, depth, fast, made):
+    """Read with attached caches; stock's root of the inverse is detached for good where it was made so."""
+    if made == "detached" and fast:
+        pytest.skip("stock loses gradients here")
+
+    def read():
+        base, leaves = MODELS[model](), []
+        with settings.fast_pred_var(fast), settings.detach_test_caches(made == "detached"):
+            imagined = predicted(base)
+            for seed in range(depth):
+                new = at(base, 2, 7 + seed).expand(*base.train_inputs[0].shape[:-2], 2, 3).clone().requires_grad_()
+                y = values(new.detach()).requires_grad_()
+                imagined, leaves = fantasy(predicted(imagined), new, y), [*leaves, new, y]
+        with settings.fast_pred_var(fast), settings.detach_test_caches(False):
+            posterior = imagined(at(base, 6, 9))
+            readings = [posterior.mean.sum(), posterior.variance.sum(), posterior.covariance_matrix.square().sum()]
+            options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+            return [torch.autograd.grad(reading, leaves, **options) for reading in readings]
+
+    assert_stock(read, **({"rtol": 2e-2, "atol": 2e-3} if model == "float32" else {"rtol": 1e-6}))
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_gradients_by_batches_of_targets(detached):
+    def read():
+        model, x = regression(), points(2, seed=4).requires_grad_()
+        y = points(4)[:, :2].clone().requires_grad_()
+        with settings.detach_test_caches(detached):
+            model(x)
+        for shift in (0.0, 0.1):
+            model = fantasy(model, x + shift, y)
+            with settings.detach_test_caches(False):
+                posterior = model(points(4, 3, seed=12))
+                value = posterior.mean.sum() + posterior.variance.square().sum()
+        return torch.autograd.grad(value, (x, y))
+
+    assert_stock(read, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.thin
+@pytest.mark.parametrize("kernel", [None, "linear"])
+@pytest.mark.parametrize("candidate", ["rows", "stock"])
+@pytest.mark.parametrize("read", [True, False], ids=["read detached", "read attached"])
+@pytest.mark.parametrize("made", [True, False], ids=["made detached", "made attached"])
+def test_gradients_are_those_of_the_setting_at_reading(made, read, candidate, kernel):
+    new, ahead = points(2, seed=7).requires_grad_(), points(6, seed=8)
+
+    def gradients():
+        model = regression(kernel=None if kernel is None else ScaleKernel(RBFKernel()) + LinearKernel())
+        parameters = list(model.covar_module.parameters())
+        with settings.detach_test_caches(made):
+            model(ahead).mean
+            imagined = fantasy(model, new)
+        with settings.detach_test_caches(read):
+            mean = imagined(ahead).mean
+        if not mean.requires_grad:
+            return [mean]
+        return mean, torch.autograd.grad(mean.sum(), [new, *parameters], allow_unused=True)
+
+    assert_stock(gradients, candidate, "fantasy", rtol=1e-6, atol=1e-6)
+
+
+# --- what stays stock, and what is kept -------------------------------------------------------------------------------
+
+
+def grid():
+    x = points(40)[:, :1]
+    kernel = kernels.GridInterpolationKernel(RBFKernel(), grid_size=40, num_dims=1, grid_bounds=[(-0.1, 1.1)])
+    return Regression(x, x.sum(-1).sin(), kernel)
+
+
+STRUCTURED = {
+    "grid": grid,
+    "linear": lambda: regression(kernel=LinearKernel()),
+    **{kind: functools.partial(Several, kind) for kind in KINDS},
+}
+
+
+@each_way
+@pytest.mark.filterwarnings("ignore")  # of stock's grids
+@pytest.mark.parametrize("make", STRUCTURED.values(), ids=STRUCTURED)
+def test_fantasies_of_structured_models_stay_stock(make, fast):
+    def where(model, m, seed):
+        x, *task = several_at(getattr(model, "kind", ""), m, seed)
+        return [x[:, : model.train_inputs[0].shape[-1]], *task]
+
+    def read():
+        torch.manual_seed(0)
+        model = make()
+        model(*where(model, 6, 5))
+        y = torch.arange(1.0, 1 + 2 * model.train_targets[0].numel()).double().view(2, *model.train_targets.shape[1:])
+        try:
+            return moments(model.get_fantasy_model(where(model, 2, 7), y)(*where(model, 6, 8)))
+        except RuntimeError as error:  # of several tasks at each point: stock cannot
+            return str(error)
+
+    with settings.fast_pred_var(fast), torch.no_grad():
+        assert_stock(read)
+    assert "rows" not in dispatch.stats().get("fantasy", {})
+
+
+def test_a_fantasy_keeps_the_hyperparameters_that_its_parent_had():
+    with ours(), torch.no_grad():
+        parent = predicted(regression())
+        imagined = fantasy(parent, points(2, seed=7))
+        expected = moments(refitted(imagined)(points(6, seed=8)))
+        change(parent)
+        predicted(parent)
+        assert_close(moments(imagined(points(6, seed=8))), expected)
+
+
+def test_inference_mode():
+    x = points(9, seed=4)
+    with ours(), torch.inference_mode():
+        model = regression()
+        moments(model(x))
+        grown = fantasy(model, points(1, seed=8))
+        assert unpickled_without_autokern(pickle.dumps(grown)) is not None
+        assert_close(moments(grown(x)), moments(refitted(grown)(x)))
+    with ours(), torch.no_grad():
+        later = fantasy(grown, points(1, seed=9))
+        assert_close(moments(later(x)), moments(refitted(later)(x)))
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_updates_that_are_dropped():
+    process, resident = psutil.Process(), []
+    with ours(), torch.no_grad():
+        model = predicted(regression(200))
+        for i in range(300):
+            grown = fantasy(model, points(1, seed=i))
+            grown(points(9, seed=4)).variance
+            del grown
+            if i % 20 == 0:
+                gc.collect()
+                resident.append(process.memory_info().rss)
+    assert max(resident[8:]) - resident[7] < 8 * 2**20
