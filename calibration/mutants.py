@@ -177,22 +177,29 @@ def selection(found: dict[str, Any], mutant: dict[str, Any], seconds: float) -> 
     return sorted(chosen, key=lambda name: files.index(name.partition("::")[0]))
 
 
+def inside(package: Path, order: list[str], out: Path) -> None:
+    """Run the cases with a package in this process, a fork."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.environ["PYTHONPATH"] = str(package.parent)
+    sys.path.insert(0, str(package.parent))
+    files = dict.fromkeys(name.partition("::")[0] for name in order)
+    code = pytest.main([*OPTIONS, "-x", *files], plugins=[Chosen(order, out)])
+    if code not in (0, 1) and not out.exists():
+        out.write_text(f"collection of {order[0].partition('::')[0]}")
+
+
 def killer(package: Path, order: list[str], seconds: float) -> str | None:
     """The first of the cases that fails with a package, run in a fork that has the libraries loaded."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "failed")
         if not (child := os.fork()):
-            os.setsid()
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-            os.environ["PYTHONPATH"] = str(package.parent)
-            sys.path.insert(0, str(package.parent))
-            files = dict.fromkeys(name.partition("::")[0] for name in order)
-            code = pytest.main([*OPTIONS, "-x", *files], plugins=[Chosen(order, out)])
-            if code not in (0, 1) and not out.exists():
-                out.write_text(f"collection of {order[0].partition('::')[0]}")
-            os._exit(0)
+            try:
+                inside(package, order, out)
+            finally:
+                os._exit(0)
         end = time.monotonic() + 3 * seconds + 60
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             if time.monotonic() > end:

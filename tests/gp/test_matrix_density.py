@@ -70,14 +70,6 @@ def loss_of(mll):
     return -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
 
 
-def derivatives(mll):
-    parameters = [p for p in mll.parameters() if p.requires_grad]
-    loss = loss_of(mll)
-    first = torch.autograd.grad(loss, parameters, create_graph=True)
-    second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
-    return loss.detach(), [g.detach() for g in first], second
-
-
 def served():
     return autokern.stats().get("dense_log_prob", {})
 
@@ -99,45 +91,6 @@ def test_values_and_gradients(kind, kernel):
         assert served()["arrays"] == before + 1
     torch.testing.assert_close(found.detach(), expected, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close([p.grad for p in mll.parameters()], slopes, rtol=1e-8, atol=1e-10)
-
-
-def truth(mll):
-    """By torch alone, of the matrix that the model forms."""
-    prior, y = mll.model(*mll.model.train_inputs), mll.model.train_targets
-    k = prior.covariance_matrix + mll.likelihood.noise * torch.eye(len(y), dtype=y.dtype)
-    loss = -torch.distributions.MultivariateNormal(prior.mean, k).log_prob(y) / len(y)
-    parameters = list(mll.parameters())
-    first = torch.autograd.grad(loss, parameters, create_graph=True)
-    second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
-    return loss.detach(), [g.detach() for g in first], second
-
-
-def test_second_derivatives_and_batches_of_cotangents():
-    mll = made(kernel=PiecewisePolynomialKernel(0, ard_num_dims=2))
-    with autokern.enabled(), by("arrays"):
-        found = derivatives(mll)
-        loss, parameters = loss_of(mll), list(mll.parameters())
-        once = torch.autograd.grad(loss, parameters, retain_graph=True)
-        several = torch.tensor([1.0, -2.0], dtype=torch.float64)
-        batched = torch.autograd.grad(loss, parameters, several, is_grads_batched=True)
-    expected = truth(mll)
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(found[2], expected[2], rtol=1e-6, atol=1e-8)
-    for one, many in zip(once, batched, strict=True):
-        torch.testing.assert_close(many, torch.stack([one, -2 * one]))
-
-
-def test_a_second_backward_raises_as_stock_s():
-    mll = made(kernel=PiecewisePolynomialKernel(0, ard_num_dims=2))
-    mean = mll.model.mean_module.raw_constant
-    for on in (False, True):
-        with autokern.enabled() if on else contextlib.nullcontext(), by("arrays"):
-            loss = loss_of(mll)
-        torch.autograd.grad(loss, mean, retain_graph=True)
-        torch.autograd.grad(loss, mean)
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            torch.autograd.grad(loss, mean)
 
 
 @pytest.mark.parametrize("n", [1, 2, 200])
