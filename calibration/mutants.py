@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -158,7 +157,7 @@ def killer(package: Path, names: list[str], seconds: int) -> str | None:
 
 
 def run(told: argparse.Namespace) -> None:
-    importlib.import_module("botorch")  # and what it imports, once for all forks
+    __import__("botorch")  # and what it imports, once for all forks
     found, results = json.loads(told.map.read_text()), []
     drawn = random.Random(told.seed).sample(mutants(told.package, told.packages), told.count)
     drawn = json.loads(told.again.read_text())["mutants"] if told.again else drawn
