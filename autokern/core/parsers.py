@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -52,13 +51,6 @@ def path(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-
-
-def one_path(text: str) -> Path:
-    """Return a path, the home folder expanded; a list such as ``a:b`` (on Windows ``a;b``) is refused."""
-    if os.pathsep in text:
-        raise ValueError(f"expected one file, found a list by {os.pathsep!r}; name the file of this machine alone")
-    return path(text)
 
 
 def _number(kind: type, is_valid: Callable[[Any], bool], expected: str, *words: str) -> Callable[[str], Any]:

@@ -82,7 +82,7 @@ ROWS = (
     Row("enabled", parsers.flag, "`1`, `0`", "0: stock code everywhere (default 1)"),
     Row("home", parsers.path, "folder", "where profiles are kept (default: the user's cache folder)"),
     Row(
-        "profile", parsers.one_path, "file",
+        "profile", parsers.path, "file",
         "use this profile as it is, whatever machine it is of; it is never written, and nothing is measured",
     ),
     Row(

@@ -117,8 +117,6 @@ def save(settings: Settings, profile: Profile) -> Path | None:
 def read_file(path: Path) -> Profile:
     """Return the profile in a file that the user named."""
     try:
-        if os.path.isdir(path):
-            raise ProfileError("it is a folder, and one file is read")
         with opened(os.open(path, os.O_RDONLY | FLAGS)) as fd:
             return decode(contents(fd, path, private=False))
     except uninterrupted(OSError, ProfileError) as error:
