@@ -62,7 +62,7 @@ def calibrated(homes: Path, threads: int) -> None:
     """Calibrate once for each level, in a home of its own."""
     for level, seconds in BUDGETS.items():
         if not (homes / level).exists():
-            options = [f"--{level}", "--budget", str(seconds), "--no-wait"]
+            options = [f"--{level}", "--budget", str(seconds)]
             command = [sys.executable, "-m", "autokern", "calibrate", *options]
             subprocess.run(command, env=environment(level, homes, threads, homes), check=False)
 

@@ -34,7 +34,6 @@ def calibrate(
     budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
     accuracy: Annotated[str | None, typer.Option(metavar="LEVEL", help=_ACCURACY)] = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="Also candidates found hopeless elsewhere.")] = False,
-    wait: Annotated[bool, typer.Option(help="Whether to wait for others to leave the cores.")] = True,
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help=_OUTPUT)] = None,
     json: Json = False,
 ) -> None:
@@ -65,8 +64,8 @@ def calibrate(
     if output is not None:
         report.put(output, None)
     before, interrupted = api.profile(), False
-    seconds, watch = quiet.wait(seconds, wait, message), load.Watch()
-    began = time.perf_counter()
+    quiet.warn(message)
+    began, watch = time.perf_counter(), load.Watch()
     try:
         profile = measuring.calibrate(names, level, seconds, kinds, accuracy=accuracy, thorough=thorough)
     except KeyboardInterrupt:

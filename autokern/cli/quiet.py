@@ -1,8 +1,4 @@
-"""Quiet: before `autokern calibrate` measures, it waits for a while if other programs use the cores, and says so.
-
-Waiting takes a share of the budget. After a calibration on a busy machine, the measurements are judged; if they cannot
-be trusted, the command exits with status 1.
-"""
+"""Quiet: whether other programs use the cores, and whether what a calibration measured beside them can be trusted."""
 
 from __future__ import annotations
 
@@ -13,33 +9,21 @@ from autokern.system import threads
 from autokern.system.load import Load, Watch
 from autokern.tuning.profile import Profile, Trial
 
-_SHARE, _LONGEST = 0.25, 60.0
-"""Largest part of the budget, and most seconds, that waiting takes."""
-_LOOK, _STEP = 0.25, 1.0
-"""Seconds of the first reading of the load, and of each further one."""
+_LOOK = 0.25
+"""Seconds in which the load is read."""
 
 
-def look(seconds: float = _LOOK) -> Load:
-    """Measure for so many seconds how busy other programs keep the cores."""
+def look() -> Load:
+    """Measure how busy other programs keep the cores."""
     watch = Watch()
-    time.sleep(seconds)
+    time.sleep(_LOOK)
     return watch.reading()
 
 
-def wait(budget: float, waits: bool, say: Callable[[str], object]) -> float:
-    """Wait for other programs to leave the cores, at most a quarter of the budget or a minute; return the rest."""
-    began, count = time.perf_counter(), threads.current()
-    found = look(min(_LOOK, 0.1 * budget))
-    if not found.crowded(count):
-        return budget
-    most = min(_LONGEST, _SHARE * budget)
-    if waits:
-        say(f"{found}; waiting up to {most:.0f} s for quiet (--no-wait measures at once)")
-        while time.perf_counter() - began < most:
-            if not look(min(_STEP, most)).crowded(count):
-                return budget - (time.perf_counter() - began)
-    say(f"{found}; measuring with what is free: what is disturbed too much is not kept")
-    return budget - (time.perf_counter() - began)
+def warn(say: Callable[[str], object]) -> None:
+    """Say so if other programs use the cores."""
+    if (found := look()).crowded(threads.current()):
+        say(f"{found}; measuring with what is free: what is disturbed too much is not kept")
 
 
 def verdict(before: Profile, after: Profile, ops: Collection[str] | None, found: Load) -> tuple[str, bool]:

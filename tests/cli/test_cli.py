@@ -198,8 +198,8 @@ def test_calibrate_measures_tells_and_writes(run, home, tmp_path):
         (["--budget", "nan"], "more than 0"),
     ],
 )
-def test_calibrate_tells_a_fault_of_the_order_before_it_waits_or_measures(run, monkeypatch, arguments, told):
-    monkeypatch.setattr("autokern.cli.quiet.wait", lambda *_: pytest.fail("it waited"))
+def test_calibrate_tells_a_fault_of_the_order_before_it_measures(run, monkeypatch, arguments, told):
+    monkeypatch.setattr("autokern.cli.quiet.look", lambda: pytest.fail("it began"))
     result = run("calibrate", *arguments)
     assert result.exit_code == 2
     assert told in result.stderr
