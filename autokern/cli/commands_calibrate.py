@@ -10,13 +10,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from autokern.cli import doctor, quiet, report, summary, tables
+from autokern.cli import doctor, quiet, summary, tables
 from autokern.cli.console import Json, app, emit, message
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.hooks import calibrate as measuring
 from autokern.runtime import api, dispatch
 from autokern.system import load
+from autokern.system.files import write_whole
 from autokern.tuning import calibration, drawing, store
 
 _BUDGET = {"quick": 20.0, "full": 300.0}
@@ -62,7 +63,7 @@ def calibrate(
     if accuracy is not None and accuracy not in LEVELS_OF_ACCURACY:
         raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
     if output is not None:
-        report.put(output, None)
+        write_whole(output, None)
     before, interrupted = api.profile(), False
     quiet.warn(message)
     began, watch = time.perf_counter(), load.Watch()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autokern.core.errors import ProfileError
-from autokern.core.recovery import suppressed
+from autokern.core.recovery import suppressed, uninterrupted
 
 LARGEST = 64 * 2**20  # largest file that is read, in bytes
 FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -133,16 +133,20 @@ class Folder:
 def write_whole(path: Path, data: bytes | None) -> None:
     """Write a file atomically under a path that the user names; without data, only check that this would work.
 
-    OSError if the folder cannot be written, ProfileError if the path exists and is no regular file.
+    ProfileError if the folder cannot be written, or the path exists and is no regular file.
     """
     target = Path(os.path.realpath(path))  # the target of a link is replaced, not the link
-    if target.exists() and not target.is_file():  # a rename would replace even a device
-        raise ProfileError("it is no regular file")
-    with contextlib.closing(Folder(target.parent, private=False)) as folder:
-        with folder.temporary(target.name, data or b"", mode=0o666) as temporary:
-            if data is not None:
-                folder.replace(temporary, target.name)
-        folder.sync()
+    try:
+        if target.exists() and not target.is_file():  # a rename would replace even a device
+            raise ProfileError("it is no regular file")
+        with contextlib.closing(Folder(target.parent, private=False)) as folder:
+            with folder.temporary(target.name, data or b"", mode=0o666) as temporary:
+                if data is not None:
+                    folder.replace(temporary, target.name)
+            folder.sync()
+    except uninterrupted(OSError, ProfileError) as error:
+        found = getattr(error, "strerror", None) or error
+        raise ProfileError(f"asked to write {path}; found: {found}. Name another file") from error
 
 
 def _reached(path: Path, create: bool, links: int = 40) -> int:

@@ -126,10 +126,7 @@ def read_file(path: Path) -> Profile:
 
 def write_file(path: Path, profile: Profile) -> None:
     """Write a profile atomically to a file that the user names."""
-    try:
-        write_whole(path, _encoded(profile))
-    except uninterrupted(OSError, ProfileError) as error:
-        raise ProfileError(f"asked to write a profile to {path}; found: {error}. Name another file") from error
+    write_whole(path, _encoded(profile))
 
 
 def clear(settings: Settings) -> list[Path]:

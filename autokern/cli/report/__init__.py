@@ -11,25 +11,15 @@ from typing import Any
 
 from autokern.cli.notebook import installed
 from autokern.cli.report.facts import of_profile, of_program
-from autokern.core.errors import AutokernError, ProfileError
 from autokern.system.files import write_whole
 
-__all__ = ["check", "of_profile", "of_program", "put", "write"]
+__all__ = ["check", "of_profile", "of_program", "write"]
 
 
 def check(file: Path, option: str) -> None:
     """Raise AutokernError if a page cannot be made or written."""
     installed("jinja2", option)  # imported now: at the end of a program it may be too late
-    put(file, None)
-
-
-def put(file: Path, content: bytes | None) -> None:
-    """Write a file atomically; without content, only check that this would work. AutokernError if it fails."""
-    try:
-        write_whole(file, content)
-    except (OSError, ProfileError) as error:
-        found = getattr(error, "strerror", None) or error
-        raise AutokernError(f"asked to write {file}; found: {found}. Name another file") from None
+    write_whole(file, None)
 
 
 def write(file: Path, page: dict[str, Any]) -> None:
@@ -45,4 +35,4 @@ def write(file: Path, page: dict[str, Any]) -> None:
     options: Any = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(loader=loader, **options)
     environment.globals.update(marked=marked)
-    put(file, environment.get_template("page.html").render(page=page).encode())
+    write_whole(file, environment.get_template("page.html").render(page=page).encode())
