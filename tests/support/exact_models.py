@@ -139,8 +139,10 @@ def assert_close(found, expected, where="", **tolerance):
 
 @contextlib.contextmanager
 def ours(candidate=None, op="predict"):
-    """With autokern; a candidate that is given serves small predictions too, which `posterior` would take."""
+    """With autokern; a candidate serves small predictions too, which `posterior` would take, and "arrays" is its."""
     force = candidate and {op: candidate, "posterior": "stock"}
+    if candidate == "arrays":
+        force = {"posterior": "arrays"}
     with autokern.enabled(), autokern.using(force=force):
         yield
 
