@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import gpytorch
 import pytest
 import torch
@@ -117,18 +115,6 @@ def test_values_and_derivatives(make):
     torch.testing.assert_close(found[2], expected[2], rtol=1e-6, atol=1e-7)
     for one, p in zip(found[1], mll.parameters(), strict=True):
         torch.testing.assert_close(p.grad, one, rtol=1e-8, atol=1e-11)
-
-
-def test_a_second_backward_raises_as_stock_s():
-    for on in (False, True):
-        mll = made()
-        mean = list(mll.model.mean_module.parameters())
-        with autokern.enabled() if on else contextlib.nullcontext(), by("arrays"):
-            loss = loss_of(mll)
-        torch.autograd.grad(loss, mean, retain_graph=True)
-        torch.autograd.grad(loss, mean)
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            torch.autograd.grad(loss, mean)
 
 
 def test_priors_and_what_stock_says():

@@ -221,21 +221,6 @@ def test_second_derivative_by_the_raw_lengthscale_that_stock_gets_wrong(make):
     assert slope(0.3, 2) == pytest.approx(truth, rel=1e-6)
 
 
-@each_dtype
-def test_backward_twice_and_backward_after_a_change(dtype):
-    kernel, (x, noise, residual) = prepared(KERNELS["scaled ARD rbf"], dtype=dtype), data(dtype=dtype)
-    out = likelihood.log_prob(trees.read(kernel, x), noise, residual, LADDER)
-    first = torch.autograd.grad(out, [x, noise], retain_graph=True)
-    second = torch.autograd.grad(out, [x, noise], 2 * torch.ones_like(out))
-    for one, other in zip(first, second, strict=True):
-        torch.testing.assert_close(2 * one, other, rtol=1e-5, atol=1e-6)
-    out = likelihood.log_prob(trees.read(kernel, x), noise, residual, LADDER)
-    with torch.no_grad():
-        noise.add_(1.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.backward()
-
-
 def test_only_what_is_wanted_is_computed():
     kernel, (x, noise, residual) = prepared(KERNELS["sum of products"]), data()
     kernel.requires_grad_(False)
@@ -418,15 +403,6 @@ def test_missing_observations_go_stocks_way():
         loss, _ = objective_and_gradients(model)
         with autokern.enabled(), autokern.using(force=FUSED):
             assert objective_and_gradients(model)[0] == pytest.approx(loss, rel=1e-9)
-
-
-def test_create_graph_through_a_model():
-    model = regression(12)
-    with autokern.enabled(), autokern.using(force=FUSED):
-        objective = ExactMarginalLogLikelihood(model.likelihood, model)
-        loss = objective(model(*model.train_inputs), model.train_targets)
-        grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-        torch.autograd.grad(sum(g.square().sum() for g in grads), list(model.parameters()))
 
 
 def test_a_second_density_of_one_distribution_is_left_to_stock():

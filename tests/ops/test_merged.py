@@ -110,17 +110,6 @@ def test_gradients_by_noise_mean_and_targets():
         torch.testing.assert_close(one, again, rtol=1e-9, atol=1e-12)
 
 
-def test_batched_gradients():
-    x, y = repeated(seed=4)
-    leaves = [y.requires_grad_(), torch.tensor([0.2]).double().requires_grad_(), torch.zeros_like(y).requires_grad_()]
-    weights = torch.tensor([1.0, -2.0, 0.5]).double()
-    out = EXACT_LOG_PROB["merged"].run(*described(x, *leaves))
-    single = torch.autograd.grad(out, leaves, retain_graph=True)
-    several = torch.autograd.grad(out, leaves, weights, is_grads_batched=True)
-    for one, each in zip(single, several, strict=True):
-        torch.testing.assert_close(each, weights.view(-1, *[1] * one.dim()) * one, rtol=1e-9, atol=1e-12)
-
-
 def test_all_points_are_the_same_one():
     x, y = repeated(250, 1)
     model = regression(x, y)

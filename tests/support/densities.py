@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gpytorch
 import torch
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.means import ConstantMean
+from gpytorch.kernels import MultitaskKernel, PiecewisePolynomialKernel, RBFKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
+from gpytorch.means import ConstantMean, MultitaskMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 import autokern
@@ -17,6 +18,8 @@ WAYS = {
     "arrays": {"exact_log_prob": "arrays", "objective": "stock"},
     "fused": {"exact_log_prob": "fused", "objective": "stock"},
     "dense": {"dense_log_prob": "arrays"},
+    "tasks": {"task_log_prob": "arrays"},
+    "merged": {"exact_log_prob": "merged", "objective": "stock"},
     "stock": {"exact_log_prob": "stock", "objective": "stock"},
 }
 
@@ -49,6 +52,28 @@ def made(kernel, mean=None, likelihood=None, n=N, dtype=torch.float64, batch=(),
     with torch.no_grad():
         for p in mll.parameters():
             p.add_(0.3 * torch.rand(p.shape, generator=generator).to(dtype))
+    return mll
+
+
+class Tasks(Model):
+    def forward(self, x):
+        return gpytorch.distributions.MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def of(way, n=N):
+    """A density that a way serves: of a matrix without a formula, of several tasks, of points that are there again."""
+    if way == "tasks":
+        torch.manual_seed(0)
+        kernel = MultitaskKernel(RBFKernel(ard_num_dims=D), num_tasks=2, rank=1)
+        likelihood, mean = MultitaskGaussianLikelihood(num_tasks=2), MultitaskMean(ConstantMean(), num_tasks=2)
+        mll = made(kernel, mean, likelihood, n, kind=Tasks)
+        y = mll.model.train_targets
+        mll.model.set_train_data(targets=torch.stack((y, y.sin()), -1), strict=False)
+        return mll
+    mll = made(PiecewisePolynomialKernel(0, ard_num_dims=D) if way == "dense" else RBFKernel(), n=n)
+    if way == "merged":
+        x = mll.model.train_inputs[0].repeat(240 // n, 1)
+        mll.model.set_train_data(x, x.sum(-1).cos() + 0.1 * torch.arange(len(x)).sin(), strict=False)
     return mll
 
 
