@@ -40,45 +40,13 @@ def script() -> ModuleType:
 
 def tiny(script: ModuleType) -> Any:
     return script.Scale(
-        steps=3,
-        warmup=1,
-        last=112,
-        sizes=(40, 60),
-        solves=3,
-        training=(100,),
-        floor=100,
-        seconds=0.0,
-        rounds=(2, 9),
-        edge=(20, 21),
-        edge_steps=3,
-        botorch=(100,),
-        fit_seconds=0.0,
-        fits=(1, 9),
-        contended=(20,),
-        processes=(1,),
-        settle=0.0,
-        window=0.05,
-        windows=2,
-        dropped=6,
-        settling=2,
-        posterior=(30,),
-        predictions=2,
-        points=(300,),
-        repeats=1,
-        fantasies=(30,),
-        updates=2,
-        successive=3,
-        streamed=110,
-        dropped_updates=60,
-        acquired=20,
-        restarts=(1,),
-        evaluations=2,
-        free=(48, 8, 3),
-        free_compared=50,
-        terrain=60,
-        terrain_steps=1,
+        steps=3, warmup=1, last=112, sizes=(40, 60), solves=3, training=(100,), floor=100, seconds=0.0, rounds=(2, 9),
+        edge=(20, 21), edge_steps=3, botorch=(100,), fit_seconds=0.0, fits=(1, 9), contended=(20,), processes=(1,),
+        settle=0.0, window=0.05, windows=2, dropped=6, settling=2, posterior=(30,), predictions=2, points=(300,),
+        repeats=1, fantasies=(30,), updates=2, successive=3, streamed=110, dropped_updates=60, acquired=20,
+        restarts=(1,), evaluations=2, free=(48, 8, 3), free_compared=50, terrain=60, terrain_steps=1,
         terrain_part=(30, 2),
-    )
+    )  # fmt: skip
 
 
 def here(module: str, function: str, *arguments: Any, **options: Any) -> Any:
@@ -551,29 +519,28 @@ def test_readme_block_is_rewritten_and_then_passes_the_check(script: ModuleType,
     assert script.main(["--check", str(readme), *folder]) == 1
 
 
-@pytest.mark.parametrize("text", ["", "<!-- figures: here -->\n", "<!-- /figures --> <!-- figures: here -->\n"])
-def test_readme_without_a_place_is_bad_usage(script: ModuleType, written: Path, text: str) -> None:
-    readme = written / "README.md"
+@pytest.mark.parametrize(
+    ("text", "order", "known"),
+    [
+        ("", "--readme", True),
+        ("<!-- figures: here -->\n", "--readme", True),
+        ("<!-- /figures --> <!-- figures: here -->\n", "--readme", True),
+        ("<!-- figures: here -->\n<!-- /figures -->\n", "--check", False),  # of figures that there are not
+        ("", "c02", True),
+    ],
+)
+def test_bad_usage_ends_with_2_and_writes_nothing(
+    script: ModuleType, written: Path, capsys: pytest.CaptureFixture[str], text: str, order: str, known: bool
+) -> None:
+    readme, nowhere = written / "README.md", written / "empty"
+    nowhere.mkdir()
     readme.write_text(text, encoding="utf-8")
+    files = [str(readme)] if order.startswith("--") else []
     with pytest.raises(SystemExit) as stop:
-        script.main(["--readme", str(readme), "--output-dir", str(written)])
+        script.main([order, *files, "--output-dir", str(written if known else nowhere)])
     assert stop.value.code == 2
     assert readme.read_text(encoding="utf-8") == text
-
-
-def test_missing_figures_are_bad_usage(script: ModuleType, tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- figures: here -->\n<!-- /figures -->\n", encoding="utf-8")
-    with pytest.raises(SystemExit) as stop:
-        script.main(["--check", str(readme), "--output-dir", str(tmp_path)])
-    assert stop.value.code == 2
-
-
-def test_unknown_workload_is_bad_usage(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        script.main(["c02"])
-    assert stop.value.code == 2
-    assert ", ".join(WORKLOADS) in capsys.readouterr().err
+    assert order.startswith("--") or ", ".join(WORKLOADS) in capsys.readouterr().err
 
 
 def test_markdown_holds_headlines_and_has_even_rows(script: ModuleType, results: dict[str, Any]) -> None:
@@ -591,31 +558,23 @@ def test_a_run_of_one_workload_has_a_table_too(script: ModuleType, results: dict
     script.figures.show(results)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(123.4, "123 s"), (1.0, "1.00 s"), (0.0426, "42.6 ms"), (0.00176, "1.76 ms"), (2.5e-6, "2.50 µs")],
-)
-def test_durations_have_three_digits_and_a_unit(script: ModuleType, seconds: float, text: str) -> None:
-    assert sys.modules["rows"].duration(seconds) == text
+WRITTEN = [
+    ("duration", {123.4: "123 s", 1.0: "1.00 s", 0.0426: "42.6 ms", 0.00176: "1.76 ms", 2.5e-6: "2.50 µs"}),
+    ("per_second", {1234.5: "1,234/s", 99.4: "99.4/s", 0.123: "0.123/s"}),
+    ("small", {None: "nan", float("nan"): "nan", 0.0: "0", 2e-5: "2e-05"}),
+]
 
 
-def test_figures_from_elsewhere_become_plain_json(script: ModuleType) -> None:
-    value = script.figures.plain({("qr", "cpu"): (3, torch.float32)})
-    assert value == {"('qr', 'cpu')": [3, "torch.float32"]}
+@pytest.mark.parametrize(("function", "table"), WRITTEN)
+def test_numbers_have_few_digits_and_a_unit(script: ModuleType, function: str, table: dict[float, str]) -> None:
+    write = getattr(sys.modules["rows"], function)
+    assert [write(value) for value in table] == list(table.values())
 
 
-def test_figures_that_are_not_finite_become_none_and_print(script: ModuleType) -> None:
-    small = sys.modules["rows"].small
-    assert script.figures.plain({"error": float("nan"), "of": [float("inf"), 1.0]}) == {
-        "error": None,
-        "of": [None, 1.0],
-    }
-    assert [small(value) for value in (None, float("nan"), 0.0, 2e-5)] == ["nan", "nan", "0", "2e-05"]
-
-
-@pytest.mark.parametrize(("rate", "text"), [(1234.5, "1,234/s"), (99.4, "99.4/s"), (0.123, "0.123/s")])
-def test_rates_have_three_digits_and_a_unit(script: ModuleType, rate: float, text: str) -> None:
-    assert sys.modules["rows"].per_second(rate) == text
+def test_figures_become_plain_json(script: ModuleType) -> None:
+    plain = script.figures.plain
+    assert plain({("qr", "cpu"): (3, torch.float32)}) == {"('qr', 'cpu')": [3, "torch.float32"]}
+    assert plain({"error": float("nan"), "of": [float("inf"), 1.0]}) == {"error": None, "of": [None, 1.0]}
 
 
 def test_two_processes_at_100_points_are_a_headline(script: ModuleType, results: dict[str, Any]) -> None:
