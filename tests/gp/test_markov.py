@@ -6,6 +6,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
+from support.models import ExactModel
 
 import autokern
 from autokern.core import registry
@@ -87,15 +88,6 @@ def test_first_and_second_derivatives_by_differences(families):
         assert check(density, tuple(t.requires_grad_() for t in inputs))
 
 
-class _Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), kernel
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def _model(n: int, kernel, dtype=torch.float64, fixed=False, d=1):
     generator = torch.Generator().manual_seed(n)
     x = torch.rand(n, d, generator=generator, dtype=torch.float64).to(dtype)
@@ -105,7 +97,7 @@ def _model(n: int, kernel, dtype=torch.float64, fixed=False, d=1):
         likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise, learn_additional_noise=fixed == "more")
     else:
         likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    return _Model(x, y, likelihood, kernel).to(dtype)
+    return ExactModel(x, y, kernel, likelihood).to(dtype)
 
 
 def _step(model):
@@ -292,19 +284,10 @@ def test_it_runs_unmeasured_on_a_host_that_has_measured_others():
     assert decide(table, chooser, Settings(exclude=("state-space",))).candidate != "state-space"
 
 
-class _OnLine(gpytorch.models.ExactGP):
-    def __init__(self, x, y, kernel, likelihood):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), kernel
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def _on_line(n, kernel, noise):
     x = torch.linspace(0, 5, n, dtype=torch.float64).unsqueeze(-1)
     likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
-    return _OnLine(x, (3 * x[:, 0]).sin(), kernel, likelihood).double()
+    return ExactModel(x, (3 * x[:, 0]).sin(), kernel, likelihood).double()
 
 
 def test_a_joint_covariance_that_is_read_late_has_the_noise_of_the_call():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
 from linear_operator import settings as library
+from support.models import ExactModel
 
 import autokern
 from autokern.core import solved
@@ -332,15 +333,6 @@ def test_nothing_is_kept_for_other_points():
     assert kept_for(RBFKernel(), x) is not first
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(RBFKernel())
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def loss_and_gradients(model, x, y):
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     model.zero_grad()
@@ -355,14 +347,14 @@ def test_training_steps_agree_with_exact_ones(dtype):
     x = torch.rand(1100, 2, generator=draw).to(dtype)
     y = (6 * x[:, 0]).sin() + 0.1 * torch.randn(1100, generator=draw).to(dtype)
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    model = Model(x, y, likelihood).to(dtype).train()
+    model = ExactModel(x, y, likelihood=likelihood).to(dtype).train()
     with torch.no_grad():
         likelihood.noise = 0.02
     state = torch.random.get_rng_state()
     for scale in (1.0, 0.5, 2.0):  # what is kept serves other hyperparameters too
         with torch.no_grad():
             model.covar_module.base_kernel.lengthscale = scale
-        exact = Model(x.double(), y.double(), gpytorch.likelihoods.GaussianLikelihood()).double().train()
+        exact = ExactModel(x.double(), y.double()).double().train()
         exact.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
         with gpytorch.settings.fast_computations(False, False, False):
             truth, wanted = loss_and_gradients(exact, x.double(), y.double())
@@ -378,7 +370,7 @@ def test_training_steps_agree_with_exact_ones(dtype):
 def test_parts_of_a_kernel_that_are_replaced():
     x = torch.rand(1100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = (6 * x[:, 0]).sin() + 0.1 * x[:, 1]
-    model = Model(x, y, gpytorch.likelihoods.GaussianLikelihood()).double().train()
+    model = ExactModel(x, y).double().train()
     model.likelihood.noise = 0.05
     parts = [MaternKernel(0.5), RBFKernel() + MaternKernel(0.5), MaternKernel(0.5, active_dims=[1])]
     for part in parts:
@@ -395,7 +387,7 @@ def test_parts_of_a_kernel_that_are_replaced():
 
 def test_a_tighter_tolerance_of_the_library_holds():
     x = torch.rand(1100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    model = Model(x, x[:, 0].sin(), gpytorch.likelihoods.GaussianLikelihood()).double().train()
+    model = ExactModel(x, x[:, 0].sin()).double().train()
     asked = []
     original = iterated_density.log_prob
 

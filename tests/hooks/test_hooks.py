@@ -23,6 +23,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from support.fakes import unpickled_without_autokern
+from support.models import ExactModel
 
 import autokern
 from autokern.core.errors import SettingsError
@@ -605,32 +606,23 @@ def test_the_transposed_product_with_an_operator_is_left_to_the_library():
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(2.5, ard_num_dims=2))
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 X = torch.rand(25, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 Y = torch.sin(6 * X[:, 0]) + X[:, 1]
 NEW = torch.rand(7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
 
-def model() -> Model:
-    return Model(X, Y, gpytorch.likelihoods.GaussianLikelihood()).double()
+def model() -> ExactModel:
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(2.5, ard_num_dims=2))
+    return ExactModel(X, Y, kernel).double()
 
 
-def loss(made: Model) -> torch.Tensor:
+def loss(made: ExactModel) -> torch.Tensor:
     made.train()
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(made.likelihood, made)
     return -objective(made(X), Y)
 
 
-def predict(made: Model) -> tuple[torch.Tensor, torch.Tensor]:
+def predict(made: ExactModel) -> tuple[torch.Tensor, torch.Tensor]:
     made.eval()
     posterior = made(NEW)
     return posterior.mean, posterior.covariance_matrix

@@ -21,7 +21,7 @@ from gpytorch import beta_features
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from linear_operator import settings as library
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
-from support.matern import Model
+from support.models import rough_model
 
 import autokern
 from autokern.core.errors import SettingsError
@@ -40,7 +40,7 @@ def points(n=N, seed=0):
 
 def made(n=N):
     x = points(n)
-    model = Model(x, (6 * x[:, 0]).sin() + x[:, 1]).double()
+    model = rough_model(x, (6 * x[:, 0]).sin() + x[:, 1]).double()
     model.likelihood.noise, model.covar_module.base_kernel.lengthscale = 1e-2, 0.3
     return model
 

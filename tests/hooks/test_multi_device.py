@@ -6,6 +6,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, MultiDeviceKernel, RBFKernel, ScaleKernel
+from support.models import ExactModel
 
 import autokern
 
@@ -15,16 +16,6 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="needs 
 
 def over_devices(kernel):
     return MultiDeviceKernel(kernel, device_ids=[CPU, CPU], output_device=CPU)
-
-
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, kernel):
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = kernel
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +28,7 @@ def found(kernel, n):
     """Loss, gradients in the order of the parameters, mean, variances and joint covariance."""
     drawn = torch.rand(n + 7, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     x, y = drawn[:n, :2].contiguous(), (6 * drawn[:n, 0]).sin() + 0.1 * drawn[:n, 2]
-    model = Model(x, y, kernel).double()
+    model = ExactModel(x, y, kernel).double()
     loss = -gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)(model(x), y)
     loss.backward()
     model.eval()

@@ -9,10 +9,10 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import RBFKernel, ScaleKernel
 from linear_operator import settings, to_linear_operator
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
+from support.models import ExactModel
 
 import autokern
 
@@ -21,26 +21,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SIDES = pytest.mark.parametrize("on", [False, True])
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = ScaleKernel(RBFKernel())
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-def smooth(dtype: torch.dtype) -> Model:
+def smooth(dtype: torch.dtype) -> ExactModel:
     """A model of 100 points that are nearly one, for its lengthscale, with little noise."""
     x = torch.linspace(0, 1, 100, dtype=dtype).unsqueeze(-1)
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=GreaterThan(1e-12))
-    model = Model(x, torch.sin(6 * x[:, 0]), likelihood).to(dtype)
+    model = ExactModel(x, torch.sin(6 * x[:, 0]), likelihood=likelihood).to(dtype)
     likelihood.noise, model.covar_module.base_kernel.lengthscale = 1e-7, 2.0
     return model
 
 
-def loss_of(model: Model) -> torch.Tensor:
+def loss_of(model: ExactModel) -> torch.Tensor:
     loss = -gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)(
         model(*model.train_inputs), model.train_targets
     )

@@ -19,6 +19,7 @@ from linear_operator.operators import (
     KroneckerProductLinearOperator,
 )
 from linear_operator.utils.warnings import NumericalWarning
+from support.models import ExactModel
 
 import autokern
 from autokern.core.solved import collecting
@@ -43,18 +44,9 @@ def points(n=N, d=2, dtype=torch.float64, seed=0):
     return torch.rand(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, kernel):
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(kernel)
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def predicted(kernel, dtype):
     x = points(dtype=dtype)
-    model = Model(x, (6 * x[:, 0]).sin(), kernel()).to(dtype)
+    model = ExactModel(x, (6 * x[:, 0]).sin(), ScaleKernel(kernel())).to(dtype)
     model.likelihood.noise = 1e-3
     model.covar_module.base_kernel.lengthscale = 0.3
     with torch.no_grad():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpytorch.kernels import AdditiveKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from support import covariances
+from support.models import ExactModel
 
 import autokern
 from autokern import kernels
@@ -39,17 +40,6 @@ def _enabled():
         yield
 
 
-class Model(gpytorch.models.ExactGP):
-    """An exact GP with a zero mean."""
-
-    def __init__(self, x, y, likelihood, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), kernel
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def repeated(n, d, span, offset, seed):
     """Return points of which some stand there twice."""
     generator = torch.Generator().manual_seed(seed)
@@ -62,7 +52,7 @@ def found(kernel, x, y, noise, dtype, way, x_wanted):
     """Return loss and gradients in float64."""
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-8))
     x, y = x.to(dtype).requires_grad_(x_wanted), y.to(dtype)
-    model = Model(x, y, likelihood, kernel(x.shape[-1])).to(dtype)
+    model = ExactModel(x, y, kernel(x.shape[-1]), likelihood, gpytorch.means.ZeroMean()).to(dtype)
     likelihood.noise = noise
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
     with autokern.using(force=way):
@@ -242,7 +232,9 @@ def test_predictions_of_far_points_are_no_further_from_the_truth_than_stock():
 
     def predicted(dtype, force):
         likelihood = gpytorch.likelihoods.GaussianLikelihood()
-        model = Model(x.to(dtype), y.to(dtype), likelihood, _KERNELS["rbf"](2)).to(dtype)
+        model = ExactModel(x.to(dtype), y.to(dtype), _KERNELS["rbf"](2), likelihood, gpytorch.means.ZeroMean()).to(
+            dtype
+        )
         likelihood.noise = 1e-3
         model.eval()
         with torch.no_grad(), autokern.using(force=force):

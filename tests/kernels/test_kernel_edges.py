@@ -10,6 +10,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from support import covariances
+from support.models import ExactModel
 
 import autokern
 from autokern import kernels
@@ -158,17 +159,6 @@ def test_an_outputscale_that_has_vanished(name, layout, scale):
     assert found[1][1].abs().max() <= 1e-300
 
 
-class Model(gpytorch.models.ExactGP):
-    """An exact GP."""
-
-    def __init__(self, x, y, likelihood, base=RBFKernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(base())
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 _WAYS = [
     {"exact_log_prob": "fused"},
     {"exact_log_prob": "stock", "kernel_matrix": "gemm", "inv_quad_logdet": "potri"},
@@ -182,7 +172,7 @@ def model_of(n=200, base=RBFKernel):
     x = torch.rand(n, 2, generator=generator, dtype=torch.float64)
     y = x.sum(-1).sin()
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    model = Model(x, y, likelihood, base).double()
+    model = ExactModel(x, y, ScaleKernel(base()), likelihood).double()
     return model, gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model), x, y
 
 

@@ -11,9 +11,9 @@ import warnings
 import gpytorch
 import pytest
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from linear_operator.operators import to_linear_operator
+from support.models import ExactModel
 
 import autokern
 from autokern.backends import graphs
@@ -68,22 +68,13 @@ def test_every_candidate_keeps_its_bound(name, dtype, device):
         inside.active = False
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(MaternKernel(2.5))
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def a_life(device):
     """Train, predict and update a model; return what came of it."""
     torch.manual_seed(0)
     x = torch.rand(80, 2, dtype=torch.float64).to(device)
     y = torch.sin(5 * x).sum(-1)
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double().to(device)
-    model = Model(x, y, likelihood).double().to(device)
+    model = ExactModel(x, y, ScaleKernel(MaternKernel(2.5)), likelihood).double().to(device)
     marginal = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     for _ in range(10):

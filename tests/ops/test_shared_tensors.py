@@ -10,6 +10,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from support import covariances
+from support.models import ExactModel
 
 import autokern
 from autokern import kernels
@@ -74,23 +75,11 @@ def test_points_may_be_written_into(layout):
         torch.testing.assert_close(found, truth)
 
 
-class Model(gpytorch.models.ExactGP):
-    """An exact GP, with a batch of hyperparameters if asked for."""
-
-    def __init__(self, x, y, likelihood, kernel, batch=()):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=torch.Size(batch))
-        self.covar_module = kernel
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def objective(x, y, force, batch=(), base=RBFKernel):
     size = torch.Size(batch)
     kernel = ScaleKernel(base(ard_num_dims=2, batch_shape=size), batch_shape=size)
     likelihood = gpytorch.likelihoods.GaussianLikelihood(batch_shape=size)
-    model = Model(x, y, likelihood, kernel, batch).double()
+    model = ExactModel(x, y, kernel, likelihood, gpytorch.means.ConstantMean(batch_shape=torch.Size(batch))).double()
     with autokern.using(force=force):
         value = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)(model(x), y)
     return value, list(model.parameters())

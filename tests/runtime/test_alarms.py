@@ -14,7 +14,7 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from support.matern import Model
+from support.models import rough_model
 
 import autokern
 from autokern.runtime import dispatch
@@ -69,7 +69,7 @@ def values(x):
 
 
 def stepping():
-    model = Model(points(N), values(points(N))).double().train()
+    model = rough_model(points(N), values(points(N))).double().train()
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     for _ in range(2):
         (-mll(model(*model.train_inputs), model.train_targets)).backward()
@@ -96,7 +96,7 @@ def posterior():
 
 
 def predicting():
-    model = Model(points(N), values(points(N))).double().eval()
+    model = rough_model(points(N), values(points(N))).double().eval()
     with torch.no_grad(), gpytorch.settings.fast_pred_var():
         model(points(7, 1)).variance
         model.get_fantasy_model(points(2, 2), values(points(2, 2)))(points(7, 1)).variance

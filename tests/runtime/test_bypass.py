@@ -9,8 +9,8 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.models import ExactModel
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
@@ -23,16 +23,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FORCED = "kernel_matrix=gemm,exact_log_prob=fused"
 
 
-class Regression(gpytorch.models.ExactGP):
-    def __init__(self, n=30):
-        x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        super().__init__(x, x.sum(-1).sin(), GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = ScaleKernel(RBFKernel(ard_num_dims=2))
-        self.double()
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+def regression(n=30):
+    x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return ExactModel(x, x.sum(-1).sin(), ScaleKernel(RBFKernel(ard_num_dims=2))).double()
 
 
 def loss(model):
@@ -52,12 +45,12 @@ def test_nothing_is_dispatched_under_autocast():
     with autokern.enabled(), forced(), warnings.catch_warnings():
         warnings.simplefilter("error")
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            under = loss(Regression())
+            under = loss(regression())
         assert calls() == 0
-        loss(Regression())
+        loss(regression())
         assert calls() > 0
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(under, loss(Regression()))
+        assert torch.equal(under, loss(regression()))
 
 
 def test_a_formula_traced_after_autocast_has_the_precision_of_its_arguments():
@@ -99,7 +92,7 @@ def _outcome(call):
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_recomputes_what_it_computed_whatever_was_decided_meanwhile(reentrant):
     def gradients(meanwhile):
-        model = Regression()
+        model = regression()
         kernel, x = model.covar_module, model.train_inputs[0].clone().requires_grad_()
         k = checkpoint(lambda x: kernel(x).to_dense(), x, use_reentrant=reentrant)
         meanwhile()
@@ -127,7 +120,7 @@ def test_saved_tensors_that_are_kept_elsewhere_are_those_of_stock():
     def packed():
         seen = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
-            loss(Regression()).backward()
+            loss(regression()).backward()
         return seen
 
     expected = packed()
@@ -153,14 +146,14 @@ def test_targets_that_are_a_number():
     def value(model):
         return ExactMarginalLogLikelihood(model.likelihood, model)(model(*model.train_inputs), 0.3)
 
-    expected = value(Regression())
+    expected = value(regression())
     with autokern.enabled(), forced():
-        torch.testing.assert_close(value(Regression()), expected)
+        torch.testing.assert_close(value(regression()), expected)
 
 
 def test_targets_of_a_wrong_size_raise_stocks_error_and_nothing_else():
     def message():
-        model = Regression()
+        model = regression()
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
@@ -201,7 +194,7 @@ def test_kernel_matrices_of_two_dtypes_have_the_dtype_of_stock():
 @pytest.mark.parametrize("part", ["scale", "base"])
 def test_a_forward_that_was_put_on_one_kernel_is_what_is_trained(part):
     def value(changed):
-        model = Regression()
+        model = regression()
         kernel = model.covar_module if part == "scale" else model.covar_module.base_kernel
         if changed:
             kernel.forward = lambda x1, x2, **params: type(kernel).forward(kernel, 0.5 * x1, 0.5 * x2, **params)

@@ -12,6 +12,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator import settings as library
 from linear_operator.utils.warnings import NumericalWarning
+from support.models import ExactModel
 
 import autokern
 from autokern.cli import tables
@@ -35,16 +36,7 @@ def uniform(n, d, seed=0):
 
 
 def model(x, kernel=MaternKernel, noise=1e-2, lengthscale=0.2):
-    class Model(gpytorch.models.ExactGP):
-        def __init__(self):
-            super().__init__(x, (7 * x[:, 0]).sin() + x.sum(-1), gpytorch.likelihoods.GaussianLikelihood())
-            self.mean_module = gpytorch.means.ConstantMean()
-            self.covar_module = ScaleKernel(kernel())
-
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    made = Model().double()
+    made = ExactModel(x, (7 * x[:, 0]).sin() + x.sum(-1), ScaleKernel(kernel())).double()
     made.likelihood.noise = noise
     made.covar_module.base_kernel.lengthscale = lengthscale
     return made

@@ -10,6 +10,7 @@ import gpytorch
 import pytest
 import torch
 from linear_operator.utils.errors import NotPSDError
+from support.models import ExactModel
 
 import autokern
 from autokern.core.op import Feasibility
@@ -180,16 +181,7 @@ def regression(n, noise=1e-3, seed=0):
     x = torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
 
-    class Model(gpytorch.models.ExactGP):
-        def __init__(self):
-            super().__init__(x, (7 * x[:, 0]).sin() + x[:, 1], likelihood)
-            self.mean_module = gpytorch.means.ConstantMean()
-            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    model = Model().double()
+    model = ExactModel(x, (7 * x[:, 0]).sin() + x[:, 1], likelihood=likelihood).double()
     model.likelihood.noise = noise
     model.covar_module.base_kernel.lengthscale = 0.2
     return model
