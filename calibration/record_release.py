@@ -37,7 +37,7 @@ MODULES = {
     "linear_operator.operators._linear_operator": "", "linear_operator.operators.*_linear_operator": "",
     "linear_operator.operators.*_representation_tree": "",
     "linear_operator.functions": "", "linear_operator.functions.*": "", "linear_operator.utils.*": "",
-    "botorch.generation.gen": "get_reasons_against_fast_path",
+    "botorch.generation.gen": "get_reasons_against_fast_path|_get_f_np_wrapper",
     "botorch.models.kernels.categorical": "", "botorch.models.kernels.positive_index": "",
     "botorch.models.transforms.input": "", "botorch.models.transforms.utils": "",
     "botorch.models.utils.priors": "", "botorch.models.multitask": "",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +14,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from autokern.core import parsers
-from autokern.core.errors import SettingsError
+from autokern.core.errors import AutokernWarning, SettingsError
 
 LEVELS_OF_ACCURACY = ("same", "approximate")
 """Candidates within the bound of their op, or lower precision as well."""
+
+_REMOVED = {
+    "AUTOKERN_ALLOCATOR": "set glibc's MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ before the process starts",
+    "AUTOKERN_RECORD": "use nothing in its place: first use measures the problems at hand",
+    "AUTOKERN_LEARN": "set nothing in its place: choices come from calibrations only",
+}
+"""Variables of earlier versions, and their replacements."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | str = "auto"
     ranks: float | str = "auto"
     graphs: str = "off"
+    replay: bool = True
     workers: bool = True
     deterministic: bool = False
     strict: bool = False
@@ -146,6 +155,10 @@ ROWS = (
         "one Python thread (default off: not yet proven on a GPU)",
     ),
     Row(
+        "replay", parsers.flag, "`1`, `0`",
+        "0: what an optimiser of BoTorch evaluates again and again is never recorded and replayed (default 1)",
+    ),
+    Row(
         "workers", parsers.flag, "`1`, `0`",
         "0: `autokern run` does not serve the processes that the program starts (default 1)",
     ),
@@ -163,9 +176,16 @@ ROWS = (
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings of the environment; SettingsError if a value is invalid, or a variable unknown."""
+    """Return the settings of the environment; removed variables are ignored with a warning.
+
+    SettingsError if a value is invalid, or a variable ``AUTOKERN_*`` unknown.
+    """
     source = os.environ if environ is None else environ
     given = {name: text.strip() for name, text in source.items() if name.startswith("AUTOKERN")}
+    for name in _REMOVED.keys() & given.keys():
+        message = f"{name} was removed from autokern and is ignored; unset it, and {_REMOVED[name]}"
+        warnings.warn(message, AutokernWarning, stacklevel=1)  # level 1: shown once
+        del given[name]
     parsed: dict[str, Any] = {}
     for row in ROWS if given else ():
         if text := given.pop(row.variable, ""):

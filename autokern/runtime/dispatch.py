@@ -59,13 +59,13 @@ def transformed() -> bool:
     )
 
 
-def _settings() -> Settings:
+def in_force() -> Settings:
     """Return the settings in force in this thread or task."""
     overlay = _current.get()
     return session().settings if overlay is None else overlay.settings
 
 
-memory_limit.orders_from(lambda: _settings().memory)
+memory_limit.orders_from(lambda: in_force().memory)
 
 _session: Session | None = None
 _session_lock = Lock()
@@ -225,10 +225,10 @@ def using(
     forced by the user
     """
     settings = revised(
-        _settings(), force=force, exclude=exclude, accuracy=accuracy, max_error=max_error, memory=memory, calls=calls
+        in_force(), force=force, exclude=exclude, accuracy=accuracy, max_error=max_error, memory=memory, calls=calls
     )
     if force or exclude:
-        orders.check(settings)
+        settings = orders.checked(settings)
     overlay = Overlay(settings, _current.get())
     token = _current.set(overlay)
     try:
@@ -240,13 +240,13 @@ def using(
 
 def forced(op: str) -> str | None:
     """Return the candidate that the user forces for an op in this thread, or None."""
-    return _settings().forced(op)
+    return in_force().forced(op)
 
 
 def explain(problem: Problem) -> Decision:
     """Return the decision for a problem under the present settings, without running it."""
     here = session()
-    return here.described(here.decide(Feasibility(registry.get(problem.op), problem), _settings()))
+    return here.described(here.decide(Feasibility(registry.get(problem.op), problem), in_force()))
 
 
 def _overlays() -> Iterator[Overlay]:
@@ -270,7 +270,8 @@ def stats() -> dict[str, dict[str, int]]:
     Returns
     -------
     dict
-        Calls by op, then by candidate; ops without calls are absent.
+        Calls by op, then by candidate; ops without calls are absent. ``"optimised function"`` counts evaluations that
+        were replayed (``AUTOKERN_REPLAY``).
 
     Examples
     --------

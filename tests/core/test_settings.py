@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autokern
-from autokern.core.errors import SettingsError
+from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.parsers import parse_bytes
 from autokern.core.settings import ROWS, Settings, from_environment, revised
 
@@ -55,6 +55,7 @@ GOOD = [
     ("AUTOKERN_DETERMINISTIC", "1", "deterministic", True),
     ("AUTOKERN_STRICT", "on", "strict", True),
     ("AUTOKERN_WORKERS", "0", "workers", False),
+    ("AUTOKERN_REPLAY", "0", "replay", False),
     ("AUTOKERN_LOG", "debug", "log", "debug"),
     ("AUTOKERN_UNKNOWN", "Trust", "unknown", "trust"),
     ("AUTOKERN_UNKNOWN", "stock", "unknown", "stock"),
@@ -108,6 +109,7 @@ BAD = [
     ("AUTOKERN_DETERMINISTIC", "3"),
     ("AUTOKERN_STRICT", "perhaps"),
     ("AUTOKERN_WORKERS", "two"),
+    ("AUTOKERN_REPLAY", "two"),
     ("AUTOKERN_LOG", "loud"),
 ]
 
@@ -152,6 +154,20 @@ def test_unknown_variables_are_named():
     with pytest.raises(SettingsError, match="AUTOKERN_FROCE") as caught:
         from_environment({"AUTOKERN_FROCE": "qr=cpu"})
     assert all(name in str(caught.value) for name in VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("AUTOKERN_ALLOCATOR", "MALLOC_MMAP_THRESHOLD_"),
+        ("AUTOKERN_RECORD", "first use measures"),
+        ("AUTOKERN_LEARN", "calibrations only"),
+    ],
+)
+def test_a_variable_that_was_removed_is_ignored_with_a_warning(name, replacement):
+    with pytest.warns(AutokernWarning, match=f"{name} was removed .* {replacement}") as told:
+        assert from_environment({name: "on"}) == Settings()
+    assert len(told) == 1
 
 
 def test_the_environment_is_read_when_asked(monkeypatch):

@@ -17,6 +17,7 @@ from autokern.cli import tables
 from autokern.cli.summary import Known
 from autokern.cli.tables import Table
 from autokern.core.decision import Decision
+from autokern.core.registry import known as is_known
 from autokern.core.units import duration, sized
 from autokern.core.versions import __version__
 from autokern.runtime import dispatch
@@ -67,7 +68,8 @@ def gain(rows: Served) -> Gain:
 def of_program(name: str, seconds: float) -> Page:
     """Return the page of the program that this process has run: predicted savings, choices and reasons."""
     served, fields = dispatch.decisions(), host.current().fields
-    total, counted = gain(served), sum(sum(by.values()) for by in dispatch.stats().values())
+    known_ops = {op: sum(by.values()) for op, by in dispatch.stats().items() if is_known(op)}
+    total, counted = gain(served), sum(known_ops.values())
     known = f"{total.calls:,} of {counted:,} calls" if total.calls else "nothing is known of its keys"
     others = sum(decision.candidate != "stock" for decision, _ in served)
     tiles = [

@@ -14,6 +14,7 @@ from autokern.gp.inspected import UnreadError
 from autokern.gp.reading import Reading, Readings
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
+from autokern.hooks.later import fits
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import route
@@ -39,7 +40,7 @@ def declare(core: Any) -> bool:
     def call(self: Any, **kwargs: Any) -> Any:
         reading = None if kwargs or type(self) is not kind or stay_out_of_models() else _reading_of(self)
         if reading is None:
-            return stock(self, **kwargs)
+            return stock(self, **kwargs) if kwargs or type(self) is not kind else fits.evaluate(self, stock)
         loss, *gradients = _dispatch(reading, self.forward, self.parameters)
         return loss.sum() if loss.dim() else loss, tuple(gradients)
 

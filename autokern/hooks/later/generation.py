@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import scipy
-import torch
 
 from autokern.core.recovery import uninterrupted
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
+from autokern.hooks.later import evaluations
 
 __all__ = ["TRIED", "declare", "leaves_batch", "obstacle", "scipy_release"]
 
@@ -33,12 +33,13 @@ _BOUNDS = [None, [(-1.5, 0.5), (-0.5, 2.0)], [(None, 0.8), (-1.0, None)]]
 
 def declare(gen: Any) -> bool:
     """Declare the hooks of `botorch.generation.gen` that are needed, and return True."""
+    evaluations.declare(gen)
     stock_fixed = getattr(gen, "fix_features", None)
     if type(stock_fixed) is FunctionType:
 
         @hook(gen, "fix_features")
         def fixed(X: Any, fixed_features: Any = None, replace_current_value: Any = True) -> Any:
-            found = None if stay_out() else _fixed(X, fixed_features, replace_current_value)
+            found = None if stay_out() else evaluations.with_features(X, fixed_features, replace_current_value)
             return stock_fixed(X, fixed_features, replace_current_value) if found is None else found
 
     stock = getattr(gen, "get_reasons_against_fast_path", None)
@@ -58,24 +59,6 @@ def declare(gen: Any) -> bool:
         return others
 
     return True
-
-
-def _fixed(x: Any, features: Any, replaces: Any) -> torch.Tensor | None:
-    """Return points with fixed features, as BoTorch's `fix_features` does; None where stock must run."""
-    if type(x) is not torch.Tensor or type(features) is not dict or type(replaces) is not bool or not x.dim():
-        return None
-    width = x.shape[-1] + (0 if replaces else len(features))
-    plain = all(type(at) is int and 0 <= at < width and type(v) in (int, float) for at, v in features.items())
-    if not plain or x.layout is not torch.strided:
-        return None
-    if not features:
-        return x.clone(memory_format=torch.contiguous_format)
-    free = [at for at in range(width) if at not in features]
-    found = x.new_empty(*x.shape[:-1], width)
-    for at, value in features.items():
-        found[..., at] = value
-    found[..., free] = x[..., free] if replaces else x
-    return found
 
 
 def leaves_batch(gen: Any) -> bool:

@@ -1,0 +1,293 @@
+"""A computation of small tensors, recorded once below autograd and replayed with other numbers in the same memory.
+
+`Recorder` is a dispatch mode: it sees every operation that torch runs, those of backward passes included. What depends
+on no input is a constant. Views need no work, since all tensors of a recording keep their memory. The rest becomes a
+list of calls that write where they wrote, as CUDA graphs do, without modules and autograd nodes between them. A replay
+computes bit for bit what the recorded code would, but for some derivatives (`prod`) that torch computes otherwise
+while it is recorded.
+
+A number that Python has read, such as a flag of LAPACK, must be the same in a replay. Operations that draw random
+numbers or write to memory of others cannot be recorded. What leaves torch (``numpy()``) is not seen: who records
+compares replays with the recorded code at other inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autokern.core.recovery import caught
+
+__all__ = ["ChangedError", "Recorder", "Replay", "UnrecordedError"]
+
+_MOST_BYTES = 2**26
+_MOST_STEPS = 20_000
+_METADATA = frozenset(
+    f"aten::{name}"
+    for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_ones", "new_zeros", "new_full", "new_empty",
+                 "new_empty_strided")
+)  # fmt: skip
+"""Operations that read no value of their tensors."""
+_QUICK = {
+    f"{name}.{overload}": getattr(torch, name)
+    for overload, names in {
+        "out": ("abs", "add", "bmm", "cat", "clamp", "div", "exp", "gather", "log", "log1p", "mm", "mul", "neg",
+                "reciprocal", "sigmoid", "sign", "sqrt", "sub", "tanh"),
+        "Scalar_out": ("eq", "ge", "gt", "le", "lt", "ne"),
+        "IntList_out": ("sum",), "Tensor_Scalar_out": ("pow",), "self_out": ("where",),
+    }.items()
+    for name in names
+}  # fmt: skip
+"""Overloads that write to given tensors, by functions of torch which parse their arguments in half of the time."""
+_FIRST = "Tensor", "List[Tensor]"
+_TYPES = torch.Tensor, torch.nn.Parameter
+Step = Callable[[], Any]
+
+
+class UnrecordedError(Exception):
+    """A computation cannot be recorded."""
+
+
+class ChangedError(Exception):
+    """A number that Python read while a computation was recorded is another one in a replay."""
+
+
+class Replay:
+    """A recorded computation: calls that write to the tensors of the recording."""
+
+    def __init__(self, steps: Iterable[Step], constants: Iterable[tuple[torch.Tensor, int]]) -> None:
+        self._steps, self._constants = tuple(steps), tuple(constants)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def run(self) -> None:
+        """Compute again from what the inputs contain now.
+
+        ChangedError if the recorded code would compute otherwise: a number that it read is another one, or a tensor
+        that it used was written since.
+        """
+        if any(tensor._version != version for tensor, version in self._constants):
+            raise ChangedError("a tensor of the recording was written since")
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            for step in self._steps:
+                step()
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records what is computed from some tensors while it is entered; the computation runs as without it.
+
+    The inputs are leaves that own their memory. A replay reads whatever they contain then.
+    """
+
+    def __init__(self, *inputs: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._inputs = {_memory(t) for t in inputs}
+        self._varying = set(self._inputs)
+        self._made: dict[int, Any] = dict.fromkeys(self._inputs)  # with a tensor that keeps the memory
+        self._constants: dict[int, tuple[torch.Tensor, int]] = {}
+        self._empty: set[int] = set()  # memory that no operation has written yet
+        self._restored: list[Step] = []
+        self._steps: list[Step] = []
+        self._bytes, self._reason = 0, ""
+        self._warnings = warnings.catch_warnings(record=True)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper that torch adds otherwise imports its compiler, which takes seconds
+
+    def __enter__(self) -> Any:
+        self._seen: Any = self._warnings.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._warnings.__exit__(*error)
+        for one in self._seen:
+            self.fail("a warning")
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno, source=one.source)
+
+    def fail(self, reason: str) -> None:
+        """Note why nothing can be replayed; the computation itself goes on."""
+        self._reason = self._reason or reason
+
+    def replay(self, *results: torch.Tensor) -> Replay:
+        """Return what computes the results again, in their memory; UnrecordedError if that is not possible."""
+        if not self._reason and self._varying.isdisjoint(map(_memory, results)):
+            self.fail("no result depends on an input")
+        if self._reason:
+            raise UnrecordedError(self._reason)
+        return Replay([*self._restored, *self._steps], self._constants.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._reason:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            memories, varies = self._noticed(self._before, func, args, kwargs) or (None, False)
+            out = func(*args, **kwargs)
+            if memories is not None:
+                self._noticed(self._after, func, args, kwargs, out, memories, varies)
+            return out
+
+    def _noticed(self, note: Callable[..., Any], *call: Any) -> Any:
+        """Note an operation, or why that is not possible, which is no matter of the computation."""
+        try:
+            return note(*call)
+        except caught(Exception) as error:
+            self.fail(str(error) or repr(error))
+            return None
+
+    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[dict[int, torch.Tensor], bool]:
+        """Note what an operation reads from others, draws, and is about to write; return whether its result varies."""
+        kind, tensors = _kind(func), _tensors(args)
+        if kwargs:
+            tensors += _tensors(kwargs.values())
+        memories = {_memory(t): t for t in tensors}
+        for memory, tensor in memories.items():
+            if memory not in self._made and memory not in self._constants:
+                self._constants[memory] = tensor, 0 if tensor.is_inference() else tensor._version
+        varies = kind.reads and not self._varying.isdisjoint(memories)
+        if kind.seeded:
+            raise UnrecordedError(f"{func} draws random numbers")
+        if kind.written:
+            self._writes(
+                func, _tensors([args[at] if type(at) is int else kwargs.get(at) for at in kind.written]), varies
+            )
+        return memories, varies
+
+    def _writes(self, func: Any, tensors: Iterable[torch.Tensor], varies: bool) -> None:
+        for tensor in tensors:
+            memory = _memory(tensor)
+            if memory not in self._made or memory in self._inputs:
+                raise UnrecordedError(f"{func} writes to memory of others")
+            if varies and memory not in self._varying:  # a replay begins with what is there now
+                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                self._restored.append(functools.partial(whole.copy_, whole.clone()))
+                self._varying.add(memory)
+
+    def _after(self, func: Any, args: Any, kwargs: Any, out: Any, memories: dict[int, Any], varies: bool) -> None:
+        """Note an operation and its results."""
+        kind, several = _kind(func), isinstance(out, (tuple, list))
+        if kind.written:
+            self._empty.difference_update(memories)
+        fresh = [t.detach() for t in _tensors(out if several else (out,)) if _memory(t) not in memories]
+        if fresh and kind.reads and not self._empty.isdisjoint(memories):
+            raise UnrecordedError(f"{func} reads what was computed outside of torch")
+        if kind.empty:
+            self._empty.update(map(_memory, fresh))
+        self._made.update((_memory(t), t) for t in fresh)
+        self._check(func, fresh)
+        if varies and (fresh or kind.written or not (several or isinstance(out, torch.Tensor))):
+            self._varying.update(map(_memory, fresh))
+            args, kwargs = map(_apart, args), {name: _apart(value) for name, value in kwargs.items()}
+            self._steps.append(_step(func, kind, tuple(args), kwargs, fresh, out))
+
+    def _check(self, func: Any, fresh: Iterable[torch.Tensor]) -> None:
+        """Refuse results that cannot be written again, and too many."""
+        for tensor in fresh:
+            self._bytes += tensor.nbytes
+            if tensor.is_complex() or tensor._is_zerotensor():
+                raise UnrecordedError(f"{func} returns a tensor of another kind")
+        if self._bytes > _MOST_BYTES or len(self._steps) > _MOST_STEPS:
+            raise UnrecordedError("a large computation")
+
+
+class _Kind(NamedTuple):
+    """What the schema of an operation says: where its written arguments are, and the overload that writes results."""
+
+    written: tuple[int | str, ...]
+    seeded: bool
+    reads: bool
+    empty: bool
+    out: tuple[Any, list[str]] | None
+
+
+@functools.cache
+def _kind(func: Any) -> _Kind:
+    schema = func._schema
+    written = tuple(
+        a.name if a.kwarg_only else at
+        for at, a in enumerate(schema.arguments)
+        if a.alias_info is not None and a.alias_info.is_write and torch.Tag.inplace_view not in func.tags
+    )
+    fixed = not written and torch.Tag.dynamic_output_shape not in func.tags
+    seeded = torch.Tag.nondeterministic_seeded in func.tags
+    empty = schema.name.startswith(("aten::empty", "aten::new_empty"))
+    reads = schema.name not in _METADATA and torch.Tag.inplace_view not in func.tags
+    return _Kind(written, seeded, reads, empty, _out_variant(func) if fixed else None)
+
+
+def _out_variant(func: Any) -> tuple[Any, list[str]] | None:
+    """Return the function that writes an operation's results to given tensors, and the names of those."""
+    wanted = _signature(func)
+    for name in func.overloadpacket.overloads():
+        overload = getattr(func.overloadpacket, name)
+        outs = [a.name for a in overload._schema.arguments if a.is_out]
+        if outs and _signature(overload) == wanted:
+            quick = _QUICK.get(str(overload).removeprefix("aten.")) if wanted[0][1] in _FIRST else None
+            return quick or overload._op, outs
+    return None
+
+
+def _signature(func: Any) -> list[tuple[str, str]]:
+    """Return names and types of an operation's arguments but those that it only writes."""
+    return [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
+
+
+def _step(func: Any, kind: _Kind, args: Any, kwargs: Any, fresh: list[torch.Tensor], out: Any) -> Step:
+    """Return what an operation does in a replay."""
+    if kind.written:
+        return functools.partial(func, *args, **kwargs)
+    if not fresh:
+        if not isinstance(out, (bool, int, float)):
+            raise UnrecordedError(f"{func} returns a {type(out).__name__}")
+        return functools.partial(_same, functools.partial(func, *args, **kwargs), out)
+    if func._schema.name in ("aten::clone", "aten::_to_copy"):
+        return functools.partial(fresh[0].copy_, args[0])
+    if kind.out is None or not len(fresh) == len(kind.out[1]) == (len(out) if isinstance(out, (tuple, list)) else 1):
+        return functools.partial(_copied, functools.partial(func, *args, **kwargs), _tensors([_apart(out)]))
+    write, names = kind.out
+    return functools.partial(write, *args, **kwargs, **dict(zip(names, fresh, strict=True)))
+
+
+def _copied(call: Step, into: Sequence[torch.Tensor]) -> None:
+    for target, value in zip(into, _tensors([call()]), strict=True):
+        if target.shape != value.shape:
+            raise ChangedError(f"a result of shape {tuple(value.shape)} in place of {tuple(target.shape)}")
+        target.copy_(value)
+
+
+def _same(call: Step, value: Any) -> None:
+    found = call()
+    if found != value and not (found != found and value != value):  # noqa: PLR0124
+        raise ChangedError(f"{found} in place of {value}")
+
+
+def _apart(value: Any) -> Any:
+    """Return tensors of the same memory whose shape nobody else can change (``squeeze_``)."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return type(value)(map(_apart, value)) if type(value) in (list, tuple) else value
+
+
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's memory, which is kept, so that no other tensor gets it while one records."""
+    if tensor.layout is not torch.strided or type(tensor) not in _TYPES:
+        raise UnrecordedError("a tensor of another kind")
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()

@@ -1,0 +1,115 @@
+"""Fits by BoTorch whose models are not read as arrays: loss and gradients of a closure, replayed (`repeated`)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from autokern.core.beside import Beside
+from autokern.core.effects import effect
+from autokern.hooks.later.repeated import Repeated, is_wanted
+
+__all__ = ["evaluate"]
+
+_known = Beside["_Closure"]()
+Found = tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]
+
+
+def evaluate(closure: Any, stock: Any) -> Found:
+    """Return loss and gradients of a closure of BoTorch's, which are in ``grad`` of its parameters then."""
+    known = _known.get(closure)
+    if known is None or not known.is_of(closure):
+        known = _known.put(closure, _Closure(closure.forward, closure.parameters))
+    if not known.serves or not torch.is_grad_enabled() or not is_wanted():
+        found: Found = stock(closure)
+        return found
+    replayed: Found = known.call(lambda: stock(closure))
+    return replayed
+
+
+class _Closure(Repeated):
+    """The loss of a model by its parameters, which the optimiser writes in place."""
+
+    name = "loss"
+
+    def __init__(self, forward: Any, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._forward, self._parameters = forward, dict(parameters)
+        cells = [cell.cell_contents for cell in forward.__closure__ or ()] if hasattr(forward, "__closure__") else []
+        self._of = [one for one in cells if isinstance(one, torch.nn.Module)]
+        super().__init__((*(type(getattr(one, "model", one)) for one in self._of), len(self._parameters)))
+
+    def is_of(self, closure: Any) -> bool:
+        """Whether a closure still has this function and these parameters."""
+        same = closure.forward is self._forward and closure.parameters.keys() == self._parameters.keys()
+        return same and all(map(operator.is_, closure.parameters.values(), self._parameters.values()))
+
+    def library(self, stock: Any) -> Found:
+        """Return the loss and the gradients of all parameters."""
+        found: Found = stock()
+        return found
+
+    def obstacle(self, stock: Any) -> str | None:
+        """Return why the loss cannot be recorded."""
+        if any(p.device.type != "cpu" or not p.is_leaf for p in self._parameters.values()):
+            return "parameters on another device"
+        wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
+        if not self._of or wanted != {id(p) for p in self._parameters.values()}:
+            return "parameters of which the optimiser has not all"
+        self._modules = [part for one in self._of for part in one.modules()]
+        return effect(self._forward)
+
+    def evaluated(self, stock: Any) -> Any:
+        """Return the parameters, and what computes the loss and its gradients."""
+        parameters = tuple(self._parameters.values())
+
+        def compute() -> Iterator[torch.Tensor]:
+            with torch.enable_grad():
+                loss = self._forward().sum()
+                slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
+            self._used = [slope is not None for slope in slopes]
+            self._held = self._state()
+            yield loss
+            yield from (slope for slope in slopes if slope is not None)
+
+        return parameters, compute
+
+    def _state(self) -> list[int]:
+        """Return what differs where an attribute, a submodule, a buffer or a parameter's memory is another one."""
+        found: list[int] = []
+        for parameter in self._parameters.values():
+            found += (parameter.data_ptr(), parameter.requires_grad)
+        for module in self._modules:
+            own = vars(module)
+            for part in (own, own["_modules"], own["_buffers"], own["_parameters"]):
+                found += map(id, part.values())
+        return found
+
+    def put(self, stock: Any) -> bool:
+        """Whether the model is as it was recorded; its parameters hold the numbers."""
+        return self._state() == self._held
+
+    def result(self, results: tuple[torch.Tensor, ...], stock: Any) -> Found | None:
+        """Put gradients into the parameters and return them with the loss, None if any number is not finite."""
+        loss, *slopes = results
+        if not all(bool(t.isfinite().all()) for t in results):
+            return None
+        found, given = list[torch.Tensor | None](), iter(slopes)
+        for parameter, used in zip(self._parameters.values(), self._used, strict=True):
+            if not used:
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+            elif parameter.grad is None:
+                parameter.grad = next(given).clone()
+            else:
+                parameter.grad.copy_(next(given))
+            found.append(parameter.grad)
+        return loss.clone(), tuple(found)
+
+    def numbers(self, found: Found) -> Iterator[Any]:
+        """Yield the loss and the gradients."""
+        for values in (found[0], *found[1]):
+            yield np.zeros(0) if values is None else values.detach().numpy()

@@ -1,0 +1,207 @@
+"""A function that an optimiser evaluates again and again: it is recorded once, and replayed where that is faster.
+
+An evaluation of a small model is several hundred small operations, whose modules, autograd nodes and dispatch take most
+of the time. One evaluation is recorded (`core.replay`). The next two are computed by the library as well as by the
+replay. If the results agree and the replay is faster, it serves. Every 32nd evaluation is compared again.
+
+Recording and comparing take as long as some twelve evaluations. So the thirteenth is recorded: nothing is lost where an
+optimisation ends before, and at most as much again where it ends soon after (the ski-rental problem). What a program's
+earlier optimisations of the same kind took then tells better: where they were long, the third evaluation is recorded.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from autokern.core.op import inside
+from autokern.core.recovery import caught
+from autokern.core.replay import ChangedError, Recorder, Replay, UnrecordedError
+from autokern.hooks.bypass import stay_out_of_models
+from autokern.runtime import dispatch
+from autokern.system import host
+
+__all__ = ["Repeated", "is_wanted"]
+
+_EAGER, _COMPARED, _EVERY = 12, 2, 32
+"""Evaluations before the one that is recorded; compared after it; and from one later comparison to the next."""
+_SOON = 2
+"""Evaluations before the one that is recorded where earlier optimisations were long."""
+_AGREE = 1e-9
+"""The largest difference between a replay and the library, relative to the largest value that was compared."""
+_GAIN = 0.9
+"""The largest part of an evaluation's time that a replay may take."""
+_MISSES = 3
+"""Replays that may end at another branch, one after another."""
+_log = logging.getLogger("autokern")
+
+
+def is_wanted() -> bool:
+    """Whether settings and surroundings allow to replay; orders of candidates are for calls of the library."""
+    order = dispatch.in_force()
+    ordered = order.force or order.exclude or order.deterministic or order.random_seed is not None
+    return order.replay and not ordered and not host.multi_rank() and not stay_out_of_models()
+
+
+class _History:
+    """What a process has seen of optimisations of one kind."""
+
+    __slots__ = ("cost", "count", "gain", "refused", "typical")
+
+    def __init__(self) -> None:
+        self.count, self.typical, self.refused = 0, 0, 0
+        self.cost, self.gain = 0.0, 0.0
+
+    def eager(self) -> int:
+        """Return how many evaluations of the next optimisation come before the one that is recorded."""
+        self.typical, self.count = self.count, 0
+        if self.refused >= _MISSES:
+            return sys.maxsize
+        if not self.gain:
+            return _EAGER
+        repaid = int(self.cost / self.gain)
+        return _SOON if self.typical > repaid + _SOON + _COMPARED else max(_EAGER, repaid)
+
+
+_histories: dict[Any, _History] = {}
+
+
+class Repeated(abc.ABC):
+    """Evaluations of one function; a subclass says how to call the library, and what its results are."""
+
+    name: str
+
+    def __init__(self, kind: Any) -> None:
+        self._history = _histories.setdefault(kind, _History())
+        self._eager = self._history.eager()
+        self._replay: Replay | None = None
+        self._count = self._misses = 0
+        self._seconds = self._replayed = math.inf
+        self._cost = 0.0
+        self._sizes: list[float] = []
+        self.serves = True
+
+    @abc.abstractmethod
+    def library(self, *call: Any) -> Any:
+        """Evaluate by the library."""
+
+    @abc.abstractmethod
+    def obstacle(self, *call: Any) -> str | None:
+        """Return why the function cannot be recorded."""
+
+    @abc.abstractmethod
+    def evaluated(self, *call: Any) -> tuple[tuple[torch.Tensor, ...], Callable[[], Iterable[torch.Tensor]]]:
+        """Return the inputs, and what computes results from them as the library does."""
+
+    @abc.abstractmethod
+    def put(self, *call: Any) -> bool:
+        """Write a call's numbers into the inputs; false where the recording is not of such a call."""
+
+    @abc.abstractmethod
+    def result(self, results: tuple[torch.Tensor, ...], *call: Any) -> Any:
+        """Return what the library would return, from the results of the recording; None where it would raise."""
+
+    @abc.abstractmethod
+    def numbers(self, found: Any) -> Iterable[Any]:
+        """Return the arrays that are compared."""
+
+    def call(self, *call: Any) -> Any:
+        """Evaluate, by the library or by a replay."""
+        self._count += 1
+        self._history.count += 1
+        if not self.serves:
+            return self.library(*call)
+        began = time.perf_counter()
+        if self._count <= self._eager:
+            found = self.library(*call)
+            self._seconds = min(self._seconds, time.perf_counter() - began)
+            return found
+        if self._replay is None:
+            found = self._recorded(*call)
+            self._cost += time.perf_counter() - began - self._seconds
+            return found
+        ours = self._by_replay(*call)
+        if ours is None:
+            return self.library(*call)
+        first = self._count - self._eager - 1 <= _COMPARED
+        if not first and self._count % _EVERY:
+            dispatch.session().past["optimised function", "replay"] += 1
+            return ours
+        numbers = [np.array(values) for values in self.numbers(ours)]
+        inside.active, before = True, inside.active  # the replay computes as stock does
+        try:
+            found = self.library(*call)
+        finally:
+            inside.active = before
+        if not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
+            self.end("an evaluation differs from its replay")
+        elif first:
+            self._cost += time.perf_counter() - began - self._seconds
+            self._judge()
+        return found
+
+    def _judge(self) -> None:
+        """End where a replay is not faster; else note what recording cost and what a replay gains."""
+        if self._replayed > _GAIN * self._seconds:
+            self.end("a replay is not faster")
+        elif self._count - self._eager - 1 == _COMPARED:
+            self._history.cost, self._history.gain = self._cost, self._seconds - self._replayed
+            self._history.refused = 0
+
+    def _agree(self, ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
+        """Whether results agree; where points were dropped, BLAS rounds products of another size otherwise."""
+        sizes = [float(np.abs(values).max(initial=0.0)) for values in theirs]
+        self._sizes = list(map(max, sizes, self._sizes or sizes))
+        return len(ours) == len(theirs) and all(
+            one.shape == other.shape and np.allclose(one, other, rtol=0.0, atol=_AGREE * size, equal_nan=True)
+            for one, other, size in zip(ours, theirs, self._sizes, strict=True)
+        )
+
+    def _recorded(self, *call: Any) -> Any:
+        """Evaluate as stock does, and record it."""
+        if (why := self.obstacle(*call)) is not None:
+            self.end(why)
+            return self.library(*call)
+        inputs, compute = self.evaluated(*call)
+        recorder = Recorder(*inputs)
+        with recorder:
+            results = tuple(compute())
+        self._results = tuple(t.detach() for t in results)
+        try:
+            self._replay = recorder.replay(*self._results)
+        except UnrecordedError as reason:
+            self.end(str(reason))
+        found = self.result(self._results, *call)
+        return self.library(*call) if found is None else found
+
+    def _by_replay(self, *call: Any) -> Any:
+        """Return the result by the recording, None where the library must say what happens."""
+        assert self._replay is not None
+        try:
+            began = time.perf_counter()
+            if not self.put(*call):
+                return None
+            self._replay.run()
+            found = self.result(self._results, *call)
+            self._replayed = min(self._replayed, time.perf_counter() - began)
+            self._misses = 0
+            return found
+        except caught(ChangedError, RuntimeError) as reason:
+            self._misses += 1
+            if self._misses >= _MISSES or not isinstance(reason, ChangedError):
+                self.end(str(reason))
+            return None
+
+    def end(self, why: str) -> None:
+        """Leave all further evaluations to the library, after some such ends those of later optimisations too."""
+        self.serves, self._replay = False, None
+        self._history.refused += 1
+        _log.info("an optimiser's %s is evaluated by the library from now on: %s", self.name, why)

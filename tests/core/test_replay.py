@@ -1,0 +1,242 @@
+"""What a recorder may replay, and that replays compute bit for bit what the code would."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autokern.core.replay import ChangedError, Recorder, Replay, UnrecordedError
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def recorded(f: Function, x: torch.Tensor) -> tuple[Replay, list[torch.Tensor]]:
+    """Record the value of a function and its gradient."""
+    recorder = Recorder(x)
+    with recorder:
+        value = f(x)
+        (slope,) = torch.autograd.grad(value.sum(), x, allow_unused=True)
+    results = [value.detach(), slope]
+    return recorder.replay(*results), results
+
+
+def eager(f: Function, x: torch.Tensor) -> list[torch.Tensor]:
+    """Compute the same at a copy of the points."""
+    x = x.detach().clone().requires_grad_(True)
+    value = f(x)
+    return [value.detach(), torch.autograd.grad(value.sum(), x)[0]]
+
+
+def points(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype).requires_grad_(True)
+
+
+HELD = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(4, 3)
+
+
+def factored(x: torch.Tensor) -> torch.Tensor:
+    gram = x @ x.mT + torch.eye(x.shape[-2], dtype=x.dtype)
+    factor, info = torch.linalg.cholesky_ex(gram)
+    if info.any():
+        raise ValueError
+    return torch.linalg.solve_triangular(factor, x, upper=False).square().sum(-1)
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    kept = torch.zeros(x.shape, dtype=x.dtype)
+    before = kept + 1  # a constant of memory that is written afterwards
+    kept[..., 0] = x[..., 0]
+    kept.mul_(2).add_(x)
+    return (kept * before).sum(-1)
+
+
+def branched(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1).exp() if x.max() < 2 else x.sum(-1).sin()
+
+
+def indexed(x: torch.Tensor) -> torch.Tensor:
+    order = x[..., 0].argsort()
+    return torch.cat([x[order], x.expand(2, *x.shape).sum(0)]).index_select(-1, torch.tensor([2, 0])).sum(-1)
+
+
+CASES: dict[str, Function] = {
+    "plain": lambda x: (x * HELD.to(x)).sin().sum(-1),
+    "views": lambda x: x.mT.reshape(2, 6).unsqueeze(0).expand(3, 2, 6).sum((0, 2)),
+    "lapack": factored,
+    "in place": in_place,
+    "branch": branched,
+    "indices": indexed,
+    "split": lambda x: torch.cat([part.exp().cumsum(-1) for part in x.split(1, -2)]).sum(-1),
+    "where": lambda x: torch.where(x > 0.5, x.log1p(), -x).logsumexp(-1),
+    "mask": lambda x: x.masked_fill(x < 0.3, 0.0).softmax(-1).max(-1).values,
+    "dtype": lambda x: x.to(torch.float32).exp().double().sum(-1),
+    "linear": lambda x: (x * 3).sum(-1),
+    "second order": lambda x: torch.autograd.grad(x.pow(3).sum(), x, create_graph=True)[0].sum(-1),
+    "batch": lambda x: torch.bmm(x.expand(5, 4, 3), x.mT.expand(5, 3, 4)).diagonal(dim1=-2, dim2=-1).sum(-1),
+    "squeezed": lambda x: x.unsqueeze(-1).max(-1).values.unsqueeze_(-1).squeeze_(-1).sum(-1),
+    "empty": lambda x: torch.empty(5, 3, dtype=x.dtype).copy_(x.sum(0)).mul_(2).sum(-1),
+    "like": lambda x: torch.ones_like(x).sub_(x).clamp_min_(0.2).reciprocal().mean(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", CASES)
+def test_a_replay_is_bit_for_bit_what_the_code_computes(name: str, dtype: torch.dtype) -> None:
+    x = points(4, 3, dtype=dtype)
+    replay, results = recorded(CASES[name], x)
+    for seed in range(1, 6):
+        x.data.copy_(points(4, 3, seed=seed, dtype=dtype))
+        replay.run()
+        for ours, theirs in zip(results, eager(CASES[name], x), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_derivatives_that_torch_computes_otherwise_under_a_mode_agree_to_rounding() -> None:
+    replay, results = recorded(lambda x: x.prod(-1), x := points(4, 3))
+    x.data.copy_(points(4, 3, seed=1))
+    replay.run()
+    for ours, theirs in zip(results, eager(lambda x: x.prod(-1), x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-15)
+
+
+@settings(max_examples=40, deadline=None)
+@given(names=st.lists(st.sampled_from(sorted(CASES)), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_sums_of_recorded_functions_replay(names: list[str], seed: int) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([CASES[name](x).sum() for name in names]).sum()
+
+    x = points(4, 3)
+    replay, results = recorded(f, x)
+    x.data.copy_(points(4, 3, seed=seed))
+    replay.run()
+    assert all(map(torch.equal, results, eager(f, x)))
+
+
+def test_another_branch_is_noticed_and_the_replay_serves_again() -> None:
+    x = points(4, 3)
+    replay, results = recorded(branched, x)
+    x.data[0, 0] = 3.0
+    with pytest.raises(ChangedError, match="False in place of True"):
+        replay.run()
+    x.data[0, 0] = 0.25
+    replay.run()
+    assert all(map(torch.equal, results, eager(branched, x)))
+
+
+def test_another_shape_is_noticed() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0.5].sum()
+
+    x = points(4, 3)
+    replay, _ = recorded(f, x)
+    x.data.copy_(torch.ones(4, 3))
+    with pytest.raises(ChangedError, match="shape"):
+        replay.run()
+
+
+def test_a_failed_factorisation_is_noticed() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        factor, info = torch.linalg.cholesky_ex(x.mT @ x + torch.eye(3, dtype=x.dtype) - 2 * (x > 1.5).any())
+        return factor.sum() if not info.any() else factor.sum() * 0
+
+    x = points(4, 3)
+    replay, _ = recorded(f, x)
+    x.data[1, 1] = 1.6
+    with pytest.raises(ChangedError):
+        replay.run()
+
+
+def test_written_constants_are_noticed() -> None:
+    weight = torch.ones(3, dtype=torch.float64)
+    replay, _ = recorded(lambda x: (x * weight.exp()).sum(-1), points(4, 3))
+    replay.run()
+    weight.mul_(2)
+    with pytest.raises(ChangedError, match="written since"):
+        replay.run()
+
+
+def nothing(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(4, requires_grad=True).sum()
+
+
+def writes(x: torch.Tensor) -> torch.Tensor:
+    TALLY.add_(1)
+    return x.sum(-1)
+
+
+def warns(x: torch.Tensor) -> torch.Tensor:
+    warnings.warn("near the border", UserWarning, stacklevel=1)
+    return x.sum(-1).exp()
+
+
+def outside(x: torch.Tensor) -> torch.Tensor:
+    found = torch.empty(4, 3, dtype=x.dtype)
+    found.numpy()[...] = x.detach().numpy() * 2  # as a kernel in C++ would
+    return (x * found).sum(-1)
+
+
+TALLY = torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (lambda x: (x + torch.randn_like(x)).sum(-1), "random"),
+        (lambda x: torch.nn.functional.dropout(x, 0.5).sum(-1), "random"),
+        (writes, "memory of others"),
+        (lambda x: x.to_sparse().to_dense().sum(-1), "another kind"),
+        (outside, "outside of torch"),
+        (lambda x: torch.view_as_real(x.to(torch.complex128)).sum((-1, -2)), "another kind"),
+        (lambda x: (x.reshape(-1, 1, 1) * torch.ones(1, 1000, 1000)).sum((-1, -2)), "large"),
+    ],
+)
+def test_what_cannot_be_replayed_runs_and_is_refused(f: Function, reason: str) -> None:
+    x = points(4, 3)
+    recorder = Recorder(x)
+    state = torch.get_rng_state()
+    with recorder:
+        ours = f(x)
+    torch.set_rng_state(state)
+    assert torch.equal(ours, f(x))
+    with pytest.raises(UnrecordedError, match=reason):
+        recorder.replay(ours)
+
+
+def test_a_warning_is_passed_on_and_ends_the_recording() -> None:
+    recorder = Recorder(x := points(4, 3))
+    with pytest.warns(UserWarning, match="near the border"), recorder:
+        out = warns(x)
+    with pytest.raises(UnrecordedError, match="warning"):
+        recorder.replay(out)
+
+
+def test_results_without_an_input_are_refused() -> None:
+    recorder = Recorder(x := points(4, 3))
+    with recorder:
+        out = nothing(x)
+    with pytest.raises(UnrecordedError, match="depends on an input"):
+        recorder.replay(out)
+
+
+def test_errors_of_the_code_pass_unchanged() -> None:
+    recorder = Recorder(x := points(4, 3))
+    with pytest.raises(ZeroDivisionError), recorder:
+        x.sum().item() / 0
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_the_compiler_is_not_imported() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, torch\nfrom autokern.core.replay import Recorder\nx = torch.ones(3, requires_grad=True)\n"
+        "before = set(sys.modules)\nwith (r := Recorder(x)):\n    y = x.exp().sum()\n"
+        "r.replay(y).run(); print([m for m in set(sys.modules) - before if 'dynamo' in m])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

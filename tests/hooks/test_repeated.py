@@ -1,0 +1,350 @@
+"""Evaluations that an optimiser repeats: replays compute what stock does, and skip nothing that a program notices."""
+
+from __future__ import annotations
+
+import functools
+
+import botorch.generation.gen as gen
+import msgspec
+import numpy as np
+import pytest
+import torch
+from botorch import acquisition as acquisitions
+from botorch.acquisition import objective as objectives
+from botorch.acquisition.multi_objective import logei as multi_objective
+from botorch.acquisition.risk_measures import VaR
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import KroneckerMultiTaskGP, ModelListGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
+from botorch.models.transforms import Standardize
+from botorch.models.transforms.input import InputPerturbation
+from botorch.optim import optimize_acqf
+from botorch.optim.closures import get_loss_closure_with_grads
+from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling.stochastic_samplers import StochasticSampler
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+import autokern
+from autokern.hooks import botorch as hooks
+from autokern.hooks import install
+from autokern.hooks.later import repeated
+from autokern.runtime import dispatch
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*has known numerical issues"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+    pytest.mark.filterwarnings("ignore:The model inputs are of type torch.float32"),
+    pytest.mark.filterwarnings("ignore:A not p.d., added jitter"),
+]
+DOUBLE = torch.float64
+BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=DOUBLE)
+SAMPLER = functools.partial(SobolQMCNormalSampler, torch.Size([16]), seed=1)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    """Record the third evaluation, and serve whatever it takes."""
+    hooks.look()
+    for name, value in {"_EAGER": 2, "_GAIN": np.inf, "_histories": {}}.items():
+        monkeypatch.setattr(repeated, name, value)
+    with install.enabled():
+        yield
+
+
+def points(n=10, d=2, dtype=DOUBLE, seed=0):
+    return torch.rand(n, d, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def single(dtype=DOUBLE, **options):
+    x = points(dtype=dtype)
+    return noisy(SingleTaskGP(x, (3 * x).sin().sum(-1, keepdim=True), **options))
+
+
+def noisy(model):
+    """Let a model that is not fitted have a covariance that is well conditioned."""
+    model.likelihood.noise = 0.1
+    return model.eval()
+
+
+def several():
+    return ModelListGP(*(noisy(SingleTaskGP(points(), (k * points()).cos().sum(-1, keepdim=True))) for k in (2, 3)))
+
+
+def tasks():
+    x = torch.cat([points(12), torch.arange(12, dtype=DOUBLE).remainder(2).unsqueeze(-1)], -1)
+    return noisy(MultiTaskGP(x, x.sum(-1, keepdim=True).sin(), task_feature=-1, output_tasks=[0]))
+
+
+def kronecker():
+    return noisy(KroneckerMultiTaskGP(points(8), torch.stack([points(8).sum(-1), points(8).prod(-1)], -1)))
+
+
+def scalar(samples, X=None):
+    return -(samples - 0.5).square().sum(-1)
+
+
+def constrained():
+    composite = objectives.ConstrainedMCObjective(lambda z, X=None: z[..., 0], [lambda z: z[..., 1] - 0.4])
+    return acquisitions.qExpectedImprovement(several(), 0.1, SAMPLER(), composite)
+
+
+def pareto():
+    reference, front = torch.tensor([-1.0, -1.0], dtype=DOUBLE), torch.rand(3, 2, dtype=DOUBLE)
+    from botorch.utils.multi_objective.box_decompositions import FastNondominatedPartitioning
+
+    return multi_objective.qLogExpectedHypervolumeImprovement(
+        several(), reference, FastNondominatedPartitioning(reference, front), SAMPLER()
+    )
+
+
+def perturbed():
+    model = single(input_transform=InputPerturbation(0.05 * points(4, seed=3)), outcome_transform=Standardize(1))
+    return acquisitions.qNoisyExpectedImprovement(model, points(), SAMPLER(), VaR(0.5, 4))
+
+
+def pending():
+    return acquisitions.qLogExpectedImprovement(single(), 0.3, SAMPLER(), X_pending=2 + points(2, seed=5))
+
+
+def fidelities():
+    x = torch.cat([points(), points(10, 1, seed=4)], -1)
+    return acquisitions.PosteriorMean(SingleTaskMultiFidelityGP(x, x.sum(-1, keepdim=True).sin(), data_fidelities=[2]))
+
+
+CASES = {
+    "log_ei": (lambda: acquisitions.LogExpectedImprovement(single(), 0.3), 1),
+    "ucb": (lambda: acquisitions.UpperConfidenceBound(single(), 2.0), 1),
+    "single precision": (lambda: acquisitions.LogExpectedImprovement(single(torch.float32), 0.3), 1),
+    "q_log_ei": (lambda: acquisitions.qLogExpectedImprovement(single(), 0.3, SAMPLER()), 2),
+    "q_log_nei": (lambda: acquisitions.qLogNoisyExpectedImprovement(single(), points(), SAMPLER()), 2),
+    "q_ucb": (lambda: acquisitions.qUpperConfidenceBound(single(), 2.0, SAMPLER()), 3),
+    "own objective": (
+        lambda: acquisitions.qLogExpectedImprovement(
+            kronecker(), -0.1, SAMPLER(), objectives.GenericMCObjective(scalar)
+        ), 2,
+    ),
+    "knowledge gradient": (lambda: acquisitions.qKnowledgeGradient(single(), 3), 4),
+    "entropy": (lambda: acquisitions.qLowerBoundMaxValueEntropy(single(), points(40, seed=2)), 1),
+    "constraints": (constrained, 2), "perturbed": (perturbed, 1), "pending": (pending, 2),
+    "fidelities": (fidelities, 1),
+}  # fmt: skip
+
+
+def wrapper(acquisition, q, d, dtype=DOUBLE, sets=4):
+    """Return BoTorch's function of arrays as an optimiser calls it."""
+
+    def closed(acquisition_function):
+        def f(x):
+            return -acquisition_function(x)
+
+        f.__module__ = gen.__name__
+        return f
+
+    call, f = gen._get_f_np_wrapper(torch.Size([sets, q, d]), torch.device("cpu"), dtype, True), closed(acquisition)
+    return lambda x, rows=None: call(x, f, None, rows)
+
+
+def served():
+    return autokern.stats().get("optimised function", {}).get("replay", 0)
+
+
+def agree(ours, theirs, rtol=1e-8):
+    for one, other in zip(ours, theirs, strict=True):
+        size = np.abs(np.asarray(other)).max(initial=1e-30)
+        np.testing.assert_allclose(one, other, rtol=0, atol=rtol * size)
+
+
+REFUSED = {
+    "hypervolume": (pareto, 2), "sparse": (lambda: acquisitions.LogExpectedImprovement(tasks(), 0.3), 1),
+    "random": (lambda: acquisitions.qLogExpectedImprovement(single(), 0.3, StochasticSampler(torch.Size([4]))), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_recorded_is_left_to_the_library(name):
+    make, q = REFUSED[name]
+    acquisition, before = make(), served()
+    call = wrapper(acquisition, q, 2)
+    for seed in range(6):
+        call(points(4, 2 * q, seed=seed).numpy(), [0, 1, 2, 3])
+    assert served() == before
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_replays_are_what_stock_computes(name):
+    make, q = CASES[name]
+    torch.manual_seed(0)
+    acquisition = make()
+    dtype = next(acquisition.parameters()).dtype
+    d = 3 if name == "fidelities" else 2
+    call, before, rows = wrapper(acquisition, q, d, dtype), served(), list(range(4))
+    for seed in range(12):
+        left = 4 if seed < 8 else 12 - seed  # an optimiser drops sets that have converged
+        x = points(left, q * d, seed=seed).numpy()
+        ours = call(x, rows[:left])
+        with autokern.using(force={"posterior": "stock"}):  # an order: no replay
+            theirs = wrapper(acquisition, q, d, dtype)(x, rows[:left])
+        agree(ours, theirs, 1e-3 if dtype is torch.float32 else 1e-8)
+    assert served() - before == 7
+
+
+def test_a_user_s_objective_is_called_as_often_as_by_stock():
+    calls = []
+
+    def counted(samples, X=None):
+        calls.append(1)
+        return samples.sum(-1)
+
+    acquisition = acquisitions.qLogExpectedImprovement(single(), 0.1, SAMPLER(), objectives.GenericMCObjective(counted))
+    call = wrapper(acquisition, 2, 2)
+    for seed in range(8):
+        call(points(4, 4, seed=seed).numpy(), [0, 1, 2, 3])
+    assert len(calls) == 8
+
+
+@pytest.mark.parametrize("change", ["attribute", "parameter", "data"])
+def test_what_a_callback_changes_counts_at_once(change):
+    model = single()
+    acquisition = acquisitions.LogExpectedImprovement(model, torch.tensor(0.3, dtype=DOUBLE))
+    call, x = wrapper(acquisition, 1, 2), points(4, 2, seed=9).numpy()
+    for seed in range(7):
+        call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
+    if change == "attribute":
+        acquisition.best_f = torch.tensor(0.6, dtype=DOUBLE)
+    elif change == "parameter":
+        with torch.no_grad():
+            model.covar_module.raw_lengthscale.add_(0.5)
+            model.train().eval()
+    else:
+        acquisition.model = single(outcome_transform=Standardize(1))
+    with autokern.using(force={"posterior": "stock"}):
+        theirs = wrapper(acquisition, 1, 2)(x, [0, 1, 2, 3])
+    agree(call(x, [0, 1, 2, 3]), theirs)
+
+
+def test_errors_of_the_user_pass_and_leave_no_mode():
+    class Failing(acquisitions.PosteriorMean):
+        __module__ = acquisitions.PosteriorMean.__module__
+        count = 0
+
+        def forward(self, X):
+            Failing.count += 1
+            if Failing.count == 3:
+                raise ZeroDivisionError("of the user")
+            return super().forward(X)
+
+    call = wrapper(Failing(single()), 1, 2)
+    for seed in range(2):
+        call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
+    with pytest.raises(ZeroDivisionError, match="of the user"):
+        call(points(4, 2).numpy(), [0, 1, 2, 3])
+    assert _get_current_dispatch_mode() is None
+
+
+def test_optimisations_leave_the_random_state_and_end_where_stock_ends():
+    def run():
+        torch.manual_seed(3)
+        found = optimize_acqf(
+            acquisitions.qLogExpectedImprovement(single(), 0.3, SAMPLER()), BOUNDS, q=2, num_restarts=3, raw_samples=8
+        )
+        return *found, torch.rand(1)
+
+    before = served()
+    ours = run()
+    assert served() > before
+    with autokern.using(force={"posterior": "stock"}):
+        theirs = run()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_few_evaluations_are_not_recorded(monkeypatch):
+    monkeypatch.setattr(repeated, "_EAGER", 12)
+    call, before = wrapper(acquisitions.PosteriorMean(single()), 1, 2), served()
+    for seed in range(12):
+        call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
+    assert served() == before
+
+
+def test_long_optimisations_let_the_next_be_recorded_at_once_and_short_ones_do_not(monkeypatch):
+    monkeypatch.setattr(repeated, "_EAGER", 12)
+    history = repeated._History()
+    assert history.eager() == 12
+    history.cost, history.gain, history.count = 10.0, 1.0, 50
+    assert history.eager() == 2
+    history.count = 11
+    assert history.eager() == 12
+    history.refused = 3
+    assert history.eager() > 10**9
+
+
+def test_a_setting_switches_it_off(monkeypatch):
+    off = msgspec.structs.replace(dispatch.session().settings, replay=False)
+    monkeypatch.setattr(dispatch.session(), "settings", off)
+    call, before = wrapper(acquisitions.PosteriorMean(single()), 1, 2), served()
+    for seed in range(8):
+        call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
+    assert served() == before
+
+
+# --- fits -------------------------------------------------------------------------------------------------------------
+
+
+def closures_of(model):
+    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
+    return mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters()))
+
+
+def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():
+    mll, closure = closures_of(kronecker())
+    before = served()
+    for step in range(8):
+        with torch.no_grad():
+            for parameter in mll.parameters():
+                parameter.add_(0.01 * step)
+        loss, gradients = closure()
+        assert all(g is p.grad for g, p in zip(gradients, mll.parameters(), strict=True))
+        ours = [loss.item(), *(g.clone() for g in gradients)]
+        with autokern.using(force={"posterior": "stock"}):
+            loss, gradients = closure()
+        agree(ours, [loss.item(), *gradients], 1e-9)
+    assert served() > before
+
+
+@pytest.mark.parametrize("change", ["data", "noise", "frozen", "memory", "fewer"])
+def test_a_closure_follows_its_model(change):
+    mll, closure = closures_of(kronecker())
+    for _ in range(6):
+        closure()
+    model = mll.model
+    if change == "data":
+        model.set_train_data(targets=model.train_targets + 1.0, strict=False)
+    elif change == "noise":
+        model.likelihood.raw_noise.data = model.likelihood.raw_noise.data + 1.0
+    elif change == "fewer":
+        del closure.parameters[next(iter(closure.parameters))]
+    elif change == "frozen":
+        model.likelihood.raw_noise.requires_grad_(False)
+    else:
+        parameter = next(iter(mll.parameters()))
+        parameter.data = parameter.data + 0.3
+    loss, gradients = closure()
+    ours = [loss.item(), *(g.clone() for g in gradients)]
+    with autokern.using(force={"posterior": "stock"}):
+        loss, gradients = closure()
+    agree(ours, [loss.item(), *gradients], 1e-9)
+
+
+def test_fits_end_where_stock_ends():
+    def fitted():
+        torch.manual_seed(0)
+        model = kronecker()
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 25}})
+        return mll.train()(model(*model.train_inputs), model.train_targets).item()
+
+    before = served()
+    ours = fitted()
+    assert served() > before
+    with autokern.using(force={"posterior": "stock"}):
+        assert ours == pytest.approx(fitted(), rel=1e-4)
