@@ -6,6 +6,7 @@ machine. Dtypes other than float32 and float64, and compiled, traced or vmapped 
 
 from __future__ import annotations
 
+import warnings
 from typing import cast
 
 import torch
@@ -126,6 +127,13 @@ def pinverse(root: torch.Tensor) -> torch.Tensor:
     True
     """
     return cast("torch.Tensor", _pinverse(root))
+
+
+def eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the eigenvalues and eigenvectors of a symmetric matrix; deprecated, use `torch.linalg.eigh`."""
+    message = "autokern.linalg.eigh is torch.linalg.eigh, as nothing was faster: call that"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return cast("tuple[torch.Tensor, torch.Tensor]", torch.linalg.eigh(a))
 
 
 def matmul(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:

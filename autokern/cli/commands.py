@@ -27,8 +27,16 @@ from autokern.tuning import calibration, store
 
 __all__ = ["app", "commands_calibrate"]  # importing a module registers its commands
 
+_REMOVED = {
+    "bench": "`autokern compare -- SCRIPT` measures what a program of yours gains",
+    "record": "`run` measures the problems at hand at first use, and `calibrate` measures the machine",
+    "profile import": "copy the file, and name the copy by AUTOKERN_PROFILE=FILE",
+    "profile list": "`show` tells what was measured and names the file in force",
+}
+"""Removed commands of earlier versions, and their replacements."""
 _NOTHING = "nothing was measured on this machine as it is now; `autokern calibrate` measures it in 20 s"
-_PROGRAM = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+_ANY = {"allow_extra_args": True, "ignore_unknown_options": True}
+_PROGRAM = {**_ANY, "allow_interspersed_args": False}
 _GRAD = "Gradients wanted: a; of a kernel matrix theta, x, theta/x."
 _VARIANT = "E.g. rbf/same/ard, matern52/cross/iso, lower."
 _Module = Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python does.")]
@@ -224,3 +232,13 @@ def clear(json: Json = False) -> None:
     else:
         tables.show(f"nothing to remove: no profile in {store.home(settings)}")
     dispatch.reset()
+
+
+@app.command("bench", hidden=True, context_settings=_ANY)
+@app.command("record", hidden=True, context_settings=_ANY)
+@profiles.command("import", hidden=True, context_settings=_ANY)
+@profiles.command("list", hidden=True, context_settings=_ANY)
+def removed(context: typer.Context) -> None:
+    """Removed: says what to use instead."""
+    name = context.command_path.split(" ", 1)[1]
+    raise SettingsError(f"`{name}` was removed; {_REMOVED[name]}")

@@ -26,6 +26,11 @@ _ACCURACY = "approximate: also candidates of lower precision."
 _OUTPUT = "Also write JSON to this file."
 
 
+def _waits(asked: bool | None) -> None:
+    if asked is not None:
+        message("`--wait` and `--no-wait` were removed and are ignored: a calibration measures at once")
+
+
 @app.command()
 def calibrate(
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes, few rounds (the default).")] = False,
@@ -36,6 +41,7 @@ def calibrate(
     accuracy: Annotated[str | None, typer.Option(metavar="LEVEL", help=_ACCURACY)] = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="Also candidates found hopeless elsewhere.")] = False,
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help=_OUTPUT)] = None,
+    wait: Annotated[bool | None, typer.Option(hidden=True, callback=_waits)] = None,
     json: Json = False,
 ) -> None:
     """Measure this machine and remember it."""

@@ -19,7 +19,7 @@ SCHEMA = 2
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
-_ORDER = ("calibrate", "compare", "run", "show", "explain", "doctor", "profile", "clear")
+_ORDER = ("calibrate", "compare", "run", "show", "explain", "doctor", "profile", "clear", "bench", "record")
 
 
 class _Commands(TyperGroup):

@@ -45,8 +45,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings, profile: Profile | None = None, asked: Settings | None = None) -> None:
-        orders.check(settings)
-        self.settings, self.asked, self.agreed = settings, asked or settings, profile is not None
+        self.settings, self.asked, self.agreed = orders.checked(settings), asked or settings, profile is not None
         self.memo: Memo = {}
         self.shared = Shared(self.decide, _MOST_KEYS)
         self.past: Counter[tuple[str, str]] = Counter()

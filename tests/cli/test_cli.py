@@ -138,6 +138,8 @@ def test_explain_serves_every_op(run, op):
         (["calibrate", "--budget", "soon"], "--budget"),
         (["calibrate", "--ops", "qr", "--budget", "1e-9"], "allow more with --budget"),
         (["calibrate", "--quick", "--full"], "choose one"),
+        (["bench", "--quick"], "`bench` was removed; `autokern compare"),
+        (["profile", "import", "a.json"], "`profile import` was removed; copy the file"),
         (["run"], "nothing to run"),
         (["shew"], "shew"),
         (["--colour"], "--colour"),

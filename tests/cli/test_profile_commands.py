@@ -84,6 +84,14 @@ def test_bad_orders_are_one_message(run, tmp_path):
         (["profile", "export"], "FILE"),
         (["profile", "export", tmp_path], "no regular file"),
         (["profile", "export", tmp_path / "no" / "x.json"], "Name another file"),
+        (["profile", "import", "a.json", "b.json"], "copy the file, and name the copy by AUTOKERN_PROFILE=FILE"),
+        (["profile", "list", "--json"], "`show` tells"),
+        (["record", "-o", "asked.json", "train.py", "--epochs", "3"], "`calibrate` measures the machine"),
     ):
         result = run(*arguments)
         assert (result.exit_code, words in result.stderr, result.stdout) == (2, True, ""), (arguments, result.output)
+
+
+def test_what_was_removed_is_not_in_the_help(run):
+    assert "record" not in run("--help").output
+    assert {"import", "list"}.isdisjoint(run("profile", "--help").output.partition("Commands:")[2].split())

@@ -311,6 +311,13 @@ def test_linear_algebra_is_differentiable(spd):
     assert a.grad.isfinite().all()
 
 
+def test_eigh_is_torchs_and_says_so(spd):
+    with pytest.warns(DeprecationWarning, match=r"torch\.linalg\.eigh"):
+        values, vectors = autokern.linalg.eigh(spd)
+    for ours, theirs in zip((values, vectors), torch.linalg.eigh(spd), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 def test_cholesky_takes_jitter():
     ones = torch.ones(4, 4, dtype=torch.float64)
     with pytest.warns(NumericalWarning, match=r"added jitter of 1\.0e-02"):

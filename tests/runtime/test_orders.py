@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import autokern
-from autokern.core.errors import SettingsError
+from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch
@@ -46,6 +46,33 @@ def test_names_of_plugins_and_of_what_is_not_installed_are_known(text):
 def test_using_refuses_names_that_are_of_nothing(orders):
     with pytest.raises(SettingsError, match="zz"), autokern.using(**orders):
         pass
+
+
+REMOVED = [
+    ("AUTOKERN_FORCE", "exact_log_prob=recursive,qr=choleskyqr2", "exact_log_prob=recursive"),
+    ("AUTOKERN_FORCE", "eigh=cpu", "eigh=cpu"),
+    ("AUTOKERN_EXCLUDE", "kernel_matrix=symmetric", "kernel_matrix=symmetric"),
+    ("AUTOKERN_EXCLUDE", "tiled@512", "tiled@512"),
+    ("AUTOKERN_EXCLUDE", "fused@2", "fused@2"),
+    ("AUTOKERN_THRESHOLD", "eigh:cuda=64", "eigh=cpu"),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "told"), REMOVED)
+def test_candidates_of_earlier_versions_are_ignored_with_one_warning(variable, text, told):
+    with pytest.warns(AutokernWarning, match=f"{told} was ordered; autokern no longer has it") as warned:
+        found = dispatch.reset(from_environment({variable: text}))
+    assert len(warned) == 1
+    assert found.settings.force == ((("qr", "choleskyqr2"),) if "qr" in text else ())
+    assert autokern.explain("exact_log_prob", n=50).candidate
+
+
+def test_using_ignores_candidates_of_earlier_versions():
+    with (
+        pytest.warns(AutokernWarning, match="kernel_matmul=dense"),
+        autokern.using(force={"kernel_matmul": "dense"}),
+    ):
+        assert autokern.explain("kernel_matmul", n=50).reason != "forced by the user"
 
 
 def test_one_name_of_an_op_or_device_is_a_name():
