@@ -35,15 +35,19 @@ def row_blocks(matrix: torch.Tensor, cached: int) -> list[_Rows]:
     return [(start, min(n, start + each)) for start in range(0, n, each)]
 
 
-class Points:
-    """The row and column points of one leaf with their squared norms.
+class Leaf:
+    """The row and column points of one leaf with their squared norms, and the sums for their gradients.
 
     Points ``(..., n, d)`` are centred (`tree.read`), which keeps the norms small. `others` ``(..., m, d)`` are the
     columns' points, None for the same. `look` allows reading the largest norm back from the device; `same` says that
-    both sets are equal, so that the diagonal is known.
+    both sets are equal, so that the diagonal is known. The sums ``W [x' 1]`` and ``W^T [x 1]`` over blocks are
+    transposed, which a BLAS adds faster.
     """
 
-    __slots__ = ("column", "dtype", "family", "row", "same", "seen", "shape", "y", "z")
+    __slots__ = (
+        "_columns", "_extended", "_mirrored", "_rows", "column", "dtype", "family", "row", "same", "seen", "shape", "y",
+        "z",
+    )  # fmt: skip
 
     def __init__(
         self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, look: bool,
@@ -76,12 +80,6 @@ class Points:
             u.add_(row[start:stop], alpha=gamma)
         settled(self.family, u, self.seen, u.diagonal(start, -2, -1) if self.same else None)
         return out if u is out else out.copy_(u)
-
-
-class Leaf(Points):
-    """One leaf, with the sums ``W [x' 1]`` and ``W^T [x 1]`` over blocks, transposed, which a BLAS adds faster."""
-
-    __slots__ = ("_columns", "_extended", "_mirrored", "_rows")
 
     def started(self, mirrored: bool = False) -> Leaf:
         """Return this leaf without sums; `mirrored` says that entries left of the diagonal's blocks count twice."""
