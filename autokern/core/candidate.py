@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.core.recovery import interrupted
 
 ACCURACIES = ("same", "better", "approximate")
@@ -66,8 +66,6 @@ class Candidate(msgspec.Struct, frozen=True):
         there, or None if it can.
     memory : callable
         Maps a Problem to the bytes allocated at the peak, results included.
-    features : callable
-        Maps a Problem to the Features of this candidate; only stock's are used.
     compiles : bool
         Whether the first call in a process compiles. Only a full calibration measures such a candidate, and it runs
         only where the saving repays compiling.
@@ -91,7 +89,6 @@ class Candidate(msgspec.Struct, frozen=True):
     unsupported: Callable[[Problem], str | None] = nothing
     unavailable: Callable[[str], str | None] = nothing
     memory: Callable[[Problem], int] = lambda problem: 0
-    features: Callable[[Problem], Features] = lambda problem: Features()
     compiles: bool = False
     threads: int = 0
     parts: bool = False

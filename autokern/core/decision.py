@@ -20,7 +20,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of a candidate on a problem."""
 
     seconds: float | None = None  # predicted, of one call; None if unmeasured
-    flops: float = 0.0  # of the op's plain implementation, the same for all candidates
+    flops: float = 0.0  # of stock, the same for all candidates
     memory: int = 0  # bytes allocated at the peak, results included
     relative_error: float | None = None  # measured, of an approximate candidate, relative to the largest entry
     uncertainty: float = 0.0  # standard deviation of log(time / stock's time)

@@ -114,7 +114,7 @@ class Op(abc.ABC):
 
     @abc.abstractmethod
     def features(self, problem: Problem) -> Features:
-        """Return the Features of a plain implementation, which are stock's unless it states its own."""
+        """Return the Features of stock."""
 
     @abc.abstractmethod
     def memory(self, problem: Problem) -> int:
@@ -167,7 +167,7 @@ class Op(abc.ABC):
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``.
 
-        Arguments and further `fields` are those of `Candidate`; memory and features are the op's by default.
+        Arguments and further `fields` are those of `Candidate`; memory is the op's by default.
         ``obeys(name, value, problem)`` says whether the candidate obeys a library setting that the user changed; where
         it does not, the candidate cannot serve.
         """
@@ -178,7 +178,7 @@ class Op(abc.ABC):
             raise AutokernError(f"{self.name}.{name}: registered twice, or not after 'stock'")
 
         def register(run: Run) -> Run:
-            given = {"memory": self.memory, "features": self.features, **fields}
+            given = {"memory": self.memory, **fields}
             given["summary"] = (run.__doc__ or "").strip().partition("\n")[0]
             if is_stock:
                 given |= {"as_stock": True, "parts": self.composite}
@@ -234,8 +234,7 @@ class Feasibility:
         """Return why a candidate cannot serve the problem, or None where it can."""
         name = candidate.name
         if name not in self._reasons:
-            why = candidate.unsupported(self.problem)
-            self._reasons[name] = candidate.unavailable(self.problem.device) if why is None else why
+            self._reasons[name] = candidate.why_not(self.problem)
         return self._reasons[name]
 
     def feasible(self) -> list[Candidate]:

@@ -40,25 +40,18 @@ def is_grown(problem: Problem) -> bool:
     return "grown" in problem.words
 
 
-def features(problem: Problem) -> Features:
-    """Return the cost of mean and variances without the joint covariance."""
-    elements = problem.elements
-    first = problem.n**3 / 3 if iterates(problem) else 0.0
-    passes = 12.0 if problem.grad else 6.0
-    return Features(60.0, elements * (problem.n + 2.0 * problem.d) + first, passes * elements * problem.itemsize)
-
-
 def stock_features(problem: Problem) -> Features:
     """Return the cost of stock, which forms the joint covariance, and iterates above `max_cholesky_size`."""
-    plain, joint, square = features(problem), problem.batch * problem.m**2, float(problem.n**2)
-    flops, bytes = plain.flops + joint * 2.0 * (problem.n + problem.d), plain.bytes + 6.0 * joint * problem.itemsize
+    joint, square = problem.batch * problem.m**2, float(problem.n**2)
+    flops = problem.elements * (problem.n + 2.0 * problem.d) + joint * 2.0 * (problem.n + problem.d)
+    bytes = ((12.0 if problem.grad else 6.0) * problem.elements + 6.0 * joint) * problem.itemsize
     if is_grown(problem):  # its root must be assembled
-        return Features(plain.calls, flops, bytes + 4.0 * problem.batch * square * problem.itemsize)
+        return Features(60.0, flops, bytes + 4.0 * problem.batch * square * problem.itemsize)
     if not iterates(problem):
-        return Features(plain.calls, flops, bytes)
+        return Features(60.0, flops, bytes)
     columns, steps = (1.0, _LANCZOS) if is_fast(problem) else (1.0 + problem.m, _SOLVING)
-    flops += 2.0 * steps * square * columns - problem.n**3 / 3
-    return Features(plain.calls + 20.0 * steps, max(flops, 0.0), bytes + steps * square * problem.itemsize)
+    flops += 2.0 * steps * square * columns
+    return Features(60.0 + 20.0 * steps, flops, bytes + steps * square * problem.itemsize)
 
 
 def memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Callable[[Problem], int]:

@@ -125,15 +125,6 @@ def positive_definite(problem: Problem, generator: torch.Generator) -> torch.Ten
     return k
 
 
-def relative_error(problem: Problem, found: torch.Tensor, truth: torch.Tensor, growth: float = 1.0) -> float:
-    """Return max |found - truth| in units of ``growth * eps * max |truth|``."""
-    if truth.numel() == 0:
-        return 0.0
-    scale = truth.abs().max().item() or 1.0
-    gap = (found.double() - truth).abs().max().item()
-    return gap / (growth * EPS[problem.dtype] * scale)
-
-
 def density_error(k: torch.Tensor, residual: torch.Tensor, found: torch.Tensor, growth: float, eps: float) -> float:
     """Return the error of a log density in units of its change when K is perturbed by ``growth eps max|K|``."""
     lower, n = torch.linalg.cholesky(k), k.shape[-1]

@@ -57,15 +57,6 @@ _ROWS, _PER_PAIR = 8000, 400
 """Distinct points up to which `merged` may replace iterations, and operations of iterations per pair of points."""
 
 
-def _stock_features(problem: Problem) -> Features:
-    elements, leaves = problem.batch * problem.n**2, len(families(problem))
-    if iterates(problem):
-        passes = 2.0 * CG_ITERATIONS + 12.0 * leaves
-        return Features(400.0, elements * 6.0 * problem.d * leaves, passes * elements * problem.itemsize)
-    flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * leaves)
-    return Features(100.0 + 30 * leaves, flops, (20.0 + 10.0 * leaves) * elements * problem.itemsize)
-
-
 def _stock_memory(problem: Problem) -> int:
     """Return stock's bytes: kernel matrices that autograd keeps, the noisy matrix, the factor, and derivatives."""
     names = families(problem)
@@ -172,11 +163,11 @@ class _ExactLogProb(Iterated, OpOfParts):
 
     def features(self, problem: Problem) -> Features:
         elements, leaves = problem.batch * problem.n**2, len(families(problem))
-        return Features(
-            calls=30.0 + 20 * leaves,
-            flops=elements * (problem.n + 4.0 * problem.d * leaves),
-            bytes=(4.0 + 4.0 * leaves) * elements * problem.itemsize,
-        )
+        if iterates(problem):
+            passes = 2.0 * CG_ITERATIONS + 12.0 * leaves
+            return Features(400.0, elements * 6.0 * problem.d * leaves, passes * elements * problem.itemsize)
+        flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * leaves)
+        return Features(100.0 + 30 * leaves, flops, (20.0 + 10.0 * leaves) * elements * problem.itemsize)
 
     def memory(self, problem: Problem) -> int:
         return in_place(1.03, 1.0)(problem)
@@ -206,7 +197,7 @@ class _ExactLogProb(Iterated, OpOfParts):
 EXACT_LOG_PROB = _ExactLogProb()
 
 
-@EXACT_LOG_PROB.candidate("stock", features=_stock_features, memory=_stock_memory)
+@EXACT_LOG_PROB.candidate("stock", memory=_stock_memory)
 def stock(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's own: autograd through kernel and Cholesky, or conjugate gradients above `max_cholesky_size`."""
     distribution, noise = marginal.distribution, marginal.extra

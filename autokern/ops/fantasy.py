@@ -45,12 +45,6 @@ def _refit(update: Update) -> tuple[torch.Tensor, torch.Tensor]:
     return k, torch.cat((old, targets), dim=-1) - full_output.mean
 
 
-def _stock_features(problem: Problem) -> Features:
-    elements = problem.batch * (problem.n + problem.m) ** 2
-    flops = elements * (100.0 if iterates(problem) else 4.0 * problem.n)
-    return Features(200.0, flops, 12.0 * elements * problem.itemsize)
-
-
 class _Fantasy(Loose, OpOfParts):
     name = "fantasy"
     summary = "caches of a model after new observations"
@@ -139,8 +133,9 @@ class _Fantasy(Loose, OpOfParts):
         return problems + [p.replace(grad="x") for p in imagined] + imagined * full
 
     def features(self, problem: Problem) -> Features:
-        new = problem.elements
-        return Features(120.0, 4.0 * new * problem.n, problem.n**2 * problem.itemsize)
+        elements = problem.batch * (problem.n + problem.m) ** 2
+        flops = elements * (100.0 if iterates(problem) else 4.0 * problem.n)
+        return Features(200.0, flops, 12.0 * elements * problem.itemsize)
 
     def memory(self, problem: Problem) -> int:
         return (3 * problem.n**2 + 4 * problem.batch * problem.rhs * problem.m * problem.n) * problem.itemsize + 2**22
@@ -170,7 +165,7 @@ def _noise(noise: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return {} if noise is None else {"noise": noise}
 
 
-@FANTASY.candidate("stock", features=_stock_features, memory=lambda p: 6 * p.batch * (p.n + p.m) ** 2 * p.itemsize)
+@FANTASY.candidate("stock", memory=lambda p: 6 * p.batch * (p.n + p.m) ** 2 * p.itemsize)
 def stock(update: Update) -> Any:
     """gpytorch's own; its mean cache is kept, which the library would not find again (gpytorch #2669).
 

@@ -74,14 +74,6 @@ def dense_and_diagonal(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None
     return matrix.expand(shape), diagonal
 
 
-def _stock_features(problem: Problem) -> Features:
-    elements = problem.batch * problem.n**2
-    backward = 3 if problem.grad else 1
-    if iterates(problem):
-        return Features(300.0, 0.0, (2.0 * CG_ITERATIONS + 4.0 * backward) * elements * problem.itemsize)
-    return Features(10.0 * backward, elements * problem.n / 3 * (4 if problem.grad else 1), 8.0 * elements * backward)
-
-
 def _memory_of(matrices: float) -> Callable[[Problem], int]:
     def memory(problem: Problem) -> int:
         return int(matrices * problem.batch * problem.n**2 * problem.itemsize)
@@ -170,12 +162,12 @@ class _InvQuadLogdet(Iterated, OpOfParts):
         return problems + [base.replace(m=n, n=n, rhs=10) for n in sizes[:1]]
 
     def features(self, problem: Problem) -> Features:
-        elements = problem.batch * problem.n**2
-        return Features(
-            calls=6.0 + problem.batch * (2 if problem.grad else 1),
-            flops=elements * problem.n * (1.0 if problem.grad else 1 / 3),
-            bytes=(6.0 if problem.grad else 3.0) * elements * problem.itemsize,
-        )
+        elements, backward = problem.batch * problem.n**2, 3 if problem.grad else 1
+        if iterates(problem):
+            passes = 2.0 * CG_ITERATIONS + 4.0 * backward
+            return Features(300.0, 2.0 * CG_ITERATIONS * elements, passes * elements * problem.itemsize)
+        flops = elements * problem.n / 3 * (4 if problem.grad else 1)
+        return Features(10.0 * backward, flops, 8.0 * elements * backward)
 
     def memory(self, problem: Problem) -> int:
         return _memory_of(1.1)(problem)
@@ -188,7 +180,7 @@ class _InvQuadLogdet(Iterated, OpOfParts):
 INV_QUAD_LOGDET = _InvQuadLogdet()
 
 
-@INV_QUAD_LOGDET.candidate("stock", features=_stock_features, memory=_stock_memory)
+@INV_QUAD_LOGDET.candidate("stock", memory=_stock_memory)
 def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """linear_operator: Cholesky with autograd, or conjugate gradients above `max_cholesky_size`."""
     whole = to_linear_operator(operator)

@@ -27,7 +27,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.partition import Plan, usual
 from autokern.ops._models import kernel_of
-from autokern.ops._product_costs import in_matrices, in_tiles, is_same, of_outputs, of_passes, of_stock
+from autokern.ops._product_costs import in_matrices, in_tiles, is_same, of_outputs, of_stock
 from autokern.ops._shared import (
     EPS,
     families,
@@ -109,7 +109,7 @@ class _KernelMatmul(Op):
         return list(dict.fromkeys(problems))
 
     def features(self, problem: Problem) -> Features:
-        return of_passes(problem, 2.0 * len(families(problem)))
+        return of_stock(problem)
 
     def memory(self, problem: Problem) -> int:
         return in_matrices(2)(problem)
@@ -125,7 +125,7 @@ class _KernelMatmul(Op):
 KERNEL_MATMUL = _KernelMatmul()
 
 
-@KERNEL_MATMUL.candidate("stock", memory=in_matrices(4), features=of_stock)
+@KERNEL_MATMUL.candidate("stock", memory=in_matrices(4))
 def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """The covariance matrix by gpytorch, then torch.matmul."""
     if isinstance(kernel, Embedded):

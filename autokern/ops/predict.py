@@ -164,7 +164,7 @@ class _Predict(Loose, OpOfParts):
         return problems + [base.replace(m=m, n=n, grad="theta") for m, n in sizes[: 3 if full else 1]]
 
     def features(self, problem: Problem) -> Features:
-        return _by_factor.features(problem)
+        return _by_factor.stock_features(problem)
 
     def memory(self, problem: Problem) -> int:
         return _by_factor.memory_of(0, 2, 1)(problem)
@@ -193,7 +193,7 @@ class _Predict(Loose, OpOfParts):
 PREDICT = _Predict()
 
 
-@PREDICT.candidate("stock", features=_by_factor.stock_features, memory=_by_factor.stock_memory)
+@PREDICT.candidate("stock", memory=_by_factor.stock_memory)
 def stock(query: Query) -> Prediction:
     """gpytorch's own: the joint covariance of all test points; above `max_cholesky_size` by conjugate gradients."""
     strategy, mean, prior, cross, exact, fast, in_force = query

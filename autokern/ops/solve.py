@@ -111,9 +111,9 @@ class _Solve(Iterated, OpOfParts):
         return [base.replace(m=n, n=n, rhs=t) for n, t in sizes]
 
     def features(self, problem: Problem) -> Features:
-        elements = float(problem.batch * problem.n**2)
-        flops = elements * (problem.n / 3 + 2.0 * problem.rhs)
-        return Features(6.0 + problem.batch, flops, 3.0 * elements * problem.itemsize)
+        elements = problem.batch * problem.n**2
+        flops = 2.0 * CG_ITERATIONS * elements * problem.rhs
+        return Features(300.0, flops, 1.0 * CG_ITERATIONS * elements * problem.itemsize)
 
     def memory(self, problem: Problem) -> int:
         """Return the bytes of the factor, in place of a copy of the matrix, and of a sum of its parts."""
@@ -142,15 +142,7 @@ def system(like: torch.Tensor, columns: int, kernel: Embedded | None, batch: int
     return matrix_problem("solve", like, m=n, n=n, d=d, rhs=columns, batch=batch, variant=variant, grad="")
 
 
-def _stock_features(problem: Problem) -> Features:
-    elements = problem.batch * problem.n**2
-    flops = 2.0 * CG_ITERATIONS * elements * problem.rhs
-    return Features(300.0, flops, 1.0 * CG_ITERATIONS * elements * problem.itemsize)
-
-
-@SOLVE.candidate(
-    "stock", features=_stock_features, memory=lambda p: (CG_VECTORS + 10 * p.rhs) * p.batch * p.n * p.itemsize
-)
+@SOLVE.candidate("stock", memory=lambda p: (CG_VECTORS + 10 * p.rhs) * p.batch * p.n * p.itemsize)
 def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """linear_operator's conjugate gradients, with a preconditioner of rank 15 from 2,000 rows on."""
     found: torch.Tensor = originals.solve(operator, rhs)

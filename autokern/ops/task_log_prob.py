@@ -90,8 +90,8 @@ class _TaskLogProb(OpOfParts):
         return [Problem(op=self.name, m=n, n=n, d=t, dtype=dtype, device=device, grad="a") for n, t in sizes]
 
     def features(self, problem: Problem) -> Features:
-        elements = float(problem.n**2 * problem.d)
-        return Features(40.0 + 10 * problem.d, elements * problem.n, 14.0 * 8 * elements)
+        elements = float((problem.n * problem.d) ** 2)
+        return Features(500.0, elements * problem.n * problem.d * 4 / 3, 30.0 * elements * problem.itemsize)
 
     def memory(self, problem: Problem) -> int:
         return 7 * 8 * problem.n**2
@@ -116,12 +116,7 @@ def _by_operators(
 TASK_LOG_PROB = _TaskLogProb()
 
 
-def _stock_features(problem: Problem) -> Features:
-    elements = float((problem.n * problem.d) ** 2)
-    return Features(500.0, elements * problem.n * problem.d * 4 / 3, 30.0 * elements * problem.itemsize)
-
-
-@TASK_LOG_PROB.candidate("stock", features=_stock_features, memory=lambda p: 8 * p.itemsize * (p.n * p.d) ** 2)
+@TASK_LOG_PROB.candidate("stock", memory=lambda p: 8 * p.itemsize * (p.n * p.d) ** 2)
 def stock(forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
     """gpytorch's own operators, and autograd through the matrix of all points and tasks."""
     return forward(*tensors)

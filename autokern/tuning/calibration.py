@@ -187,7 +187,7 @@ class _Calibration:
         if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):
             return
         share = _NEAR_SHARE if problem == pool.near else _SHARE[self._level]
-        near, work = nearest(pool.op, problem, timed), pool.op.stock.features(problem)
+        near, work = nearest(pool.op, problem, timed), pool.op.features(problem)
         near = near or self._others.nearest(pool.op, problem)
         once = 1e-4 + (work.flops + work.bytes) / _RATE if near is None else near.seconds * 2 ** (0.2 * near.octaves)
         ratios = (math.exp(min(told[c.name].log_ratio, _HOPELESS)) if c.name in told else 1.0 for c in candidates)

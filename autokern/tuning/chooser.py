@@ -99,7 +99,7 @@ def nearest(op: Op, problem: Problem, trials: Collection[Trial], here: bool = Tr
         return math.hypot(math.dist(place, op.coordinates(other)), math.sqrt(unlike))
 
     def supposed(at: Problem) -> float:
-        work = op.stock.features(at)
+        work = op.features(at)
         return work.calls * _CALL + work.flops / _FLOPS + work.bytes / _BYTES
 
     trial = min((t for t in trials if "stock" in t.timings), key=distance, default=None)

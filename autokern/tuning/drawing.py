@@ -56,7 +56,7 @@ def draw(
     for attempt in range(_TRIES * count if shapes else 0):
         problem = _drawn(op, chance.choice(shapes), every, chance)
         problem = problem.replace(dtype=dtypes[attempt % len(dtypes)])
-        work = op.stock.features(problem)
+        work = op.features(problem)
         small = work.flops <= most[0] and work.bytes <= most[1]
         if small and problem not in found and len(contenders(problem, free=free)) > 1:
             found[problem] = None

@@ -85,7 +85,6 @@ def test_candidates_take_over_what_the_op_says(double):
     assert double["times"].summary == ""
     assert (double.stock.accuracy, double["times"].accuracy) == ("same", "better")
     assert double["times"].memory == double.memory
-    assert double["times"].features == double.features
     assert double.stock.run(1) == 2
 
 

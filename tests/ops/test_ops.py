@@ -317,11 +317,11 @@ def test_features_and_memory_are_positive_and_grow(op, candidate):
     for problem in grid(op.name, "float64"):
         larger = problem.replace(m=4 * problem.m, n=4 * problem.n)
         for asked in (problem, problem.replace(device="cuda"), larger):
-            f = candidate.features(asked)
+            f = op.features(asked)
             assert min(f.calls, f.flops, f.bytes) >= 0
             assert f.calls + f.flops + f.bytes > 0
             assert candidate.memory(asked) >= 0
-        assert candidate.features(larger).flops >= candidate.features(problem).flops
+        assert op.features(larger).flops >= op.features(problem).flops
         assert candidate.memory(larger) >= candidate.memory(problem)
 
 

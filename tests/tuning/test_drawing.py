@@ -25,7 +25,7 @@ def test_problems_of_each_op_offer_a_choice_within_the_limits(op):
         assert len(contenders(problem)) > 1
         assert problem.batch <= drawing._MOST_BATCH
         assert problem.d >= 2 or "ard" not in problem.words
-        work = get(op).stock.features(problem)
+        work = get(op).features(problem)
         assert max(work.flops / 2e10, work.bytes / 1e9) <= 1
         square = problem.m == problem.n
         assert {(problem.variant, problem.grad, s, problem.batch > 1) for s in (square, False)} & shapes
@@ -79,5 +79,5 @@ def test_what_does_not_fit_the_memory_is_not_drawn(monkeypatch):
 def test_an_accelerator_is_asked_larger_problems_than_a_processor(monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda device: 2**34)
     op = get("kernel_matmul")
-    here, there = ([op.stock.features(p).flops for p in draw(op, 200, ["float32"], d, "1")] for d in ("cpu", "cuda"))
+    here, there = ([op.features(p).flops for p in draw(op, 200, ["float32"], d, "1")] for d in ("cpu", "cuda"))
     assert max(here) <= 2e10 < max(there) <= 2e11
