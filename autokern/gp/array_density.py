@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from autokern.core.autograd import computed, readable
 from autokern.core.locks import Lock
-from autokern.gp import likelihood, prior_state, small
+from autokern.gp import likelihood, prior_state
 from autokern.gp.inspected import Inspected
 from autokern.gp.leaves import forwarded
 from autokern.gp.marginal import Marginal
@@ -33,7 +33,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
 
 __all__ = [
-    "MOST", "MOST_ROWS", "KernelReading", "dense", "evaluated", "families", "log_prob", "matrix_log_prob", "replacing",
+    "MOST", "MOST_ROWS", "KernelReading", "dense", "evaluated", "families", "log_prob", "replacing",
 ]  # fmt: skip
 
 MOST = {"float64": 1000, "float32": 500}
@@ -161,35 +161,6 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
 
     plainly = replacing(kernel, reading.names, density)
     return evaluated(reading, marginal.lazy, 1.0, plainly, x, mean, value, noise)
-
-
-def matrix_log_prob(
-    k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
-) -> torch.Tensor | None:
-    """Return the log density of a value ``(n,)``; None if the factorisation fails or the density is not finite.
-
-    `k` is any covariance ``(n, n)`` on the CPU, without noise; autograd differentiates how it was computed. `noise` is
-    ``(1,)`` or ``(n,)``.
-    """
-    tensors = k, noise, mean, value
-    if not readable(*tensors):
-        return None
-    with np.errstate(all="ignore"):
-        noisy, more, middle, point = (t.detach().numpy().astype(np.float64) for t in tensors)
-        noisy = np.ascontiguousarray(noisy)
-        noisy.flat[:: len(noisy) + 1] += more
-        found = small.density(noisy, point - middle, 1.0)
-    if found is None or not np.isfinite(found.value):
-        return None
-    by_noise = found.by_matrix.diagonal().copy()
-    if len(more) != len(by_noise) or len(more) == 1:
-        by_noise = by_noise.sum(keepdims=True)
-    arrays = found.by_matrix, by_noise, -found.by_residual, found.by_residual
-
-    def plainly(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return likelihood.of_matrix(k, noise, value - mean)
-
-    return computed(found.value, [torch.from_numpy(a).to(k.dtype) for a in arrays], plainly, *tensors)
 
 
 def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:

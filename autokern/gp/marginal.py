@@ -45,6 +45,16 @@ class Marginal(NamedTuple):
     lazy: Any  # LazyEvaluatedKernelTensor or DenseLinearOperator, without noise
     noise: torch.Tensor  # all noise variances, ``(..., 1)`` or ``(..., n)``
 
+    def noisy(self) -> Any:
+        """Return the distribution with all noise."""
+        distribution, noise = self.distribution, self.extra
+        if noise is None:
+            return distribution
+        *batch, n = distribution.loc.shape
+        noise = noise.expand(*torch.broadcast_shapes(noise.shape[:-1], torch.Size(batch)), 1)
+        covariance = distribution.lazy_covariance_matrix + ConstantDiagLinearOperator(noise, n)
+        return distribution.__class__(distribution.loc, covariance)
+
 
 def read(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | None:
     """Return a Gaussian as a `Marginal`, None unless its covariance is one plain lazy kernel matrix and noise."""

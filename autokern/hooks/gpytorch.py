@@ -111,7 +111,16 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     dense = marginal.read_matrix(distribution, noise) if exact and n <= _MOST else None
     if dense is None or not density.holds():
         return None
-    return lambda value: None if marginal.matrix_of(dense) is None else _dispatch_dense(dense, value)
+
+    def of(value: Any) -> Any:
+        k = marginal.matrix_of(dense)
+        if k is None:
+            return None
+        return _dispatch_dense(
+            lambda *_: _stock_log_prob(dense.noisy(), value), k, dense.noise, distribution.loc, value
+        )
+
+    return of
 
 
 def _is_known(found: marginal.Marginal, exact: bool) -> bool:

@@ -27,6 +27,7 @@ CG_ITERATIONS = 11
 """The smallest number of iterations of the library's conjugate gradients; `_iterations` has counts of real models."""
 CG_VECTORS = 150
 """Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
+_SMALL = {"float64": 400, "float32": 255}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -35,6 +36,16 @@ class OpOfParts(Op):
 
     raises = (NanError, NotPSDError)
     composite = True
+
+    def small(self, problem: Problem) -> bool:
+        """Whether points are so few that `arrays` needs no measurement: twice as many for a mixture."""
+        most = 2 if "mixture" in families(problem) else 1
+        return problem.n * problem.batch <= most * _SMALL[problem.dtype]
+
+    def default_candidate(self, problem: Problem) -> str:
+        """Return `arrays` for small problems on the CPU, in which stock's modules and autograd nodes dominate."""
+        small = problem.device == "cpu" and self.small(problem) and self["arrays"].unsupported(problem) is None
+        return "arrays" if small else "stock"
 
 
 def is_ours(*tensors: torch.Tensor) -> bool:
@@ -238,15 +249,6 @@ def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
 def iterates(problem: Problem) -> bool:
     """Whether stock runs conjugate gradients."""
     return "cg" in problem.words
-
-
-_SMALL = {"float64": 400, "float32": 255}
-
-
-def is_small(problem: Problem) -> bool:
-    """Whether points are so few that a density by arrays needs no measurement: twice as many for a mixture."""
-    most = 2 if "mixture" in families(problem) else 1
-    return problem.n * problem.batch <= most * _SMALL.get(problem.dtype, 0)
 
 
 LOW_RANK = "the library solves a linear kernel by its rank"

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from linear_operator.operators import ConstantDiagLinearOperator
 
 from autokern.core.arguments import in_float64
 from autokern.core.op import inside
@@ -29,7 +28,7 @@ from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
 from autokern.ops import _factorised, _large, _state_space
-from autokern.ops._factorised import arrays_unsupported, in_place
+from autokern.ops._factorised import in_place
 from autokern.ops._iterations import Iterated, exact_up_to
 from autokern.ops._models import kernel_of, points_of
 from autokern.ops._shared import (
@@ -41,7 +40,6 @@ from autokern.ops._shared import (
     density_error,
     families,
     is_ours,
-    is_small,
     iterates,
     matrix_problem,
     needs_few,
@@ -184,7 +182,7 @@ class _ExactLogProb(Iterated, OpOfParts):
             little = large and problem.m <= _ROWS and problem.m**3 < _PER_PAIR * problem.n**2
             if few or little:
                 return "merged"
-        if is_small(problem) and arrays_unsupported(problem) is None:
+        if super().default_candidate(problem) == "arrays":
             return "arrays"
         if large:
             return "preconditioned"
@@ -200,14 +198,8 @@ EXACT_LOG_PROB = _ExactLogProb()
 @EXACT_LOG_PROB.candidate("stock", memory=_stock_memory)
 def stock(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's own: autograd through kernel and Cholesky, or conjugate gradients above `max_cholesky_size`."""
-    distribution, noise = marginal.distribution, marginal.extra
-    if noise is not None:
-        *batch, n = distribution.loc.shape
-        noise = noise.expand(*torch.broadcast_shapes(noise.shape[:-1], torch.Size(batch)), 1)
-        covariance = distribution.lazy_covariance_matrix + ConstantDiagLinearOperator(noise, n)
-        distribution = distribution.__class__(distribution.loc, covariance)
-    with as_asked(exact, distribution.loc.shape[-1]):
-        return _stock(distribution, value)
+    with as_asked(exact, marginal.distribution.loc.shape[-1]):
+        return _stock(marginal.noisy(), value)
 
 
 @EXACT_LOG_PROB.candidate(

@@ -27,7 +27,7 @@ from autokern.gp.reading import Reading
 from autokern.gp.steps import Step, step_of
 from autokern.kernels import tree as trees
 from autokern.ops._models import objective_model, prior_of
-from autokern.ops._shared import EPS, LOW_RANK, OpOfParts, families, is_small
+from autokern.ops._shared import EPS, LOW_RANK, OpOfParts, families
 from autokern.system.blas import one_thread
 
 _MOST = 1000
@@ -121,11 +121,6 @@ class _Objective(OpOfParts):
     def memory(self, problem: Problem) -> int:
         parts = _parts(problem)
         return (4 + 3 * parts) * problem.n**2 * 8
-
-    def default_candidate(self, problem: Problem) -> str:
-        """Return `arrays` for small problems, in which stock's modules and autograd nodes dominate."""
-        small = problem.device == "cpu" and is_small(problem) and _unsupported(problem) is None
-        return "arrays" if small else "stock"
 
 
 OBJECTIVE = _Objective()

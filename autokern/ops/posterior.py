@@ -108,10 +108,8 @@ class _Posterior(OpOfParts):
         """Return mean and joint covariance."""
         return out.loc, out.covariance_matrix
 
-    def default_candidate(self, problem: Problem) -> str:
-        """Return `arrays` for small problems, in which stock's modules and autograd nodes dominate."""
-        small = problem.elements <= min(_SMALL, _WORK[problem.dtype] // problem.n) and problem.device == "cpu"
-        return "arrays" if small and _unsupported(problem) is None else "stock"
+    def small(self, problem: Problem) -> bool:
+        return problem.elements <= min(_SMALL, _WORK[problem.dtype] // problem.n)
 
 
 POSTERIOR = _Posterior()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from autokern.core import known, releases
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op
-from autokern.core.problem import Problem
+from autokern.core.problem import SIZES, Problem
 from autokern.core.registry import get
 from autokern.core.shown import Shown
 from autokern.core.units import legible
@@ -21,6 +20,12 @@ from autokern.gp.library_orders import ROWS
 from autokern.kernels.family import families
 from autokern.runtime import dispatch
 from autokern.tuning.profile import Profile
+
+_DTYPES = ("float32", "float64")
+_ALLOWED = (
+    "sizes are whole numbers, 0 or more; grad and variant are text, as `autokern show` tells it; "
+    f"dtypes are {' and '.join(_DTYPES)}"
+)
 
 
 def profile() -> Profile:
@@ -126,49 +131,42 @@ def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
 def problem(op: str, **fields: Any) -> Problem:
     """Return the Problem of the given fields; the others come from the op's first grid problem, or its nearest size."""
     allowed = [name for name in Problem.__struct_fields__ if name != "op"]
-    unknown = sorted(set(fields) - set(allowed))
-    if unknown:
-        raise SettingsError(f"a problem has no {unknown[0]!r}; give {', '.join(allowed)}")
-    fields = {name: value for name, value in fields.items() if value is not None}
-    for name in ("dtype", "device"):
-        if name in fields:
-            fields[name] = str(fields[name]).removeprefix("torch.").partition(":")[0]
-    dtype = fields.setdefault("dtype", "float64")
-    if dtype not in ("float32", "float64"):
-        raise SettingsError(f"dtype {dtype!r} was asked for; autokern serves float32 and float64")
-    for name in ("m", "n", "d", "rhs", "batch"):
-        size = fields.get(name, 0)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise SettingsError(f"{name}={size!r} was asked for; sizes are whole numbers, 0 or more")
-    for name in ("grad", "variant"):
-        if not isinstance(fields.get(name, ""), str):
-            raise SettingsError(f"{name}={fields[name]!r} was asked for; it is text, as `autokern show` tells it")
+    fields = {"dtype": "float64", **{name: value for name, value in fields.items() if value is not None}}
+    for name in {"dtype", "device"} & fields.keys():
+        fields[name] = str(fields[name]).removeprefix("torch.").partition(":")[0]
+    for name, value in fields.items():
+        if name not in allowed:
+            raise SettingsError(f"a problem has no {name!r}; give {', '.join(allowed)}")
+        size = name in SIZES and type(value) is int and value >= 0
+        if not size and (name in SIZES or not isinstance(value, str) or (name == "dtype" and value not in _DTYPES)):
+            raise SettingsError(f"{name}={value!r} was asked for; {_ALLOWED}")
     for one, other in (("m", "n"), ("n", "m")):
         if one in fields:
             fields.setdefault(other, fields[one])
-    grid = get(op).grid("quick", dtype, fields.get("device", "cpu")) or get(op).grid("quick", "float64", "cpu")
+    kind = get(op)
+    grid = kind.grid("quick", fields["dtype"], fields.get("device", "cpu")) or kind.grid("quick", "float64", "cpu")
     usual = grid[0]
-    if get(op).composite and fields.get("n"):  # stock's algorithm depends on the size
+    if kind.composite and fields.get("n"):  # stock's algorithm depends on the size
         usual = min((p for p in grid if p.batch == 1), key=lambda p: abs(math.log(p.n / fields["n"])))
-    there = [*get(op).grid("full", "float64", "cpu"), *grid]
+    there = [*kind.grid("full", "float64", "cpu"), *grid]
     there += [trial.problem for trial in profile().trials if trial.problem.op == op]
-    plain, orders = _without_orders(fields.get("variant", ""))
-    fields["variant"] = "/".join([plain or usual.variant, *orders]).strip("/")
-    gradients = {word for p in there for word in p.grad.split("/") if word}
-    _check("grad", op, fields.get("grad", "").split("/"), gradients, gradients | {"", "a", "rhs", "theta", "x"})
-    variants = {p.variant for p in there} - {""}
-    unheard = [] if _form(plain) in {"", *map(_form, variants)} else [plain]
-    _check("variant", op, unheard, variants, ())
+    plain, *orders = f"/{fields.get('variant', '')}".split("/order:")
+    plain = plain.strip("/") or usual.variant
+    names = [row.name for row in ROWS]
+    for order in orders:
+        name, _, value = order.partition("=")
+        if name not in names or not value.replace(".", "", 1).replace("e-", "", 1).isdigit():
+            raise SettingsError(f"variant 'order:{order}' was asked for; an order is NAME=NUMBER of {', '.join(names)}")
+    gradients, variants = {word for p in there for word in p.grad.split("/")}, {p.variant for p in there}
+    strange = [w for w in fields.get("grad", "").split("/") if w not in {*gradients, "", "a", "rhs", "theta", "x"}]
+    unheard = [] if _form(plain) in {_form(p.variant) for p in (usual, *there)} else [plain]
+    for field, words, heard in (("grad", strange, gradients), ("variant", unheard, variants)):
+        if words:  # the answer would come from measurements of other problems
+            told = ", ".join(sorted(heard - {""})) or "none"
+            raise SettingsError(f"{field} {words[0]!r} was asked for; {op} knows {told}")
+    fields["variant"] = "/order:".join([plain, *orders]).removeprefix("/")
     without = any(not p.grad for p in grid)  # whether the op serves calls that want no gradients
     return usual.replace(**{"grad": "" if without else usual.grad, **fields})
-
-
-def _check(field: str, op: str, asked: Iterable[str], known: Iterable[str], allowed: Container[str]) -> None:
-    """Refuse words that no problem has: the answer would come from measurements of other problems."""
-    for word in asked:
-        if word not in allowed:
-            told = ", ".join(sorted(known)) or "none"
-            raise SettingsError(f"{field} {word!r} was asked for; {op} knows {told}")
 
 
 def _form(variant: str) -> str:
@@ -176,14 +174,3 @@ def _form(variant: str) -> str:
     first, *rest = variant.split("/")
     names = {"constant", "linear", "mixture", "polynomial", *(family.name for family in families(shaped=True))}
     return "/".join(["families" if {*first.split("+")} <= names else first, *rest])
-
-
-def _without_orders(given: str) -> tuple[str, list[str]]:
-    """Split a variant into itself without the user's library orders, and these orders."""
-    names, words = [row.name for row in ROWS], given.split("/")
-    orders = [word for word in words if word.startswith("order:")]
-    for order in orders:
-        name, _, value = order.removeprefix("order:").partition("=")
-        if name not in names or not value.replace(".", "", 1).replace("e-", "", 1).isdigit():
-            raise SettingsError(f"variant {order!r} was asked for; an order is NAME=NUMBER of {', '.join(names)}")
-    return "/".join(word for word in words if word not in orders), orders
