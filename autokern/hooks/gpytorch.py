@@ -105,12 +105,10 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
         return None
     n = distribution.loc.shape[-1]
     exact = regime(n) == EXACT
-    found = marginal.read(distribution, noise)
-    if found is not None and _is_known(found, exact):
-        return _served(found, exact)
-    dense = marginal.read_matrix(distribution, noise) if exact and n <= _MOST else None
+    served = _served(marginal.read(distribution, noise), exact)
+    dense = marginal.read_matrix(distribution, noise) if served is None and exact and n <= _MOST else None
     if dense is None or not density.holds():
-        return None
+        return served
 
     def of(value: Any) -> Any:
         k = marginal.matrix_of(dense)
@@ -123,14 +121,13 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     return of
 
 
-def _is_known(found: marginal.Marginal, exact: bool) -> bool:
+def _served(found: marginal.Marginal | None, exact: bool) -> Callable[[Any], Any] | None:
+    """Return the log density of a known kernel as a function of the value, else None."""
+    if found is None or not density.holds():
+        return None
     from autokern.gp import array_density  # imported by the first exact density
 
-    return array_density.families(found.lazy.kernel, found.lazy.x1, exact) is not None
-
-
-def _served(found: marginal.Marginal, exact: bool) -> Callable[[Any], Any] | None:
-    if not density.holds():
+    if array_density.families(found.lazy.kernel, found.lazy.x1, exact) is None:
         return None
 
     def remembering(value: Any) -> Any:
@@ -185,14 +182,14 @@ def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, .
     return self._add_other_terms(result, params).div_(function_dist.loc.shape[-1])
 
 
+@unless_it_fails
 def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Callable[[Any], Any] | None:
     """Return the log density of several tasks as a function of the value, None if unsupported."""
     if not tasks.known(distribution, likelihood):
         return None
-
     if tasks.are_blocks(distribution):
-        apart: Callable[[Any], Any] | None = _of_independent(likelihood, distribution)
-        return apart
+        one, shape = _served(tasks.independent(distribution, likelihood), True), distribution.mean.shape
+        return one and (lambda value: one(value.mT).sum(-1) if getattr(value, "shape", None) == shape else None)
 
     def of(value: Any) -> Any:
         found = tasks.described(distribution, likelihood)
@@ -201,17 +198,6 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
         return _dispatch_tasks(lambda *_: likelihood(distribution, *params).log_prob(value), *found, value)
 
     return of
-
-
-@unless_it_fails
-def _of_independent(likelihood: Any, distribution: Any) -> Callable[[Any], Any] | None:
-    """Return the log density of independent tasks (the sum over tasks) as a function of the value."""
-    found = tasks.independent(distribution, likelihood)
-    one = None if found is None or not _is_known(found, True) else _served(found, True)
-    if one is None:
-        return None
-    shape = distribution.mean.shape
-    return lambda value: one(value.mT).sum(-1) if getattr(value, "shape", None) == shape else None
 
 
 def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:

@@ -15,21 +15,19 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from linear_operator.operators import BlockInterleavedLinearOperator, KroneckerProductLinearOperator
 
 from autokern.gp import marginal, originals
-from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
 
 __all__ = ["are_blocks", "described", "independent", "known"]
 _OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
 
 
-@unless_it_fails
 def known(distribution: Any, likelihood: Any) -> bool:
     """Whether the density of several tasks is supported: exact, differentiable, unbatched, tasks interleaved."""
     if type(distribution) is not MultitaskMultivariateNormal or type(likelihood) is not MultitaskGaussianLikelihood:
         return False
     if distribution.__dict__.get("_covar").__class__ not in _OPERATORS or not distribution._interleaved:
         return False
-    if not torch.is_grad_enabled() or distribution.loc.dim() != 1:
+    if not torch.is_grad_enabled() or distribution.loc.dim() != 1 or not originals.noise_in_place(likelihood):
         return False
     ignored = gpytorch.settings.observation_nan_policy.value() == "ignore"
     return ignored and regime(distribution.loc.shape[-1]) == EXACT
@@ -39,8 +37,6 @@ def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | 
     """Return the covariances of points, tasks and noise, and the mean, None if there is no Kronecker product."""
     product = distribution._covar.evaluate_kernel()
     if product.__class__ is not KroneckerProductLinearOperator or len(product.linear_ops) != 2:
-        return None
-    if not originals.noise_in_place(likelihood):
         return None
     noise = _noise(likelihood, distribution.num_tasks)
     points, tasks = product.representation_tree()(*product.representation()).linear_ops  # a copy: its caches stay empty
@@ -53,9 +49,7 @@ def are_blocks(distribution: Any) -> bool:
 
 
 def independent(distribution: Any, likelihood: Any) -> marginal.Marginal | None:
-    """Return the marginal of tasks in blocks as a batch over tasks, None if noise or kernel is unsupported."""
-    if not originals.noise_in_place(likelihood):
-        return None
+    """Return the marginal of tasks in blocks as a batch over tasks, None if the noise is unsupported."""
     noise = _noise(likelihood, distribution.num_tasks)
     if noise.dim() != 1:  # noise is correlated between tasks
         return None
