@@ -15,12 +15,11 @@ from torch.utils.dlpack import from_dlpack
 
 from autokern.backends import installed
 from autokern.core.problem import Problem
+from autokern.ops._shared import only
 from autokern.ops.cholesky import CHOLESKY, with_ladder
 from autokern.ops.qr import QR, Pair, differentiable_qr
 
-
-def _unsupported(problem: Problem) -> str | None:
-    return None if problem.device == "cuda" else "CuPy needs data on a CUDA device"
+_unsupported = only("CuPy needs data on a CUDA device", lambda p: p.device == "cuda")
 
 
 def _unavailable(device: str) -> str | None:

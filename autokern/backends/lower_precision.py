@@ -26,7 +26,7 @@ from autokern.kernels.matrix import matrix
 from autokern.kernels.partition import usual
 from autokern.ops._product_costs import in_tiles, of_outputs
 from autokern.ops._quadratic_forms import Method, closed_form, factorise
-from autokern.ops._shared import needs_few, of_trees
+from autokern.ops._shared import needs_few, of_trees, only, squares
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
@@ -55,8 +55,7 @@ def _low(t: torch.Tensor) -> torch.Tensor:
     return t.to(torch.float32)
 
 
-def _only_float64(problem: Problem) -> str | None:
-    return None if problem.dtype == "float64" else "the data is float32 already"
+_only_float64 = only("the data is float32 already", lambda p: p.dtype == "float64")
 
 
 def _tensor_cores_unsupported(problem: Problem) -> str | None:
@@ -159,17 +158,13 @@ def _factorise(
 MIXED = Method(_factorise, lambda lower, found: found, lambda lower: inverted(lower).to(torch.float64))
 
 
-def _in_matrices(matrices: float, forward: float) -> Callable[[Problem], int]:
-    """Return a memory rule: this many matrices with and without gradients, half a matrix more on a GPU."""
-
-    def memory(problem: Problem) -> int:
-        each = (matrices if problem.grad else forward) + 0.5 * (problem.device != "cpu")
-        return int(each * problem.batch * problem.n**2 * problem.itemsize)
-
-    return memory
+def _mixed_memory(plain: float, graded: float) -> Callable[[Problem], int]:
+    """Return a memory rule: half a matrix more on a GPU."""
+    rules = {False: squares(plain, graded), True: squares(plain + 0.5, graded + 0.5)}
+    return lambda problem: rules[problem.device != "cpu"](problem)
 
 
-@INV_QUAD_LOGDET.candidate("mixed", accuracy="approximate", unsupported=_only_float64, memory=_in_matrices(1.6, 0.6))
+@INV_QUAD_LOGDET.candidate("mixed", accuracy="approximate", unsupported=_only_float64, memory=_mixed_memory(0.6, 1.6))
 def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Factor and inverse in float32, solutions refined to float64 by conjugate gradients."""
     return closed_form(*dense_and_diagonal(operator), rhs, MIXED, reduce)
@@ -179,7 +174,7 @@ def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> 
     "mixed",
     accuracy="approximate",
     unsupported=lambda p: of_trees(p) or _only_float64(p),
-    memory=_in_matrices(2.6, 1.6),
+    memory=_mixed_memory(1.6, 2.6),
 )
 def log_prob_mixed(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The kernel in float64, its factor and inverse in float32, solutions refined to float64."""

@@ -5,7 +5,6 @@ Where stock would iterate and the factorisation fails, stock serves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gpytorch
@@ -19,7 +18,7 @@ from autokern.gp.factor_cache import Query
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated, less
 from autokern.ops._iterations import or_iterate
-from autokern.ops._shared import iterates
+from autokern.ops._shared import Bytes, iterates
 
 Prediction = tuple[torch.Tensor, LinearOperator]
 BLOCK = 1024
@@ -54,7 +53,7 @@ def stock_features(problem: Problem) -> Features:
     return Features(60.0 + 20.0 * steps, flops, bytes + steps * square * problem.itemsize)
 
 
-def memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Callable[[Problem], int]:
+def memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Bytes:
     """Return a memory rule: matrices ``(m, m)``, ``(m, n)`` and ``(n, n)``, as many as `joint`, `rows` and `factors`.
 
     Where stock iterates, no factor is cached yet: matrix and factor are added. Gradients keep `kept` more factors.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from autokern.core.op import Op
@@ -16,6 +14,7 @@ from autokern.kernels.blocks import bytes_on
 from autokern.ops._iterations import or_iterate
 from autokern.ops._shared import (
     LOW_RANK,
+    Bytes,
     families,
     needs_accelerator,
     of_trees,
@@ -25,7 +24,7 @@ from autokern.ops._shared import (
 from autokern.system.blas import one_thread
 
 
-def in_place(single: float, batched: float) -> Callable[[Problem], int]:
+def in_place(single: float, batched: float) -> Bytes:
     """Return a memory rule: `single` matrices and strips of rows of constant size, or `batched` matrices and more.
 
     In a batch these are whole matrices too: for each family the derivative, and values and slopes (the same for an

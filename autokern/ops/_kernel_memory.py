@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 from autokern.core.problem import Problem
 from autokern.kernels import matrix
@@ -13,31 +13,32 @@ from autokern.kernels.blocks import bytes_on
 from autokern.kernels.family import known_family
 from autokern.ops._shared import families
 
+_MAIN = ("rbf", "matern12", "matern32", "matern52")
 
-def by_family(forward: Mapping[str, int], with_gradients: Mapping[str, int]) -> Callable[[Problem], int]:
-    """Return a memory rule from each family's number of matrices at the peak, without and with gradients."""
+
+def by_family(forward: Sequence[int], with_gradients: Sequence[int], **others: int) -> Callable[[Problem], int]:
+    """Return a memory rule from the number of matrices at the peak, without and with gradients, of each main family.
+
+    `others` are numbers of further families with gradients; the rest counts as the largest.
+    """
 
     def memory(problem: Problem) -> int:
-        counts = with_gradients if problem.grad else forward
+        counts = dict(zip(_MAIN, with_gradients if problem.grad else forward, strict=True))
+        counts |= others if problem.grad else {}
         each = [counts.get(name, max(counts.values())) for name in families(problem)]
         return problem.elements * problem.itemsize * (sum(each) + (len(each) > 1))
 
     return memory
 
 
-def of_each(rbf: int, matern12: int, matern32: int, matern52: int) -> dict[str, int]:
-    return {"rbf": rbf, "matern12": matern12, "matern32": matern32, "matern52": matern52}
-
-
-_BOTH = of_each(2, 2, 2, 3)
-_IN_ONE_FUNCTION = by_family(_BOTH, of_each(5, 5, 5, 5))
-_BY_AUTOGRAD = by_family(of_each(2, 3, 4, 5), of_each(5, 6, 7, 10))
-_EQUAL_BY_AUTOGRAD = by_family(of_each(2, 3, 4, 5), of_each(5, 8, 9, 11))
+_IN_ONE_FUNCTION = by_family((2, 2, 2, 3), (5, 5, 5, 5))
+_BY_AUTOGRAD = by_family((2, 3, 4, 5), (5, 6, 7, 10))
+_EQUAL_BY_AUTOGRAD = by_family((2, 3, 4, 5), (5, 8, 9, 11))
 
 
 def of_stock(problem: Problem) -> int:
     """Return stock's bytes: with one lengthscale and no gradients by points one function, else what autograd keeps."""
-    others = [of for name in families(problem) if name not in _BOTH and (of := known_family(name)) is not None]
+    others = [of for name in families(problem) if name not in _MAIN and (of := known_family(name)) is not None]
     if others:
         kept = [of.kept(problem.d) for of in others]
         most = sum(2 * k for k in kept) + 1 if problem.grad else sum(max(4, 2 * k // 3) for k in kept)
@@ -50,15 +51,11 @@ def of_stock(problem: Problem) -> int:
 
 
 def of_strips(problem: Problem) -> int:
-    """Return the bytes of the matrix and of a few strips of rows, of constant size."""
-    each = min(bytes_on(matrix.CACHED, problem.device), problem.m * problem.n * problem.itemsize)
-    alone = problem.words[0] in _BOTH
-    return _whole(problem) + (2 if alone else 8 * len(families(problem))) * each
-
-
-def _whole(problem: Problem) -> int:
-    kept = problem.grad and problem.words[0] in ("matern12", "matern32", "matern52", "cosine")
-    return problem.m * problem.n * problem.itemsize * (2 if kept else 1)
+    """Return the bytes of the matrix, of its slopes, and of a few strips of rows, of constant size."""
+    whole, name = problem.m * problem.n * problem.itemsize, problem.words[0]
+    each = min(bytes_on(matrix.CACHED, problem.device), whole)
+    kept = problem.grad and name in ("matern12", "matern32", "matern52", "cosine")
+    return whole * (2 if kept else 1) + (2 if name in _MAIN else 8 * len(families(problem))) * each
 
 
 def of_differences(problem: Problem) -> int:

@@ -8,7 +8,7 @@ import torch
 
 from autokern.core.problem import Features, Problem
 from autokern.kernels.family import known_family
-from autokern.ops._shared import families
+from autokern.ops._shared import Bytes, families
 from autokern.system import thread_pool
 
 
@@ -57,7 +57,7 @@ def in_tiles(tile: int) -> Callable[[Problem], int]:
     return memory
 
 
-def in_matrices(matrices: float) -> Callable[[Problem], int]:
+def in_matrices(matrices: float) -> Bytes:
     """Return the memory rule of a product with the whole matrix; gradients take `matrices` matrices."""
 
     def memory(problem: Problem) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from linear_operator import settings as library
@@ -149,34 +149,32 @@ def density_error(k: torch.Tensor, residual: torch.Tensor, found: torch.Tensor, 
     return float(((found.detach().double() - exact).abs() / unit).max().item())
 
 
-def needs_batch(problem: Problem) -> str | None:
-    """Return why a candidate for small batches cannot serve a problem, None if it can."""
-    return None if 1 < problem.batch <= 1024 else "only for batches of 2 to 1024 matrices"
+def only(words: str, serves: Callable[[Problem], bool]) -> Callable[[Problem], str | None]:
+    """Return the rule of a candidate that cannot serve other problems, for the reason `words`."""
+    return lambda problem: None if serves(problem) else words
 
 
-def needs_few(problem: Problem) -> str | None:
-    """Return why a candidate that uses all threads for each matrix cannot serve a problem, None if it can."""
-    return "only for batches of at most 64 matrices" if problem.batch > 64 else None
+needs_few = only("only for batches of at most 64 matrices", lambda p: p.batch <= 64)
+"""For candidates that use all threads for each matrix."""
+needs_tall = only("only for at least twice as many rows as columns", lambda p: p.m >= 2 * p.n)
+needs_cpu_detour = only("the data is on the CPU already", lambda p: p.device != "cpu")
+needs_accelerator = only("the data is on the accelerator already", lambda p: p.device == "cpu")
 
 
-def needs_tall(problem: Problem) -> str | None:
-    """Return why CholeskyQR2, which needs a tall matrix, cannot serve a problem, None if it can."""
-    return None if problem.m >= 2 * problem.n else "only for at least twice as many rows as columns"
+class Bytes(Protocol):
+    """A memory rule."""
+
+    def __call__(self, problem: Problem) -> int: ...
 
 
-def needs_cpu_detour(problem: Problem) -> str | None:
-    """Return why the data of a problem cannot move to the CPU, None if it can."""
-    return "the data is on the CPU already" if problem.device == "cpu" else None
+def squares(plain: float, graded: float | None = None) -> Bytes:
+    """Return a memory rule: so many matrices ``(n, n)`` without gradients, and with them (default: as many)."""
 
+    def memory(problem: Problem) -> int:
+        count = plain if graded is None or not problem.grad else graded
+        return int(count * problem.batch * problem.n**2 * problem.itemsize)
 
-def needs_accelerator(problem: Problem) -> str | None:
-    """Return why the data of a problem cannot move to the accelerator, None if it can."""
-    return None if problem.device == "cpu" else "the data is on the accelerator already"
-
-
-def no_accelerator(device: str) -> str | None:
-    """Return why candidates on an accelerator are unavailable, None if this machine has one."""
-    return "this machine has no accelerator" if host.accelerator() is None else None
+    return memory
 
 
 def moved(run: Run) -> Run:
@@ -208,8 +206,11 @@ def on_other_devices(
         detour.__doc__ = summary.format("CPU" if name == "cpu" else name)
         op.candidate(name, unsupported=unsupported, unavailable=unavailable, **options)(detour)
 
+    def unavailable(device: str) -> str | None:
+        return "this machine has no accelerator" if host.accelerator() is None else None
+
     register("cpu", lambda: torch.device("cpu"), on_cpu, nothing)
-    register("accelerator", host.accelerator, on_accelerator, no_accelerator)
+    register("accelerator", host.accelerator, on_accelerator, unavailable)
 
 
 def with_one_thread(op: Op, name: str) -> None:
@@ -260,6 +261,5 @@ def families(problem: Problem) -> list[str]:
     return problem.words[0].split("+")
 
 
-def of_trees(problem: Problem) -> str | None:
-    """Return why a candidate that needs a tree of known families cannot serve a problem, None if it can."""
-    return None if all(known_family(name) for name in families(problem)) else "for stationary kernels"
+of_trees = only("for stationary kernels", lambda p: all(known_family(name) for name in families(p)))
+"""For candidates that need a tree of known families."""

@@ -20,23 +20,15 @@ from autokern.ops._shared import (
     matrix_key,
     matrix_problem,
     moved,
-    needs_batch,
     on_other_devices,
+    only,
     positive_definite,
+    squares,
 )
 from autokern.system import buffers
 
 _stock_cholesky = originals.psd_safe_cholesky
 Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-def _memory_of(problem: Problem, more: int = 0) -> int:
-    """Return the bytes of the factor, its derivatives and `more` matrices."""
-    elements = problem.batch * problem.n**2
-    return int(elements * ((5.2 if problem.grad else 1.05) + more)) * problem.itemsize
-
-
-_memory_twice = functools.partial(_memory_of, more=1)
 
 
 class _Cholesky(Op):
@@ -79,8 +71,7 @@ class _Cholesky(Op):
             bytes=backward * 4.0 * elements * problem.itemsize,
         )
 
-    def memory(self, problem: Problem) -> int:
-        return _memory_of(problem)
+    memory = staticmethod(squares(1.05, 5.2))
 
 
 CHOLESKY = _Cholesky()
@@ -116,11 +107,15 @@ on_other_devices(
     CHOLESKY,
     _elsewhere,
     "Cholesky factorisation on the {}; the time includes both copies.",
-    memory=_memory_twice,
+    memory=squares(2.05, 6.2),
 )
 
 
-@CHOLESKY.candidate("looped", unsupported=needs_batch, memory=_memory_twice)
+@CHOLESKY.candidate(
+    "looped",
+    unsupported=only("only for batches of 2 to 1024 matrices", lambda p: 1 < p.batch <= 1024),
+    memory=squares(2.05, 6.2),
+)
 @with_ladder
 def one_by_one(a: torch.Tensor) -> Pair:
     """The matrices of a batch, one by one."""

@@ -167,8 +167,7 @@ class _ExactLogProb(Iterated, OpOfParts):
         flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * leaves)
         return Features(100.0 + 30 * leaves, flops, (20.0 + 10.0 * leaves) * elements * problem.itemsize)
 
-    def memory(self, problem: Problem) -> int:
-        return in_place(1.03, 1.0)(problem)
+    memory = staticmethod(in_place(1.03, 1.0))
 
     def default_candidate(self, problem: Problem) -> str:
         """Prefer structure, then `arrays` for small models, then candidates that won on all recorded hosts."""

@@ -11,7 +11,7 @@ Contract: both values are those of a matrix within ``2 n eps max |K|`` of K; der
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from autokern.ops._shared import (
     on_other_devices,
     positive_definite,
     random_matrix,
+    squares,
     with_one_thread,
 )
 
@@ -72,20 +73,6 @@ def dense_and_diagonal(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None
     if diagonal is not None:
         diagonal = diagonal.expand(*shape[:-2], diagonal.shape[-1])
     return matrix.expand(shape), diagonal
-
-
-def _memory_of(matrices: float) -> Callable[[Problem], int]:
-    def memory(problem: Problem) -> int:
-        return int(matrices * problem.batch * problem.n**2 * problem.itemsize)
-
-    return memory
-
-
-def _stock_memory(problem: Problem) -> int:
-    """Return the bytes of the noisy matrix, its factor and derivatives; for conjugate gradients, of a copy too."""
-    if iterates(problem):
-        return _memory_of(2.1)(problem)
-    return _memory_of(7.2 if problem.grad else 4.1)(problem)
 
 
 class _InvQuadLogdet(Iterated, OpOfParts):
@@ -169,8 +156,7 @@ class _InvQuadLogdet(Iterated, OpOfParts):
         flops = elements * problem.n / 3 * (4 if problem.grad else 1)
         return Features(10.0 * backward, flops, 8.0 * elements * backward)
 
-    def memory(self, problem: Problem) -> int:
-        return _memory_of(1.1)(problem)
+    memory = staticmethod(squares(1.1))
 
     def default_candidate(self, problem: Problem) -> str:
         """Return `potri` up to sizes at which a factorisation takes no longer than loose iterations."""
@@ -180,7 +166,7 @@ class _InvQuadLogdet(Iterated, OpOfParts):
 INV_QUAD_LOGDET = _InvQuadLogdet()
 
 
-@INV_QUAD_LOGDET.candidate("stock", memory=_stock_memory)
+@INV_QUAD_LOGDET.candidate("stock", memory=lambda p: (squares(2.1) if iterates(p) else squares(4.1, 7.2))(p))
 def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """linear_operator: Cholesky with autograd, or conjugate gradients above `max_cholesky_size`."""
     whole = to_linear_operator(operator)

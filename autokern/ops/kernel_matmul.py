@@ -19,7 +19,7 @@ from linear_operator import to_linear_operator
 
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels import over_ranks
@@ -108,11 +108,8 @@ class _KernelMatmul(Op):
             problems += [p.replace(m=size // 10, n=size // 10, batch=8) for p in both]
         return list(dict.fromkeys(problems))
 
-    def features(self, problem: Problem) -> Features:
-        return of_stock(problem)
-
-    def memory(self, problem: Problem) -> int:
-        return in_matrices(2)(problem)
+    features = staticmethod(of_stock)
+    memory = staticmethod(in_matrices(2))
 
     def default_candidate(self, problem: Problem) -> str:
         if problem.m * problem.n < _MANY or needs_few(problem) is not None:

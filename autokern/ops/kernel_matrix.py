@@ -34,12 +34,12 @@ from autokern.ops._shared import (
     is_ours,
     kernel_problem,
     on_other_devices,
+    only,
     random_matrix,
 )
 
-_forward = memory.of_each(1, 1, 2, 2)
-_single = memory.by_family(_forward, {**memory.of_each(1, 2, 2, 3), "rq": 1, "periodic": 1, "cosine": 2})
-_batched = memory.by_family(_forward, {**memory.of_each(2, 3, 3, 3), "rq": 7, "periodic": 2})
+_single = memory.by_family((1, 1, 2, 2), (1, 2, 2, 3), rq=1, periodic=1, cosine=2)
+_batched = memory.by_family((1, 1, 2, 2), (2, 3, 3, 3), rq=7, periodic=2)
 
 
 class _KernelMatrix(Op):
@@ -156,8 +156,7 @@ def tiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     return matrix(*both(kernel, x1, x2), "tiled")
 
 
-def _explicit_unsupported(problem: Problem) -> str | None:
-    return None if problem.d <= 8 and problem.elements <= 10**6 else "would hold n m d elements"
+_explicit_unsupported = only("would hold n m d elements", lambda p: p.d <= 8 and p.elements <= 10**6)
 
 
 @KERNEL_MATRIX.candidate("broadcast", unsupported=_explicit_unsupported, memory=memory.of_differences)
@@ -165,13 +164,6 @@ def _explicit_unsupported(problem: Problem) -> str | None:
 def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """All differences at once by broadcasting."""
     return KERNEL_MATRIX.reference(kernel, x1, x2)
-
-
-def _forward_only(reason: str) -> Any:
-    def unsupported(problem: Problem) -> str | None:
-        return reason if problem.grad else None
-
-    return unsupported
 
 
 def _vmap_unsupported(problem: Problem) -> str | None:
@@ -189,8 +181,8 @@ def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 
 @KERNEL_MATRIX.candidate(
     "cdist",
-    unsupported=_forward_only("torch.cdist has no second derivatives"),
-    memory=memory.by_family(memory.of_each(3, 4, 5, 5), memory.of_each(6, 8, 9, 11)),
+    unsupported=only("torch.cdist has no second derivatives", lambda p: not p.grad),
+    memory=memory.by_family((3, 4, 5, 5), (6, 8, 9, 11)),
 )
 @_of_numbers
 def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
@@ -220,9 +212,9 @@ def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
 
 @KERNEL_MATRIX.candidate(
     "torchscript",
-    unsupported=_forward_only("its second derivatives at equal points are wrong"),
+    unsupported=only("its second derivatives at equal points are wrong", lambda p: not p.grad),
     unavailable=lambda device: graph.script_problem(),
-    memory=memory.by_family(memory.of_each(4, 4, 4, 5), memory.of_each(6, 8, 9, 11)),
+    memory=memory.by_family((4, 4, 4, 5), (6, 8, 9, 11)),
 )
 def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """TorchScript of the formula on raw tensors."""

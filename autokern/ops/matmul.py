@@ -16,7 +16,7 @@ import torch
 
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
-from autokern.ops._shared import EPS, is_ours, matrix_problem, moved, on_other_devices, random_matrix
+from autokern.ops._shared import EPS, is_ours, matrix_problem, moved, on_other_devices, only, random_matrix
 
 _MOST_COLUMNS = 64
 
@@ -93,8 +93,7 @@ class _Matmul(Op):
 MATMUL = _Matmul()
 
 
-def _small_batch(problem: Problem) -> str | None:
-    return None if problem.device == "cpu" or problem.batch == 1 else "for a batch only on a CPU"
+_small_batch = only("for a batch only on a CPU", lambda p: p.device == "cpu" or p.batch == 1)
 
 
 @MATMUL.candidate("stock")

@@ -27,7 +27,7 @@ from autokern.gp.reading import Reading
 from autokern.gp.steps import Step, step_of
 from autokern.kernels import tree as trees
 from autokern.ops._models import objective_model, prior_of
-from autokern.ops._shared import EPS, LOW_RANK, OpOfParts, families
+from autokern.ops._shared import EPS, LOW_RANK, OpOfParts, families, squares
 from autokern.system.blas import one_thread
 
 _MOST = 1000
@@ -142,7 +142,7 @@ def _parts(problem: Problem) -> int:
     return sum(4 * problem.d if name == "mixture" else 1 for name in families(problem))
 
 
-@OBJECTIVE.candidate("stock", memory=lambda p: p.batch * p.n**2 * p.itemsize)  # inner ops check their own
+@OBJECTIVE.candidate("stock", memory=squares(1))  # inner ops check their own
 def stock(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """The libraries' own: modules forward, autograd backward; inner ops are dispatched."""
     if forward is None or parameters is None:

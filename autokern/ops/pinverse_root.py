@@ -20,7 +20,7 @@ from autokern.core.autograd import each_cotangent
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals
-from autokern.ops._shared import EPS, matrix_key, matrix_problem, needs_tall, positive_definite, random_matrix
+from autokern.ops._shared import EPS, matrix_key, matrix_problem, needs_tall, only, positive_definite, random_matrix
 from autokern.ops.qr import cholesky_qr2
 from autokern.system import buffers
 
@@ -124,8 +124,7 @@ def stock(a: torch.Tensor) -> torch.Tensor:
     return _stock_pinverse(a)
 
 
-def _triangular_unsupported(problem: Problem) -> str | None:
-    return None if problem.variant == "lower" else "the root is not triangular"
+_triangular_unsupported = only("the root is not triangular", lambda p: p.variant == "lower")
 
 
 class _Inverse(torch.autograd.Function):

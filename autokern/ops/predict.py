@@ -20,7 +20,7 @@ from linear_operator.operators import DenseLinearOperator, MatmulLinearOperator,
 
 from autokern.core.arguments import in_float64
 from autokern.core.candidate import Error
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.gp import factor_cache, originals
 from autokern.gp.factor_cache import Query
 from autokern.gp.inverse_factor import Conditioned
@@ -163,11 +163,8 @@ class _Predict(Loose, OpOfParts):
         problems += [base.replace(m=m, n=n, variant="fast/grown") for m, n in grown]
         return problems + [base.replace(m=m, n=n, grad="theta") for m, n in sizes[: 3 if full else 1]]
 
-    def features(self, problem: Problem) -> Features:
-        return _by_factor.stock_features(problem)
-
-    def memory(self, problem: Problem) -> int:
-        return _by_factor.memory_of(0, 2, 1)(problem)
+    features = staticmethod(_by_factor.stock_features)
+    memory = staticmethod(_by_factor.memory_of(0, 2, 1))
 
     def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and variances; for few points by the joint covariance, which acquisition functions form."""
