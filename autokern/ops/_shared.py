@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from linear_operator import settings as library
 from linear_operator.utils.errors import NanError, NotPSDError
+from msgspec import structs
 
 from autokern.core.candidate import nothing
 from autokern.core.op import Op, Run
@@ -227,16 +228,9 @@ def with_one_thread(op: Op, name: str) -> None:
             return "this process has one thread"
         return whole.unavailable(device)
 
+    own = {"name": f"{name}@1", "summary": f"{whole.summary.rstrip('.')}; one thread.", "threads": 1}
     run = threads.limited(whole.run, 1)
-    run.__doc__ = f"{whole.summary.rstrip('.')}; one thread."
-    op.candidate(
-        f"{name}@1",
-        accuracy=whole.accuracy,
-        unsupported=unsupported,
-        unavailable=unavailable,
-        memory=whole.memory,
-        threads=1,
-    )(run)
+    op.listed.append(structs.replace(whole, run=run, unsupported=unsupported, unavailable=unavailable, **own))
 
 
 def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:

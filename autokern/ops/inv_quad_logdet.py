@@ -75,6 +75,24 @@ def dense_and_diagonal(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None
     return matrix.expand(shape), diagonal
 
 
+def is_system(operator: Any, rhs: torch.Tensor) -> bool:
+    """Whether a covariance of two rows or more and columns ``(..., n, t)`` are of one size, dtype and device."""
+    if not is_ours(rhs) or operator.dim() < 2:
+        return False
+    same = all(t.dtype is rhs.dtype and t.device == rhs.device for t in tensors_in((operator, rhs)))
+    return same and operator.shape[-2] == operator.shape[-1] == rhs.shape[-2] >= 2
+
+
+def system_of(problem: Problem, generator: torch.Generator) -> tuple[AddedDiagLinearOperator, torch.Tensor]:
+    """Return a covariance of random points plus noise, and random columns."""
+    k, wanted = positive_definite(problem, generator), bool(problem.grad)
+    k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
+    noise = k.new_full((*k.shape[:-2], 1), 0.1).requires_grad_(wanted)
+    diagonal = ConstantDiagLinearOperator(noise, problem.n)
+    operator = AddedDiagLinearOperator(DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
+    return operator, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_(wanted)
+
+
 class _InvQuadLogdet(Iterated, OpOfParts):
     name = "inv_quad_logdet"
     summary = "quadratic forms with the inverse of a dense positive definite matrix, and its log determinant"
@@ -90,32 +108,19 @@ class _InvQuadLogdet(Iterated, OpOfParts):
         )  # fmt: skip
 
     def problem_of(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Problem | None:
-        tensors = list(tensors_in((operator, rhs)))
-        dense = isinstance(operator, torch.Tensor)
-        if not (dense or is_unstructured(operator)) or not rhs.dim() == operator.dim() >= 2:
+        dense = isinstance(operator, torch.Tensor) or is_unstructured(operator)
+        if not dense or rhs.shape[:-1] != operator.shape[:-1] or not is_system(operator, rhs):
             return None
-        rows, columns = operator.shape[-2:]
-        if rows != columns or rows < 2 or rhs.shape[:-1] != operator.shape[:-1] or not is_ours(rhs):
-            return None
-        if any(t.dtype is not rhs.dtype or t.device != rhs.device for t in tensors):
-            return None
-        grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((operator, rhs)))
         variant = "cholesky" if exact else "cg" + words(exact, TRACES)
         given: dict[str, Any] = {"grad": "a" if grad else "", "variant": variant}
-        return matrix_problem("inv_quad_logdet", rhs, m=rows, n=rows, rhs=rhs.shape[-1], **given)
+        return matrix_problem(self.name, rhs, n=rhs.shape[-2], rhs=rhs.shape[-1], **given)
 
     def reference(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
         return summed(plain(*dense_and_diagonal(operator), rhs), reduce)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-        k = positive_definite(problem, generator)
-        k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
-        noise = k.new_full((*k.shape[:-2], 1), 0.1)
-        wanted = bool(problem.grad)
-        diagonal = ConstantDiagLinearOperator(noise.requires_grad_(wanted), problem.n)
-        operator = AddedDiagLinearOperator(DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
-        rhs = random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_(wanted)
-        return operator, rhs, True, not iterates(problem)
+        return *system_of(problem, generator), True, not iterates(problem)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         operator, rhs, reduce, _ = args

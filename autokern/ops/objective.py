@@ -16,7 +16,6 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import numpy as np
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -85,17 +84,14 @@ class _Objective(OpOfParts):
         losses, *slopes = truth if isinstance(truth, tuple) else (truth.detach(),)
         assert losses is not None
         largest = max((float(g.abs().max()) for g in slopes if g is not None), default=1.0)
-        errors, bound, eps = [], 0.0, EPS[problem.dtype]
-        matrices, residuals, size = _systems(model)
-        pairs = zip(found.detach().flatten().tolist(), losses.flatten().tolist(), matrices, residuals, strict=True)
-        for one, exact, k, residual in pairs:
-            inverse = np.linalg.inv(k)
-            solved = inverse @ residual
-            change = 2 * (problem.n + size) * eps * np.abs(k).max()
-            by_matrix = 0.5 * (solved @ solved + np.trace(inverse)) / problem.n
-            errors.append(abs(one - exact) / (change * by_matrix + 20 * eps * (1 + abs(exact))))
-            condition = float(np.linalg.cond(k))
-            bound = max(bound, 100 * eps * (problem.n + size) * condition * (largest + by_matrix))
+        k, residuals, size = _systems(model)
+        inverse, n, eps = torch.linalg.inv(k), problem.n, EPS[problem.dtype]
+        solved = (inverse @ residuals.unsqueeze(-1)).squeeze(-1)
+        change = 2 * (n + size) * eps * k.abs().amax((-2, -1))
+        by_matrix = 0.5 * (solved.square().sum(-1) + inverse.diagonal(dim1=-2, dim2=-1).sum(-1)) / n
+        one, exact = (t.detach().double().cpu() for t in (found, losses))
+        errors = [float(((one - exact).abs() / (change * by_matrix + 20 * eps * (1 + exact.abs()))).max())]
+        bound = float((100 * eps * (n + size) * torch.linalg.cond(k) * (largest + by_matrix)).max())
         for ours, wanted in zip(gradients, slopes, strict=True):
             if ours is not None and wanted is not None:
                 errors.append(float((ours - wanted).abs().max()) / bound)
@@ -127,14 +123,14 @@ OBJECTIVE = _Objective()
 
 
 @torch.no_grad()
-def _systems(model: Any) -> tuple[Any, Any, float]:
+def _systems(model: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Return noisy covariances, residuals, and the largest scaled squared norm of a point, in double precision."""
     own = copy.deepcopy(model).double().cpu()
-    ((x,), targets), n = (own.train_inputs, own.train_targets), own.train_targets.shape[-1]
+    (x,), targets = own.train_inputs, own.train_targets
     tree = trees.read(own.covar_module, x)
     k = trees.dense(tree) + torch.diag_embed(own.likelihood.noise.expand(targets.shape))
     size = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in tree.points)
-    return k.view(-1, n, n).numpy(), (targets - own.mean_module(x)).view(-1, n).numpy(), size
+    return k, targets - own.mean_module(x), float(size)
 
 
 def _parts(problem: Problem) -> int:

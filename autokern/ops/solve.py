@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+from linear_operator.operators import AddedDiagLinearOperator, DenseLinearOperator
 
 from autokern.core.arguments import tensors_in
 from autokern.core.beside import Beside
@@ -35,13 +35,10 @@ from autokern.ops._shared import (
     CG_VECTORS,
     EPS,
     OpOfParts,
-    is_ours,
     iterates,
     matrix_problem,
-    positive_definite,
-    random_matrix,
 )
-from autokern.ops.inv_quad_logdet import dense_and_diagonal
+from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_system, system_of
 from autokern.system import buffers
 
 _LEAST = 1000
@@ -70,32 +67,20 @@ class _Solve(Iterated, OpOfParts):
         )  # fmt: skip
 
     def problem_of(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> Problem | None:
-        tensors = list(tensors_in((operator, rhs)))
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((operator, rhs))):
             return None
-        if kernel is None and not is_unstructured(operator):
+        if (kernel is None and not is_unstructured(operator)) or not is_system(operator, rhs):
             return None
-        rows, columns = operator.shape[-2:]
-        if rows != columns or rows < 2 or not is_ours(rhs) or rhs.shape[-2] != rows:
-            return None
-        single = operator.dim() == 2
-        if not single and rhs.shape[:-2] != operator.shape[:-2]:
-            return None
-        if any(t.dtype is not rhs.dtype or t.device != rhs.device for t in tensors):
-            return None
-        if single:
-            return system(rhs, rhs.numel() // rows, kernel)
-        return system(rhs, rhs.shape[-1], kernel, operator.shape[:-2].numel())
+        if operator.dim() == 2:
+            return system(rhs, rhs.numel() // rhs.shape[-2], kernel)
+        same = rhs.shape[:-2] == operator.shape[:-2]
+        return system(rhs, rhs.shape[-1], kernel, operator.shape[:-2].numel()) if same else None
 
     def reference(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
         return torch.linalg.solve(operator.to_dense(), rhs)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-        k = positive_definite(problem, generator)
-        k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
-        diagonal = ConstantDiagLinearOperator(k.new_full((*k.shape[:-2], 1), 0.1), problem.n)
-        operator = AddedDiagLinearOperator(DenseLinearOperator(k), diagonal)
-        return operator, random_matrix(problem, generator, problem.n, problem.rhs), None
+        return *system_of(problem, generator), None
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         k, rhs, found = args[0].to_dense().double(), args[1].double(), out.double()
