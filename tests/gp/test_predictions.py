@@ -14,7 +14,7 @@ import pytest
 import torch
 from gpytorch import kernels, settings
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
 from support.exact_models import (
@@ -40,6 +40,7 @@ from support.exact_models import (
 )
 from support.fakes import unpickled_without_autokern
 
+import autokern
 from autokern.core.registry import get
 from autokern.gp.lazy_covariance import PosteriorCovariance
 from autokern.hooks import memory
@@ -214,6 +215,44 @@ def test_several_tasks(kind, m, fast):
     assert_stock(read)
 
 
+class Tasks(gpytorch.models.ExactGP):
+    """Written as the tutorials write it, of another distribution than those that are read."""
+
+    def __init__(self, x, y):
+        super().__init__(x, y, MultitaskGaussianLikelihood(num_tasks=2))
+        torch.manual_seed(3)
+        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), num_tasks=2)
+        self.covar_module = kernels.MultitaskKernel(RBFKernel(), num_tasks=2, rank=1)
+        self.to(x).eval()
+
+    def forward(self, x):
+        return gpytorch.distributions.MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+@each_way
+@pytest.mark.parametrize("m", [9, 300])
+def test_tasks_as_the_tutorials_write_them(m, fast):
+    def read():
+        x = points(20)
+        with settings.fast_pred_var(fast):
+            return moments(Tasks(x, torch.stack((values(x), -values(x)), -1))(points(m, seed=4)))
+
+    assert_stock(read, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.usefixtures("stock_posteriors")
+@each_of_all
+def test_fast_variances_without_the_op_posterior(candidate):
+    def read():
+        model = regression()
+        with settings.fast_pred_var():
+            return [moments(model(points(m, seed=4))) for m in (9, 300)]
+
+    expected = read()
+    with autokern.enabled(), autokern.using(force={"predict": candidate}):
+        assert_close(read(), expected)
+
+
 def test_structured_solves_keep_the_settings_of_the_call():
     def read():
         model = Several("kronecker")
@@ -315,7 +354,7 @@ def test_equal_keys_mean_equal_problems(op, monkeypatch):
         kernel = functools.partial(ScaleKernel, RBFKernel(batch_shape=batch), batch_shape=batch)
         y = torch.stack((values(x), -values(x)))
         makes.append(lambda kernel=kernel, y=y: Regression(x, y, kernel(), None, BATCH))
-    with ours(), settings.fast_pred_var(), torch.no_grad(), warnings.catch_warnings():
+    with ours("rows", "fantasy"), settings.fast_pred_var(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for make in makes:
             model = make()
