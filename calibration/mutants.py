@@ -130,8 +130,7 @@ def selection(found: dict[str, Any], mutant: dict[str, Any], seconds: float) -> 
             tests[name.partition("[")[0]].append((took, name))
     chosen, spent = [], 0.0
     for _, took, name in sorted((turn, *case) for each in tests.values() for turn, case in enumerate(sorted(each))):
-        spent += took
-        if spent <= seconds or not chosen:
+        if (spent := spent + took) <= seconds or not chosen:
             chosen.append(name)
     return chosen
 
