@@ -233,7 +233,7 @@ def test_where_it_cannot_work(usable, monkeypatch):
     assert "no devices of kind cuda" in _reason(device="cuda")
     assert "no devices of kind mps" in _reason(device="mps")
     assert "batch" in _reason(batch=100)
-    monkeypatch.setattr(host, "forked", lambda: True)
+    monkeypatch.setattr(xla, "forked", lambda: True)
     assert "forked" in _reason()
 
 
