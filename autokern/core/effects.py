@@ -10,32 +10,27 @@ from __future__ import annotations
 import dis
 import functools
 import math
-from collections.abc import Iterator, Mapping
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+import operator
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["effect"]
+__all__ = ["Held", "effect"]
 
 _LIBRARIES = ("autokern", "botorch", "gpytorch", "linear_operator", "torch")
-_PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    np.ndarray,
-    torch.Size,
-    torch.dtype,
-    torch.device,
-    slice,
-    range,
-)
+_PLAIN = frozenset(
+    (bool, int, float, complex, str, bytes, type(None), np.ndarray, torch.Size, torch.dtype, torch.device,
+     torch.layout, torch.memory_format, slice, range)
+)  # fmt: skip
+_CONTAINERS = frozenset((list, tuple, set, frozenset))
 _BUILTINS = frozenset(
     (abs, all, any, bool, dict, enumerate, float, getattr, int, isinstance, len, list, map, max, min, range, reversed,
      round, slice, sum, super, tuple, type, zip)
@@ -44,43 +39,161 @@ _STORES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "STORE_SUBSCR", "STORE_N
 _OTHERS = ("BEFORE_WITH", "DELETE_", "GET_AWAITABLE", "IMPORT_", "INPLACE_", "LOAD_SPECIAL", "SETUP_WITH", "YIELD_")
 _NAMES = frozenset(
     ("manual_seed", "seed", "set_rng_state", "save", "load", "backward", "register_hook", "compile",
-     "numpy", "tolist", "data_ptr", "append", "extend", "insert", "pop", "popitem", "remove", "clear", "update",
-     "setdefault", "write", "__setitem__", "__delitem__", "__setattr__"))  # fmt: skip
+     "numpy", "tolist", "data_ptr", "write", "__setattr__", "__delattr__",
+     # of containers
+     "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "insert",
+     "intersection_update", "move_to_end", "pop", "popitem", "popleft", "remove", "reverse", "rotate", "setdefault",
+     "sort", "subtract", "symmetric_difference_update", "update",
+     "__setitem__", "__delitem__", "__iadd__", "__iand__", "__imul__", "__ior__", "__isub__", "__ixor__",
+     # of NumPy's arrays
+     "byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "setflags"))  # fmt: skip
 """Functions and methods, by their names, that do more than compute."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STANDARD = frozenset(("abc", "builtins", "collections", "enum", "functools", "math", "types", "typing", "weakref"))
 _AROUND = frozenset(("abc", "contextlib", "dataclasses", "functools", "typing", "typing_extensions"))
 """Modules of Python whose functions wrap those of the libraries."""
+_DESCRIPTORS = frozenset(
+    (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType,
+     types.GetSetDescriptorType)
+)  # fmt: skip
+_INSTALLED = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    "<",  # dataclasses, named tuples
+    os.path.dirname(os.path.dirname(__file__)),
+)
+"""Where the files of libraries are."""
 _MOST = 20_000
+_SMALL = 256
 
 
 def effect(*of: Any) -> str | None:
     """Return what calling these objects may do beside computing, None if it is nothing."""
+    found = _walked(of)
+    return found if isinstance(found, str) else None
+
+
+class Held:
+    """What objects consist of, to notice whether anything was put elsewhere: attributes, items, variables, settings.
+
+    Of numbers that were written in place, those of small parameters and buffers and of NumPy's arrays are noticed, but
+    for parameters that are `inputs`.
+    """
+
+    def __init__(
+        self, of: Iterable[Any], settings: Iterable[tuple[type, str]] = (), inputs: Iterable[torch.Tensor] = ()
+    ) -> None:
+        seen = _walked(of)
+        self._objects = [] if isinstance(seen, str) else list(seen.values())
+        self._functions = [one for one in self._objects if isinstance(one, FunctionType)]
+        self._arrays = [one for one in self._objects if isinstance(one, np.ndarray)]
+        parts = [
+            part
+            for one in self._objects
+            if isinstance(one, torch.nn.Module)
+            for part in (*one._parameters.values(), *one._buffers.values())
+        ]
+        varying = set(map(id, inputs))
+        kept = {id(one): one for one in parts if one is not None and id(one) not in varying and _is_small(one)}
+        self._tensors = list(kept.values())
+        self._settings = list(settings)
+        self.renew()
+
+    def renew(self) -> None:
+        """Take what is there now for unchanged."""
+        spaces = [
+            space
+            for one in self._objects
+            for space in (one, getattr(one, "__dict__", None))
+            if isinstance(space, dict) and not isinstance(one, (FunctionType, ModuleType))
+        ]
+        self._spaces = list({id(space): space for space in spaces}.values())
+        self._lists = [one for one in self._objects if isinstance(one, (list, set)) and one]
+        self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
+        self._globals = [(f.__globals__, name) for f in self._functions for name in _names(f)]
+        self._kept = self._contents()  # the same address is the same object while it is kept
+        self._copies = [one.copy() for one in self._arrays]
+        self._places = [one.data_ptr() for one in self._tensors]
+        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+        for one in self._tensors:  # ``data`` writes without a new version
+            by_type.setdefault(one.dtype, []).append(one.detach().reshape(-1))
+        self._numbers = [(parts, torch.cat(parts)) for parts in by_type.values()]
+
+    def is_as_before(self) -> bool:
+        """Whether everything is where it was."""
+        try:
+            found = self._contents()
+        except (RuntimeError, ValueError):  # changes at this moment, in another thread; or a cell is empty
+            return False
+        return (
+            len(found) == len(self._kept)
+            and all(map(operator.is_, found, self._kept))
+            and all(map(np.array_equal, self._arrays, self._copies))
+            and [one.data_ptr() for one in self._tensors] == self._places
+            and all(torch.equal(torch.cat(parts), numbers) for parts, numbers in self._numbers)
+        )
+
+    def _contents(self) -> list[Any]:
+        found = [value for space in self._spaces for value in space.values()]
+        found += [len(space) for space in self._spaces]
+        found += [item for one in self._lists for item in one]
+        found += [_content(cell) for cell in self._cells]
+        found += [space.get(name) for space, name in self._globals]
+        found += [getattr(kind, name) for kind, name in self._settings]
+        return found
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    """Whether it takes no time to compare a tensor's numbers, of which none is a NaN."""
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_inference()
+    return plain and tensor.is_contiguous() and tensor.numel() <= _SMALL and not bool(tensor.isnan().any())
+
+
+def _walked(of: Iterable[Any]) -> dict[int, Any] | str:
+    """Return all objects that some consist of, or what calling them may do beside computing."""
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return "a hook on all modules"
     seen: dict[int, Any] = {}
+    modules = set[str]()
     waiting = list(of)
     while waiting:
         one = waiting.pop()
-        if isinstance(one, (*_PLAIN, torch.Tensor)) or id(one) in seen:
-            if isinstance(one, torch.Tensor) and type(one) not in (torch.Tensor, torch.nn.Parameter):
+        if id(one) in seen or (type(one) in _PLAIN and type(one) is not np.ndarray) or isinstance(one, np.generic):
+            continue
+        if isinstance(one, torch.Tensor):
+            if type(one) not in (torch.Tensor, torch.nn.Parameter):
                 return f"a tensor of class {type(one).__name__}"
             continue
         if len(seen) > _MOST:
             return "more objects than are looked at"
         seen[id(one)] = one
+        if type(one) is np.ndarray:
+            continue
         found = _inside(one)
         if isinstance(found, str):
             return found
         waiting += found
-    return None
+        for base in type(one).__mro__:
+            if base.__module__ not in modules and _is_library(base.__module__):
+                modules.add(base.__module__)
+                waiting += _replaced(sys.modules.get(base.__module__))
+    return seen
+
+
+def _replaced(module: Any) -> list[Any]:
+    """Return what somebody has put into a module of a library in place of its functions."""
+    return [
+        value
+        for value in ([] if module is None else vars(module).values())
+        if type(value).__module__ == "unittest.mock"
+        or (type(value) is FunctionType and not value.__code__.co_filename.startswith(_INSTALLED))
+    ]
 
 
 def _inside(one: Any) -> list[Any] | str:
     """Return the objects that an object consists of, or what calling it may do."""
-    if isinstance(one, (list, tuple, set, frozenset)):
+    if type(one) in _CONTAINERS or (isinstance(one, tuple) and hasattr(one, "_fields")):
         return list(one)
-    if isinstance(one, Mapping):
+    if isinstance(one, Mapping) and (type(one).__module__ in _STANDARD or _is_library(type(one).__module__)):
         return [*one.keys(), *one.values()]
     if isinstance(one, functools.partial):
         return [one.func, *one.args, *one.keywords.values()]
@@ -88,8 +201,12 @@ def _inside(one: Any) -> list[Any] | str:
         return [one.__func__, one.__self__]
     if isinstance(one, FunctionType):
         return _of_function(one)
+    if isinstance(one, MethodWrapperType):
+        return f"{one!r} is called"
     if isinstance(one, (BuiltinFunctionType, ModuleType, type)):
         named = one.__name__ if isinstance(one, ModuleType) else one.__module__
+        if isinstance(one, BuiltinFunctionType) and one.__name__ in _NAMES:
+            return f"{one!r} is called"
         return [] if _is_library(named) or one in _BUILTINS or one is math else f"{one!r} is called"
     kind = type(one)
     if isinstance(one, Iterator):
@@ -102,11 +219,19 @@ def _inside(one: Any) -> list[Any] | str:
     return [*methods, *_state(one)]
 
 
-def _of_class(kind: type, own: bool) -> Iterator[FunctionType]:
-    """Yield the methods of a class of the user's own, and those that somebody put into a class of a library."""
+def _of_class(kind: type, own: bool) -> Iterator[Any]:
+    """Yield what a class of the user's own has, and what somebody put into a class of a library."""
     if kind.__module__ in _STANDARD:
         return
     for name, member in vars(kind).items():
+        if type(member).__module__ == "unittest.mock":
+            yield member
+            continue
+        if own and not (name.startswith("__") or name == "_abc_impl" or type(member) in _DESCRIPTORS):
+            yield member
+        inner = getattr(member, "__func__", None) if type(member) in (classmethod, staticmethod) else None
+        if own and inner is not None:
+            yield inner
         if name != "__init__" or not own:
             yield from (f for f in _functions(member) if own or not _is_library(f.__globals__.get("__name__")))
 
@@ -134,10 +259,10 @@ def _of_function(function: FunctionType) -> list[Any] | str:
     cells = [_content(cell) for cell in function.__closure__ or ()]
     held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     if _is_library(function.__module__) and _is_library(function.__globals__.get("__name__")):
+        if function.__name__ in _NAMES and function.__qualname__ == function.__name__:
+            return f"{function.__name__} is called"
         return held
     named = f"{function.__qualname__}, a function of your own,"
-    if any(isinstance(value, set) for value in held):
-        return f"{named} uses a set, which can be changed"
     found = list(held)
     for code in _codes(function.__code__):
         for instruction in dis.get_instructions(code):
@@ -155,6 +280,16 @@ def _of_function(function: FunctionType) -> list[Any] | str:
                     return f"{named} uses {what}, which can be changed"
                 found.append(value)
     return found
+
+
+@functools.lru_cache(4096)
+def _names_of(code: CodeType) -> tuple[str, ...]:
+    return tuple({name for part in _codes(code) for name in part.co_names})
+
+
+def _names(function: FunctionType) -> tuple[str, ...]:
+    """Return the global variables that a function of the user's own may use."""
+    return () if _is_library(function.__globals__.get("__name__")) else _names_of(function.__code__)
 
 
 def _builtins(function: FunctionType) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ compares replays with the recorded code at other inputs.
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -95,22 +96,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._restored: list[Step] = []
         self._steps: list[Step] = []
         self._bytes, self._reason = 0, ""
-        self._warnings = warnings.catch_warnings(record=True)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the wrapper that torch adds otherwise imports its compiler, which takes seconds
 
     def __enter__(self) -> Any:
-        self._seen: Any = self._warnings.__enter__()
+        _warnings.begin(self)
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._warnings.__exit__(*error)
-        for one in self._seen:
-            self.fail("a warning")
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno, source=one.source)
+        _warnings.end()
 
     def fail(self, reason: str) -> None:
         """Note why nothing can be replayed; the computation itself goes on."""
@@ -196,6 +193,40 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnrecordedError(f"{func} returns a tensor of another kind")
         if self._bytes > _MOST_BYTES or len(self._steps) > _MOST_STEPS:
             raise UnrecordedError("a large computation")
+
+
+class _Warnings:
+    """Notices the warnings of recordings, which are shown as ever.
+
+    `warnings.catch_warnings` would lose those of other threads: two that do not end in turn leave one of them in force.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._recorders = threading.Lock(), dict[int, list[Recorder]]()
+        self._stock, self._show = warnings.showwarning, self._note  # one object, to be found again
+
+    def begin(self, recorder: Recorder) -> None:
+        with self._lock:
+            self._recorders.setdefault(threading.get_ident(), []).append(recorder)
+            if warnings.showwarning is not self._show:
+                self._stock, warnings.showwarning = warnings.showwarning, self._show
+
+    def end(self) -> None:
+        with self._lock:
+            here = threading.get_ident()
+            self._recorders[here].pop()
+            if not self._recorders[here]:
+                del self._recorders[here]
+            if not self._recorders and warnings.showwarning is self._show:
+                warnings.showwarning = self._stock
+
+    def _note(self, *args: Any, **kwargs: Any) -> None:
+        for recorder in self._recorders.get(threading.get_ident(), ()):
+            recorder.fail("a warning")
+        self._stock(*args, **kwargs)
+
+
+_warnings = _Warnings()
 
 
 class _Kind(NamedTuple):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import gpytorch
+import numpy as np
 import pytest
 import torch
 
-from autokern.core.effects import effect
+from autokern.core.effects import Held, effect
 
 TARGET = torch.ones(3)
 CALLS: list[int] = []
@@ -120,7 +122,7 @@ def test_objects_that_only_compute(free: Any) -> None:
     [
         (counted, "counted"), (noted, "append"), (closed(), "closed"), (hooked(), "hook on a RBFKernel"),
         (printing, "print"), (writing, "STORE_SUBSCR"), (Counting(), "STORE_ATTR"), (Plain(), "class Plain"),
-        (collecting(), "a set"), (longer, "INPLACE_"),
+        (collecting(), "add"), (longer, "INPLACE_"),
         (lambda x: torch.manual_seed(1), "manual_seed"), (lambda x: x.numpy(), "numpy"), ([weighted, print], "print"),
         (lambda x: compile(x, "", "exec"), "compile"), (functools.partial(weighted, weight=Plain()), "class Plain"),
         (lambda x: nested(counted(x)), "counted"), (lambda x: 1 + undefined, "undefined"),  # noqa: F821
@@ -129,6 +131,95 @@ def test_objects_that_only_compute(free: Any) -> None:
 )  # fmt: skip
 def test_what_may_be_noticed_is_named(other: Any, reason: str) -> None:
     assert reason in (effect(other) or "")
+
+
+def through_alias(x: torch.Tensor) -> torch.Tensor:
+    calls = CALLS
+    calls += [1]
+    return x
+
+
+def closed_set() -> Callable[[torch.Tensor], Any]:
+    seen: set[int] = set()
+    return lambda x: (seen.add(1), x)[1]
+
+
+class Logging(torch.nn.Module):
+    log = CALLS.append
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.log(1)
+        return x
+
+
+class Delegating(torch.nn.Module):
+    plain = Plain()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(x)
+
+
+class Factor(float):
+    def __mul__(self, other: Any) -> Any:
+        CALLS.append(1)
+        return other
+
+
+SEED, TALLY, FACTOR = torch.manual_seed, np.zeros(1), Factor(2.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        through_alias, closed_set(), Logging(), Delegating(), CALLS.__iadd__, lambda x: (SEED(1), x)[1],
+        lambda x: (TALLY.fill(1), x)[1], lambda x: (CALLS.sort(), x)[1], lambda x: FACTOR * x,
+        lambda x: (CALLS.__iadd__([1]), x)[1],
+    ],
+)  # fmt: skip
+def test_less_plain_ways_to_be_noticed_count(other: Any) -> None:
+    assert effect(other) is not None
+
+
+def test_mocks_in_classes_and_modules_of_libraries_count() -> None:
+    with mock.patch.object(gpytorch.kernels.RBFKernel, "forward"):
+        assert "Mock" in (effect(Own()) or "")
+    with mock.patch("gpytorch.kernels.rbf_kernel.postprocess_rbf"):
+        assert "Mock" in (effect(Own()) or "")
+    assert effect(Own()) is None
+
+
+WEIGHT = 1.0
+
+
+def by_global(x: torch.Tensor) -> torch.Tensor:
+    return x * WEIGHT
+
+
+def test_what_is_held_is_as_before_until_something_is_put_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [1.0]
+
+    class Setting:
+        _state = False
+
+    model, array = Own(), np.ones(2)
+    held = Held([model, lambda x: x * weights[0], by_global, {"array": array}], [(Setting, "_state")])
+    kernel = model.covar_module.base_kernel
+
+    def once(change: Callable[[], Any]) -> None:
+        assert held.is_as_before()
+        change()
+        assert not held.is_as_before()
+        held.renew()
+
+    once(lambda: setattr(kernel, "lengthscale", 0.3))
+    once(lambda: setattr(kernel, "active_dims", None) or setattr(kernel, "other", 1.5))
+    once(lambda: weights.append(2.0))
+    once(lambda: weights.__setitem__(0, 3.0))
+    once(lambda: array.fill(2.0))
+    once(lambda: monkeypatch.setitem(globals(), "WEIGHT", 2.0))
+    once(lambda: setattr(Setting, "_state", True))
+    once(lambda: setattr(kernel.raw_lengthscale, "data", torch.ones_like(kernel.raw_lengthscale)))
+    assert held.is_as_before()
 
 
 def test_a_hook_on_all_modules_counts() -> None:

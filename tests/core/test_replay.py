@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -240,3 +241,40 @@ def test_the_compiler_is_not_imported() -> None:
         "r.replay(y).run(); print([m for m in set(sys.modules) - before if 'dynamo' in m])"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_recordings_in_several_threads_leave_warnings_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = threading.Event(), threading.Event()
+    shown: list[str] = []
+    show = lambda message, *args, **kwargs: shown.append(str(message))  # noqa: E731
+    monkeypatch.setattr(warnings, "showwarning", show)
+
+    def record(entered: threading.Event, leave: threading.Event) -> None:
+        with Recorder(points(2, 2)):
+            entered.set()
+            leave.wait(10)
+
+    threads = []
+    for leave in (first, second):
+        entered = threading.Event()
+        threads.append(threading.Thread(target=record, args=(entered, leave)))
+        threads[-1].start()
+        entered.wait(10)
+    for leave, thread in zip((first, second), threads, strict=True):  # the first to begin is the first to end
+        leave.set()
+        thread.join()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("later", UserWarning, stacklevel=1)
+    assert shown == ["later"]
+    assert warnings.showwarning is show
+
+
+def test_warnings_of_another_thread_do_not_end_a_recording() -> None:
+    recorder = Recorder(x := points(2, 2))
+    with pytest.warns(UserWarning, match="elsewhere"), recorder:
+        out = x.exp().sum()
+        thread = threading.Thread(target=lambda: warnings.warn("elsewhere", UserWarning, stacklevel=1))
+        thread.start()
+        thread.join()
+    recorder.replay(out).run()

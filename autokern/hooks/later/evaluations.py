@@ -11,7 +11,7 @@ import torch
 
 from autokern.core.effects import effect
 from autokern.hooks.install import hook
-from autokern.hooks.later.repeated import Repeated, is_wanted
+from autokern.hooks.later.repeated import Repeated, held, is_wanted
 
 __all__ = ["declare", "with_features"]
 
@@ -85,28 +85,28 @@ class _Acquisition(Repeated):
     def evaluated(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
         """Return the points, and what computes values, their sum, and its gradient."""
         at = torch.tensor(x, dtype=self._dtype).view(-1, *self._shape).requires_grad_(True)
-        self._points, self._held = at.detach(), self._state()
+        self._points = at.detach()
 
         def compute() -> tuple[torch.Tensor, ...]:
             whole = with_features(at, fixed or {}, False)
             losses = self._f(self._gen.fix_features(at, fixed, False) if whole is None else whole)
             loss = losses.sum()
-            return losses, loss, *torch.autograd.grad(loss, at)
+            slopes = torch.autograd.grad(loss, at)
+            self._held = held(self._f)
+            return losses, loss, *slopes
 
         return (at,), compute
 
-    def _state(self) -> list[int]:
-        """Return what differs after a callback has set attributes, submodules or buffers of the function."""
-        own = vars(self._called)
-        parts = (own, own.get("_modules", {}), own.get("_buffers", {}), own.get("_parameters", {}))
-        return [id(value) for part in parts for value in part.values()]
+    def renew(self) -> None:
+        """Take what the function consists of now for unchanged."""
+        self._held.renew()
 
     def put(self, x: np.ndarray, fixed: Any, rows: Any) -> bool:
         """Write points to where the recorded ones were; sets that were dropped keep their last points."""
         sets, recorded = x.size // max(1, math.prod(self._shape)), len(self._points)
         apart = rows is not None and self._results[0].shape == (recorded,)
         fits = sets == recorded or (sets < recorded and apart)
-        if not fits or not np.isfinite(x).all() or self._state() != self._held:
+        if not fits or not np.isfinite(x).all() or not self._held.is_as_before():
             return False
         self._points[:sets].copy_(torch.from_numpy(x).view(sets, *self._shape))
         return True

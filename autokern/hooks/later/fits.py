@@ -11,7 +11,7 @@ import torch
 
 from autokern.core.beside import Beside
 from autokern.core.effects import effect
-from autokern.hooks.later.repeated import Repeated, is_wanted
+from autokern.hooks.later.repeated import Repeated, held, is_wanted
 
 __all__ = ["evaluate"]
 
@@ -24,7 +24,7 @@ def evaluate(closure: Any, stock: Any) -> Found:
     known = _known.get(closure)
     if known is None or not known.is_of(closure):
         known = _known.put(closure, _Closure(closure.forward, closure.parameters))
-    if not known.serves or not torch.is_grad_enabled() or not is_wanted():
+    if not known.serves or not is_wanted():
         found: Found = stock(closure)
         return found
     replayed: Found = known.call(lambda: stock(closure))
@@ -56,10 +56,11 @@ class _Closure(Repeated):
         """Return why the loss cannot be recorded."""
         if any(p.device.type != "cpu" or not p.is_leaf for p in self._parameters.values()):
             return "parameters on another device"
+        if not self._is_plain():
+            return "a hook on a parameter"
         wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
         if not self._of or wanted != {id(p) for p in self._parameters.values()}:
             return "parameters of which the optimiser has not all"
-        self._modules = [part for one in self._of for part in one.modules()]
         return effect(self._forward)
 
     def evaluated(self, stock: Any) -> Any:
@@ -71,26 +72,29 @@ class _Closure(Repeated):
                 loss = self._forward().sum()
                 slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
             self._used = [slope is not None for slope in slopes]
-            self._held = self._state()
+            self._held, self._places = held(self._forward, inputs=parameters), self._memory()
             yield loss
             yield from (slope for slope in slopes if slope is not None)
 
         return parameters, compute
 
-    def _state(self) -> list[int]:
-        """Return what differs where an attribute, a submodule, a buffer or a parameter's memory is another one."""
-        found: list[int] = []
-        for parameter in self._parameters.values():
-            found += (parameter.data_ptr(), parameter.requires_grad)
-        for module in self._modules:
-            own = vars(module)
-            for part in (own, own["_modules"], own["_buffers"], own["_parameters"]):
-                found += map(id, part.values())
-        return found
+    def _is_plain(self) -> bool:
+        """Whether a backward pass does no more with the parameters than to set their gradients."""
+        return all(
+            p.requires_grad and not p._backward_hooks and not getattr(p, "_post_accumulate_grad_hooks", None)
+            for p in self._parameters.values()
+        )
+
+    def _memory(self) -> list[int]:
+        return [p.data_ptr() for p in self._parameters.values()]
+
+    def renew(self) -> None:
+        """Take what the model consists of now for unchanged."""
+        self._held.renew()
 
     def put(self, stock: Any) -> bool:
         """Whether the model is as it was recorded; its parameters hold the numbers."""
-        return self._state() == self._held
+        return self._memory() == self._places and self._is_plain() and self._held.is_as_before()
 
     def result(self, results: tuple[torch.Tensor, ...], stock: Any) -> Found | None:
         """Put gradients into the parameters and return them with the loss, None if any number is not finite."""

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autokern.core.effects import Held
 from autokern.core.op import inside
 from autokern.core.recovery import caught
 from autokern.core.replay import ChangedError, Recorder, Replay, UnrecordedError
@@ -29,7 +30,7 @@ from autokern.hooks.bypass import stay_out_of_models
 from autokern.runtime import dispatch
 from autokern.system import host
 
-__all__ = ["Repeated", "is_wanted"]
+__all__ = ["Repeated", "held", "is_wanted"]
 
 _EAGER, _COMPARED, _EVERY = 12, 2, 32
 """Evaluations before the one that is recorded; compared after it; and from one later comparison to the next."""
@@ -41,6 +42,8 @@ _GAIN = 0.9
 """The largest part of an evaluation's time that a replay may take."""
 _MISSES = 3
 """Replays that may end at another branch, one after another."""
+_SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"
+"""Attributes in which settings of the libraries keep their values."""
 _log = logging.getLogger("autokern")
 
 
@@ -48,7 +51,15 @@ def is_wanted() -> bool:
     """Whether settings and surroundings allow to replay; orders of candidates are for calls of the library."""
     order = dispatch.in_force()
     ordered = order.force or order.exclude or order.deterministic or order.random_seed is not None
-    return order.replay and not ordered and not host.multi_rank() and not stay_out_of_models()
+    plain = torch.is_grad_enabled() and not torch.is_anomaly_enabled() and not host.multi_rank()
+    return order.replay and not ordered and plain and not stay_out_of_models()
+
+
+def held(*of: Any, inputs: Iterable[torch.Tensor] = ()) -> Held:
+    """Return what some objects consist of, and the settings of the libraries."""
+    modules = [sys.modules.get(f"{name}.settings") for name in ("linear_operator", "gpytorch", "botorch")]
+    kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
+    return Held(of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], inputs)
 
 
 class _History:
@@ -102,6 +113,10 @@ class Repeated(abc.ABC):
         """Return the inputs, and what computes results from them as the library does."""
 
     @abc.abstractmethod
+    def renew(self) -> None:
+        """Take what the function consists of now, after the library evaluated it, for unchanged."""
+
+    @abc.abstractmethod
     def put(self, *call: Any) -> bool:
         """Write a call's numbers into the inputs; false where the recording is not of such a call."""
 
@@ -117,7 +132,7 @@ class Repeated(abc.ABC):
         """Evaluate, by the library or by a replay."""
         self._count += 1
         self._history.count += 1
-        if not self.serves:
+        if not self.serves or not is_wanted():
             return self.library(*call)
         began = time.perf_counter()
         if self._count <= self._eager:
@@ -141,6 +156,7 @@ class Repeated(abc.ABC):
             found = self.library(*call)
         finally:
             inside.active = before
+        self.renew()
         if not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
             self.end("an evaluation differs from its replay")
         elif first:
