@@ -10,7 +10,6 @@ from __future__ import annotations
 import dis
 import functools
 import math
-import operator
 import os
 import sys
 import sysconfig
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["Held", "effect"]
+__all__ = ["codes", "content", "effect", "is_library", "walked"]
 
 _LIBRARIES = ("autokern", "botorch", "gpytorch", "linear_operator", "torch")
 _PLAIN = frozenset(
@@ -63,92 +62,15 @@ _INSTALLED = (
 )
 """Where the files of libraries are."""
 _MOST = 20_000
-_SMALL = 256
 
 
 def effect(*of: Any) -> str | None:
     """Return what calling these objects may do beside computing, None if it is nothing."""
-    found = _walked(of)
+    found = walked(of)
     return found if isinstance(found, str) else None
 
 
-class Held:
-    """What objects consist of, to notice whether anything was put elsewhere: attributes, items, variables, settings.
-
-    Of numbers that were written in place, those of small parameters and buffers and of NumPy's arrays are noticed, but
-    for parameters that are `inputs`.
-    """
-
-    def __init__(
-        self, of: Iterable[Any], settings: Iterable[tuple[type, str]] = (), inputs: Iterable[torch.Tensor] = ()
-    ) -> None:
-        seen = _walked(of)
-        self._objects = [] if isinstance(seen, str) else list(seen.values())
-        self._functions = [one for one in self._objects if isinstance(one, FunctionType)]
-        self._arrays = [one for one in self._objects if isinstance(one, np.ndarray)]
-        parts = [
-            part
-            for one in self._objects
-            if isinstance(one, torch.nn.Module)
-            for part in (*one._parameters.values(), *one._buffers.values())
-        ]
-        varying = set(map(id, inputs))
-        kept = {id(one): one for one in parts if one is not None and id(one) not in varying and _is_small(one)}
-        self._tensors = list(kept.values())
-        self._settings = list(settings)
-        self.renew()
-
-    def renew(self) -> None:
-        """Take what is there now for unchanged."""
-        spaces = [
-            space
-            for one in self._objects
-            for space in (one, getattr(one, "__dict__", None))
-            if isinstance(space, dict) and not isinstance(one, (FunctionType, ModuleType))
-        ]
-        self._spaces = list({id(space): space for space in spaces}.values())
-        self._lists = [one for one in self._objects if isinstance(one, (list, set)) and one]
-        self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
-        self._globals = [(f.__globals__, name) for f in self._functions for name in _names(f)]
-        self._kept = self._contents()  # the same address is the same object while it is kept
-        self._copies = [one.copy() for one in self._arrays]
-        self._places = [one.data_ptr() for one in self._tensors]
-        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
-        for one in self._tensors:  # ``data`` writes without a new version
-            by_type.setdefault(one.dtype, []).append(one.detach().reshape(-1))
-        self._numbers = [(parts, torch.cat(parts)) for parts in by_type.values()]
-
-    def is_as_before(self) -> bool:
-        """Whether everything is where it was."""
-        try:
-            found = self._contents()
-        except (RuntimeError, ValueError):  # changes at this moment, in another thread; or a cell is empty
-            return False
-        return (
-            len(found) == len(self._kept)
-            and all(map(operator.is_, found, self._kept))
-            and all(map(np.array_equal, self._arrays, self._copies))
-            and [one.data_ptr() for one in self._tensors] == self._places
-            and all(torch.equal(torch.cat(parts), numbers) for parts, numbers in self._numbers)
-        )
-
-    def _contents(self) -> list[Any]:
-        found = [value for space in self._spaces for value in space.values()]
-        found += [len(space) for space in self._spaces]
-        found += [item for one in self._lists for item in one]
-        found += [_content(cell) for cell in self._cells]
-        found += [space.get(name) for space, name in self._globals]
-        found += [getattr(kind, name) for kind, name in self._settings]
-        return found
-
-
-def _is_small(tensor: torch.Tensor) -> bool:
-    """Whether it takes no time to compare a tensor's numbers, of which none is a NaN."""
-    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_inference()
-    return plain and tensor.is_contiguous() and tensor.numel() <= _SMALL and not bool(tensor.isnan().any())
-
-
-def _walked(of: Iterable[Any]) -> dict[int, Any] | str:
+def walked(of: Iterable[Any]) -> dict[int, Any] | str:
     """Return all objects that some consist of, or what calling them may do beside computing."""
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return "a hook on all modules"
@@ -173,7 +95,7 @@ def _walked(of: Iterable[Any]) -> dict[int, Any] | str:
             return found
         waiting += found
         for base in type(one).__mro__:
-            if base.__module__ not in modules and _is_library(base.__module__):
+            if base.__module__ not in modules and is_library(base.__module__):
                 modules.add(base.__module__)
                 waiting += _replaced(sys.modules.get(base.__module__))
     return seen
@@ -193,7 +115,7 @@ def _inside(one: Any) -> list[Any] | str:
     """Return the objects that an object consists of, or what calling it may do."""
     if type(one) in _CONTAINERS or (isinstance(one, tuple) and hasattr(one, "_fields")):
         return list(one)
-    if isinstance(one, Mapping) and (type(one).__module__ in _STANDARD or _is_library(type(one).__module__)):
+    if isinstance(one, Mapping) and (type(one).__module__ in _STANDARD or is_library(type(one).__module__)):
         return [*one.keys(), *one.values()]
     if isinstance(one, functools.partial):
         return [one.func, *one.args, *one.keywords.values()]
@@ -207,15 +129,15 @@ def _inside(one: Any) -> list[Any] | str:
         named = one.__name__ if isinstance(one, ModuleType) else one.__module__
         if isinstance(one, BuiltinFunctionType) and one.__name__ in _NAMES:
             return f"{one!r} is called"
-        return [] if _is_library(named) or one in _BUILTINS or one is math else f"{one!r} is called"
+        return [] if is_library(named) or one in _BUILTINS or one is math else f"{one!r} is called"
     kind = type(one)
     if isinstance(one, Iterator):
         return f"a {kind.__name__} yields its next value"
     if isinstance(one, torch.nn.Module) and any(vars(one).get(name) for name in _HOOKS):
         return f"a hook on a {kind.__name__}"
-    if not any(_is_library(base.__module__) for base in kind.__mro__) and kind.__module__ not in _STANDARD:
+    if not any(is_library(base.__module__) for base in kind.__mro__) and kind.__module__ not in _STANDARD:
         return f"an object of class {kind.__name__}"
-    methods = [f for base in kind.__mro__ for f in _of_class(base, own=not _is_library(base.__module__))]
+    methods = [f for base in kind.__mro__ for f in _of_class(base, own=not is_library(base.__module__))]
     return [*methods, *_state(one)]
 
 
@@ -233,7 +155,7 @@ def _of_class(kind: type, own: bool) -> Iterator[Any]:
         if own and inner is not None:
             yield inner
         if name != "__init__" or not own:
-            yield from (f for f in _functions(member) if own or not _is_library(f.__globals__.get("__name__")))
+            yield from (f for f in _functions(member) if own or not is_library(f.__globals__.get("__name__")))
 
 
 def _functions(member: Any) -> Iterator[FunctionType]:
@@ -249,22 +171,23 @@ def _state(one: Any) -> list[Any]:
 
 
 @functools.lru_cache(4096)
-def _is_library(module: Any) -> bool:
+def is_library(module: Any) -> bool:
+    """Whether a module's name is of a library, or of Python's modules whose functions wrap theirs."""
     root = str(module).partition(".")[0]
     return root in _LIBRARIES or root in _AROUND
 
 
 def _of_function(function: FunctionType) -> list[Any] | str:
     """Return what a function holds and calls, or the reason why its code may do more than compute."""
-    cells = [_content(cell) for cell in function.__closure__ or ()]
+    cells = [content(cell) for cell in function.__closure__ or ()]
     held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    if _is_library(function.__module__) and _is_library(function.__globals__.get("__name__")):
+    if is_library(function.__module__) and is_library(function.__globals__.get("__name__")):
         if function.__name__ in _NAMES and function.__qualname__ == function.__name__:
             return f"{function.__name__} is called"
         return held
     named = f"{function.__qualname__}, a function of your own,"
     found = list(held)
-    for code in _codes(function.__code__):
+    for code in codes(function.__code__):
         for instruction in dis.get_instructions(code):
             name, what = instruction.opname, instruction.argval
             if name == "BINARY_OP" and instruction.argrepr.endswith("="):
@@ -282,30 +205,22 @@ def _of_function(function: FunctionType) -> list[Any] | str:
     return found
 
 
-@functools.lru_cache(4096)
-def _names_of(code: CodeType) -> tuple[str, ...]:
-    return tuple({name for part in _codes(code) for name in part.co_names})
-
-
-def _names(function: FunctionType) -> tuple[str, ...]:
-    """Return the global variables that a function of the user's own may use."""
-    return () if _is_library(function.__globals__.get("__name__")) else _names_of(function.__code__)
-
-
 def _builtins(function: FunctionType) -> Mapping[str, Any]:
     found = function.__globals__.get("__builtins__", {})
     return found if isinstance(found, dict) else vars(found)
 
 
-def _content(cell: Any) -> Any:
+def content(cell: Any) -> Any:
+    """Return what a cell holds, None while it is empty."""
     try:
         return cell.cell_contents
     except ValueError:  # empty yet
         return None
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield code and the code of all functions within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes(constant)

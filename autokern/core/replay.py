@@ -17,35 +17,18 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autokern.core.operations import Kind, kind_of
 from autokern.core.recovery import caught
 
 __all__ = ["ChangedError", "Recorder", "Replay", "UnrecordedError"]
 
 _MOST_BYTES = 2**26
 _MOST_STEPS = 20_000
-_METADATA = frozenset(
-    f"aten::{name}"
-    for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_ones", "new_zeros", "new_full", "new_empty",
-                 "new_empty_strided")
-)  # fmt: skip
-"""Operations that read no value of their tensors."""
-_QUICK = {
-    f"{name}.{overload}": getattr(torch, name)
-    for overload, names in {
-        "out": ("abs", "add", "bmm", "cat", "clamp", "div", "exp", "gather", "log", "log1p", "mm", "mul", "neg",
-                "reciprocal", "sigmoid", "sign", "sqrt", "sub", "tanh"),
-        "Scalar_out": ("eq", "ge", "gt", "le", "lt", "ne"),
-        "IntList_out": ("sum",), "Tensor_Scalar_out": ("pow",), "self_out": ("where",),
-    }.items()
-    for name in names
-}  # fmt: skip
-"""Overloads that write to given tensors, by functions of torch which parse their arguments in half of the time."""
-_FIRST = "Tensor", "List[Tensor]"
 _TYPES = torch.Tensor, torch.nn.Parameter
 Step = Callable[[], Any]
 
@@ -142,7 +125,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[dict[int, torch.Tensor], bool]:
         """Note what an operation reads from others, draws, and is about to write; return whether its result varies."""
-        kind, tensors = _kind(func), _tensors(args)
+        kind, tensors = kind_of(func), _tensors(args)
         if kwargs:
             tensors += _tensors(kwargs.values())
         memories = {_memory(t): t for t in tensors}
@@ -170,7 +153,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _after(self, func: Any, args: Any, kwargs: Any, out: Any, memories: dict[int, Any], varies: bool) -> None:
         """Note an operation and its results."""
-        kind, several = _kind(func), isinstance(out, (tuple, list))
+        kind, several = kind_of(func), isinstance(out, (tuple, list))
         if kind.written:
             self._empty.difference_update(memories)
         fresh = [t.detach() for t in _tensors(out if several else (out,)) if _memory(t) not in memories]
@@ -229,49 +212,7 @@ class _Warnings:
 _warnings = _Warnings()
 
 
-class _Kind(NamedTuple):
-    """What the schema of an operation says: where its written arguments are, and the overload that writes results."""
-
-    written: tuple[int | str, ...]
-    seeded: bool
-    reads: bool
-    empty: bool
-    out: tuple[Any, list[str]] | None
-
-
-@functools.cache
-def _kind(func: Any) -> _Kind:
-    schema = func._schema
-    written = tuple(
-        a.name if a.kwarg_only else at
-        for at, a in enumerate(schema.arguments)
-        if a.alias_info is not None and a.alias_info.is_write and torch.Tag.inplace_view not in func.tags
-    )
-    fixed = not written and torch.Tag.dynamic_output_shape not in func.tags
-    seeded = torch.Tag.nondeterministic_seeded in func.tags
-    empty = schema.name.startswith(("aten::empty", "aten::new_empty"))
-    reads = schema.name not in _METADATA and torch.Tag.inplace_view not in func.tags
-    return _Kind(written, seeded, reads, empty, _out_variant(func) if fixed else None)
-
-
-def _out_variant(func: Any) -> tuple[Any, list[str]] | None:
-    """Return the function that writes an operation's results to given tensors, and the names of those."""
-    wanted = _signature(func)
-    for name in func.overloadpacket.overloads():
-        overload = getattr(func.overloadpacket, name)
-        outs = [a.name for a in overload._schema.arguments if a.is_out]
-        if outs and _signature(overload) == wanted:
-            quick = _QUICK.get(str(overload).removeprefix("aten.")) if wanted[0][1] in _FIRST else None
-            return quick or overload._op, outs
-    return None
-
-
-def _signature(func: Any) -> list[tuple[str, str]]:
-    """Return names and types of an operation's arguments but those that it only writes."""
-    return [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
-
-
-def _step(func: Any, kind: _Kind, args: Any, kwargs: Any, fresh: list[torch.Tensor], out: Any) -> Step:
+def _step(func: Any, kind: Kind, args: Any, kwargs: Any, fresh: list[torch.Tensor], out: Any) -> Step:
     """Return what an operation does in a replay."""
     if kind.written:
         return functools.partial(func, *args, **kwargs)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from autokern.core.effects import Held, effect
+from autokern.core.effects import effect
+from autokern.core.held import Held
 
 TARGET = torch.ones(3)
 CALLS: list[int] = []

@@ -272,9 +272,9 @@ def test_recordings_in_several_threads_leave_warnings_as_they_were(monkeypatch: 
 
 def test_warnings_of_another_thread_do_not_end_a_recording() -> None:
     recorder = Recorder(x := points(2, 2))
-    with pytest.warns(UserWarning, match="elsewhere"), recorder:
+    thread = threading.Thread(target=lambda: warnings.warn("elsewhere", UserWarning, stacklevel=1))
+    with pytest.warns(UserWarning, match="elsewhere"), recorder:  # noqa: PT031
         out = x.exp().sum()
-        thread = threading.Thread(target=lambda: warnings.warn("elsewhere", UserWarning, stacklevel=1))
         thread.start()
         thread.join()
     recorder.replay(out).run()

@@ -45,7 +45,7 @@ SAMPLER = functools.partial(SobolQMCNormalSampler, torch.Size([16]), seed=1)
 def _at_once(monkeypatch):
     """Record the third evaluation, and serve whatever it takes."""
     hooks.look()
-    for name, value in {"_EAGER": 2, "_GAIN": np.inf, "_histories": {}}.items():
+    for name, value in {"_SPENT": 0.0, "_GAIN": np.inf, "_histories": {}}.items():
         monkeypatch.setattr(repeated, name, value)
     with install.enabled():
         yield
@@ -259,7 +259,7 @@ def test_optimisations_leave_the_random_state_and_end_where_stock_ends():
 
 
 def test_few_evaluations_are_not_recorded(monkeypatch):
-    monkeypatch.setattr(repeated, "_EAGER", 12)
+    monkeypatch.setattr(repeated, "_SPENT", 60.0)
     call, before = wrapper(acquisitions.PosteriorMean(single()), 1, 2), served()
     for seed in range(12):
         call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
@@ -267,15 +267,16 @@ def test_few_evaluations_are_not_recorded(monkeypatch):
 
 
 def test_long_optimisations_let_the_next_be_recorded_at_once_and_short_ones_do_not(monkeypatch):
-    monkeypatch.setattr(repeated, "_EAGER", 12)
+    monkeypatch.setattr(repeated, "_SPENT", 0.06)
     history = repeated._History()
-    assert history.eager() == 12
-    history.cost, history.gain, history.count = 10.0, 1.0, 50
-    assert history.eager() == 2
-    history.count = 11
-    assert history.eager() == 12
-    history.refused = 3
-    assert history.eager() > 10**9
+    assert history.spent() == 0.06
+    history.cost, history.gain, history.count = 0.05, 0.002, 30
+    assert history.spent() == 0.0
+    other = repeated._History()
+    other.cost, other.gain, other.count = 0.05, 0.002, 20
+    assert other.spent() == 0.1
+    other.refused = 3
+    assert other.spent() == np.inf
 
 
 def test_a_setting_switches_it_off(monkeypatch):

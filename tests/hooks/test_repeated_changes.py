@@ -37,7 +37,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     hooks.look()
     for name, value in {"_GAIN": 1e9, "_MISSES": 10**9, "_EVERY": 10**9}.items():
         monkeypatch.setattr(repeated, name, value)
-    monkeypatch.setattr(repeated._History, "eager", lambda self: 2)
+    monkeypatch.setattr(repeated._History, "spent", lambda self: 0.0)
     count, run = [0], Replay.run
 
     def counted(self: Replay) -> None:

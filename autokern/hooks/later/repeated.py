@@ -4,9 +4,10 @@ An evaluation of a small model is several hundred small operations, whose module
 of the time. One evaluation is recorded (`core.replay`). The next two are computed by the library as well as by the
 replay. If the results agree and the replay is faster, it serves. Every 32nd evaluation is compared again.
 
-Recording and comparing take as long as some twelve evaluations. So the thirteenth is recorded: nothing is lost where an
-optimisation ends before, and at most as much again where it ends soon after (the ski-rental problem). What a program's
-earlier optimisations of the same kind took then tells better: where they were long, the third evaluation is recorded.
+Recording and comparing take some 30 ms and three evaluations more, and a replay spares about half of an evaluation. So
+an optimisation has spent 60 ms before: nothing is lost where it ends sooner, and little where it ends soon after (the
+ski-rental problem). What a program's earlier optimisations of the same kind took tells better: where one was long
+enough to repay it, the third evaluation is recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokern.core.effects import Held
+from autokern.core.held import Held
 from autokern.core.op import inside
 from autokern.core.recovery import caught
 from autokern.core.replay import ChangedError, Recorder, Replay, UnrecordedError
@@ -32,10 +33,10 @@ from autokern.system import host
 
 __all__ = ["Repeated", "held", "is_wanted"]
 
-_EAGER, _COMPARED, _EVERY = 12, 2, 32
-"""Evaluations before the one that is recorded; compared after it; and from one later comparison to the next."""
-_SOON = 2
-"""Evaluations before the one that is recorded where earlier optimisations were long."""
+_EAGER, _COMPARED, _EVERY = 2, 2, 32
+"""Evaluations before the one that is recorded, at least; compared after it; and from one comparison to the next."""
+_SPENT = 0.06
+"""Seconds of evaluations before one is recorded, where nothing is known of their number."""
 _AGREE = 1e-9
 """The largest difference between a replay and the library, relative to the largest value that was compared."""
 _GAIN = 0.9
@@ -65,21 +66,20 @@ def held(*of: Any, inputs: Iterable[torch.Tensor] = ()) -> Held:
 class _History:
     """What a process has seen of optimisations of one kind."""
 
-    __slots__ = ("cost", "count", "gain", "refused", "typical")
+    __slots__ = ("cost", "count", "gain", "longest", "refused")
 
     def __init__(self) -> None:
-        self.count, self.typical, self.refused = 0, 0, 0
+        self.count, self.longest, self.refused = 0, 0, 0
         self.cost, self.gain = 0.0, 0.0
 
-    def eager(self) -> int:
-        """Return how many evaluations of the next optimisation come before the one that is recorded."""
-        self.typical, self.count = self.count, 0
+    def spent(self) -> float:
+        """Return the seconds of evaluations of the next optimisation before one is recorded."""
+        self.longest, self.count = max(self.longest, self.count), 0
         if self.refused >= _MISSES:
-            return sys.maxsize
-        if not self.gain:
-            return _EAGER
-        repaid = int(self.cost / self.gain)
-        return _SOON if self.typical > repaid + _SOON + _COMPARED else max(_EAGER, repaid)
+            return math.inf
+        if self.gain and self.longest * self.gain > self.cost:
+            return 0.0
+        return max(_SPENT, 2 * self.cost)
 
 
 _histories: dict[Any, _History] = {}
@@ -92,7 +92,7 @@ class Repeated(abc.ABC):
 
     def __init__(self, kind: Any) -> None:
         self._history = _histories.setdefault(kind, _History())
-        self._eager = self._history.eager()
+        self._until, self._spent, self._eager = self._history.spent(), 0.0, 0
         self._replay: Replay | None = None
         self._count = self._misses = 0
         self._seconds = self._replayed = math.inf
@@ -135,9 +135,10 @@ class Repeated(abc.ABC):
         if not self.serves or not is_wanted():
             return self.library(*call)
         began = time.perf_counter()
-        if self._count <= self._eager:
+        if self._replay is None and (self._count <= _EAGER or self._spent < self._until):
             found = self.library(*call)
-            self._seconds = min(self._seconds, time.perf_counter() - began)
+            took = time.perf_counter() - began
+            self._seconds, self._spent, self._eager = min(self._seconds, took), self._spent + took, self._count
             return found
         if self._replay is None:
             found = self._recorded(*call)

@@ -1,0 +1,105 @@
+"""What objects hold, to notice whether anything of it was put elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from autokern.core.effects import codes, content, is_library, walked
+
+__all__ = ["Held"]
+
+_SMALL = 256
+"""Elements of tensors whose numbers are compared."""
+
+
+class Held:
+    """What objects consist of, to notice whether anything was put elsewhere: attributes, items, variables, settings.
+
+    Of numbers that were written in place, those of small parameters and buffers and of NumPy's arrays are noticed, but
+    for parameters that are `inputs`.
+    """
+
+    def __init__(
+        self, of: Iterable[Any], settings: Iterable[tuple[type, str]] = (), inputs: Iterable[torch.Tensor] = ()
+    ) -> None:
+        seen = walked(of)
+        self._objects = [] if isinstance(seen, str) else list(seen.values())
+        self._functions = [one for one in self._objects if isinstance(one, FunctionType)]
+        self._arrays = [one for one in self._objects if isinstance(one, np.ndarray)]
+        parts = [
+            part
+            for one in self._objects
+            if isinstance(one, torch.nn.Module)
+            for part in (*one._parameters.values(), *one._buffers.values())
+        ]
+        varying = set(map(id, inputs))
+        kept = {id(one): one for one in parts if one is not None and id(one) not in varying and _is_small(one)}
+        self._tensors = list(kept.values())
+        self._settings = list(settings)
+        self.renew()
+
+    def renew(self) -> None:
+        """Take what is there now for unchanged."""
+        spaces = [
+            space
+            for one in self._objects
+            for space in (one, getattr(one, "__dict__", None))
+            if isinstance(space, dict) and not isinstance(one, (FunctionType, ModuleType))
+        ]
+        self._spaces = list({id(space): space for space in spaces}.values())
+        self._lists = [one for one in self._objects if isinstance(one, (list, set)) and one]
+        self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
+        self._globals = [(f.__globals__, name) for f in self._functions for name in _names(f)]
+        self._kept = self._contents()  # the same address is the same object while it is kept
+        self._copies = [one.copy() for one in self._arrays]
+        self._places = [one.data_ptr() for one in self._tensors]
+        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+        for one in self._tensors:  # ``data`` writes without a new version
+            by_type.setdefault(one.dtype, []).append(one.detach().reshape(-1))
+        self._numbers = [(parts, torch.cat(parts)) for parts in by_type.values()]
+
+    def is_as_before(self) -> bool:
+        """Whether everything is where it was."""
+        try:
+            found = self._contents()
+        except (RuntimeError, ValueError):  # changes at this moment, in another thread; or a cell is empty
+            return False
+        return (
+            len(found) == len(self._kept)
+            and all(map(operator.is_, found, self._kept))
+            and all(map(np.array_equal, self._arrays, self._copies))
+            and [one.data_ptr() for one in self._tensors] == self._places
+            and all(torch.equal(torch.cat(parts), numbers) for parts, numbers in self._numbers)
+        )
+
+    def _contents(self) -> list[Any]:
+        found = [value for space in self._spaces for value in space.values()]
+        found += [len(space) for space in self._spaces]
+        found += [item for one in self._lists for item in one]
+        found += [content(cell) for cell in self._cells]
+        found += [space.get(name) for space, name in self._globals]
+        found += [getattr(kind, name) for kind, name in self._settings]
+        return found
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    """Whether it takes no time to compare a tensor's numbers, of which none is a NaN."""
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_inference()
+    return plain and tensor.is_contiguous() and tensor.numel() <= _SMALL and not bool(tensor.isnan().any())
+
+
+@functools.lru_cache(4096)
+def _names_of(code: CodeType) -> tuple[str, ...]:
+    return tuple({name for part in codes(code) for name in part.co_names})
+
+
+def _names(function: FunctionType) -> tuple[str, ...]:
+    """Return the global variables that a function of the user's own may use."""
+    return () if is_library(function.__globals__.get("__name__")) else _names_of(function.__code__)
