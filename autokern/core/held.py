@@ -30,6 +30,8 @@ class Held:
         self, of: Iterable[Any], settings: Iterable[tuple[type, str]] = (), inputs: Iterable[torch.Tensor] = ()
     ) -> None:
         seen = walked(of)
+        self.effect = seen if isinstance(seen, str) else None
+        """What calling these objects may do beside computing."""
         self._objects = [] if isinstance(seen, str) else list(seen.values())
         self._functions = [one for one in self._objects if isinstance(one, FunctionType)]
         self._arrays = [one for one in self._objects if isinstance(one, np.ndarray)]

@@ -7,8 +7,8 @@ computes bit for bit what the recorded code would, but for some derivatives (`pr
 while it is recorded.
 
 A number that Python has read, such as a flag of LAPACK, must be the same in a replay. Operations that draw random
-numbers or write to memory of others cannot be recorded. What leaves torch (``numpy()``) is not seen: who records
-compares replays with the recorded code at other inputs.
+numbers or write to memory of others cannot be recorded, nor can what leaves torch (``numpy()``). What an extension in
+C++ reads is not seen: who records compares replays with the recorded code at other inputs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokern.core.operations import Kind, kind_of
@@ -29,6 +30,7 @@ __all__ = ["ChangedError", "Recorder", "Replay", "UnrecordedError"]
 
 _MOST_BYTES = 2**26
 _MOST_STEPS = 20_000
+_LEAVING = frozenset(("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"))
 _TYPES = torch.Tensor, torch.nn.Parameter
 Step = Callable[[], Any]
 
@@ -79,6 +81,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._restored: list[Step] = []
         self._steps: list[Step] = []
         self._bytes, self._reason = 0, ""
+        self._leaving = _Leaving(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -86,15 +89,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Any:
         _warnings.begin(self)
-        return super().__enter__()  # type: ignore[no-untyped-call]
+        found = super().__enter__()  # type: ignore[no-untyped-call]
+        self._leaving.__enter__()  # type: ignore[no-untyped-call]
+        return found
 
     def __exit__(self, *error: Any) -> None:
+        self._leaving.__exit__(*error)  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         _warnings.end()
 
     def fail(self, reason: str) -> None:
         """Note why nothing can be replayed; the computation itself goes on."""
         self._reason = self._reason or reason
+
+    def leaves(self, tensor: Any) -> None:
+        """Note that something else reads a tensor."""
+        if isinstance(tensor, torch.Tensor) and _memory(tensor) in self._varying:
+            self.fail("numbers leave torch")
 
     def replay(self, *results: torch.Tensor) -> Replay:
         """Return what computes the results again, in their memory; UnrecordedError if that is not possible."""
@@ -109,13 +120,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._reason:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            memories, varies = self._noticed(self._before, func, args, kwargs) or (None, False)
+            memories, varies = self.noticed(self._before, func, args, kwargs) or (None, False)
             out = func(*args, **kwargs)
             if memories is not None:
-                self._noticed(self._after, func, args, kwargs, out, memories, varies)
+                self.noticed(self._after, func, args, kwargs, out, memories, varies)
             return out
 
-    def _noticed(self, note: Callable[..., Any], *call: Any) -> Any:
+    def noticed(self, note: Callable[..., Any], *call: Any) -> Any:
         """Note an operation, or why that is not possible, which is no matter of the computation."""
         try:
             return note(*call)
@@ -178,6 +189,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnrecordedError("a large computation")
 
 
+class _Leaving(TorchFunctionMode):
+    """Notices where tensors of a recording are read by others."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and getattr(func, "__name__", "") in _LEAVING:
+            with torch._C.DisableTorchFunction():
+                self._recorder.noticed(self._recorder.leaves, args[0])
+        return func(*args, **(kwargs or {}))
+
+
 class _Warnings:
     """Notices the warnings of recordings, which are shown as ever.
 
@@ -217,6 +242,8 @@ def _step(func: Any, kind: Kind, args: Any, kwargs: Any, fresh: list[torch.Tenso
     if kind.written:
         return functools.partial(func, *args, **kwargs)
     if not fresh:
+        if out is None:
+            return functools.partial(_checked, functools.partial(func, *args, **kwargs))
         if not isinstance(out, (bool, int, float)):
             raise UnrecordedError(f"{func} returns a {type(out).__name__}")
         return functools.partial(_same, functools.partial(func, *args, **kwargs), out)
@@ -233,6 +260,14 @@ def _copied(call: Step, into: Sequence[torch.Tensor]) -> None:
         if target.shape != value.shape:
             raise ChangedError(f"a result of shape {tuple(value.shape)} in place of {tuple(target.shape)}")
         target.copy_(value)
+
+
+def _checked(call: Step) -> None:
+    """Check what torch checks, such as a flag of LAPACK; the code itself must raise the error."""
+    try:
+        call()
+    except RuntimeError as error:
+        raise ChangedError(str(error)) from None
 
 
 def _same(call: Step, value: Any) -> None:

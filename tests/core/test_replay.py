@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -152,6 +154,33 @@ def test_a_failed_factorisation_is_noticed() -> None:
         replay.run()
 
 
+def test_a_factorisation_that_raises_is_noticed() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky(x.mT @ x + torch.eye(3, dtype=x.dtype) - 2 * (x > 1.5).any()).sum()
+
+    x = points(4, 3)
+    replay, results = recorded(f, x)
+    x.data.copy_(points(4, 3, seed=1))
+    replay.run()
+    assert all(map(torch.equal, results, eager(f, x)))
+    x.data[1, 1] = 1.6
+    with pytest.raises(ChangedError, match="positive-definite"):
+        replay.run()
+
+
+def test_what_an_extension_wrote_is_noticed() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        found = torch.empty(4, dtype=x.dtype)
+        ctypes.memset(found.data_ptr(), 0, found.nbytes)  # as an extension in C++ does, behind torch's back
+        return found.exp() + x.sum(-1)
+
+    recorder = Recorder(x := points(4, 3))
+    with recorder:
+        out = f(x)
+    with pytest.raises(UnrecordedError, match="outside of torch"):
+        recorder.replay(out)
+
+
 def test_written_constants_are_noticed() -> None:
     weight = torch.ones(3, dtype=torch.float64)
     replay, _ = recorded(lambda x: (x * weight.exp()).sum(-1), points(4, 3))
@@ -191,7 +220,10 @@ TALLY = torch.zeros(1)
         (lambda x: torch.nn.functional.dropout(x, 0.5).sum(-1), "random"),
         (writes, "memory of others"),
         (lambda x: x.to_sparse().to_dense().sum(-1), "another kind"),
-        (outside, "outside of torch"),
+        (outside, "leave torch"),
+        (lambda x: x * max(x.detach().view(-1).tolist()), "leave torch"),
+        (lambda x: x * float(x.detach().exp().numpy().max()), "leave torch"),
+        (lambda x: x * float(np.asarray(x.detach()).max()), "leave torch"),
         (lambda x: torch.view_as_real(x.to(torch.complex128)).sum((-1, -2)), "another kind"),
         (lambda x: (x.reshape(-1, 1, 1) * torch.ones(1, 1000, 1000)).sum((-1, -2)), "large"),
     ],

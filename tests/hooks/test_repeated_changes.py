@@ -186,3 +186,14 @@ def test_hooks_on_parameters_are_called_each_time(hook: str) -> None:
     for _ in range(9):
         closure()
     assert len(calls) == 9
+
+
+def test_gradients_of_data_are_summed_up_as_in_stock() -> None:
+    mll, closure = closure_of_a_fit()
+    data = X.clone().requires_grad_(True)
+    mll.model.set_train_data(data, strict=False)
+    closure()
+    once = data.grad.clone()
+    for _ in range(8):
+        closure()
+    torch.testing.assert_close(data.grad, 9 * once)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokern.core.effects import effect
 from autokern.hooks.install import hook
 from autokern.hooks.later.repeated import Repeated, held, is_wanted
 
@@ -80,7 +79,8 @@ class _Acquisition(Repeated):
             return "it is not an acquisition function alone"
         if not np.isfinite(x).all() or any(isinstance(v, torch.Tensor) for v in (fixed or {}).values()):
             return "its points are not finite, or have fixed features of their own"
-        return effect(self._called)
+        self._held = held(self._called)
+        return self._held.effect
 
     def evaluated(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
         """Return the points, and what computes values, their sum, and its gradient."""
@@ -91,9 +91,7 @@ class _Acquisition(Repeated):
             whole = with_features(at, fixed or {}, False)
             losses = self._f(self._gen.fix_features(at, fixed, False) if whole is None else whole)
             loss = losses.sum()
-            slopes = torch.autograd.grad(loss, at)
-            self._held = held(self._f)
-            return losses, loss, *slopes
+            return losses, loss, *torch.autograd.grad(loss, at)
 
         return (at,), compute
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from autokern.core.beside import Beside
-from autokern.core.effects import effect
 from autokern.hooks.later.repeated import Repeated, held, is_wanted
 
 __all__ = ["evaluate"]
@@ -29,6 +28,12 @@ def evaluate(closure: Any, stock: Any) -> Found:
         return found
     replayed: Found = known.call(lambda: stock(closure))
     return replayed
+
+
+def _data(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield tensors of a module besides its parameters."""
+    for value in (*vars(module).values(), *module._buffers.values()):
+        yield from (t for t in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(t, torch.Tensor))
 
 
 class _Closure(Repeated):
@@ -61,7 +66,10 @@ class _Closure(Repeated):
         wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
         if not self._of or wanted != {id(p) for p in self._parameters.values()}:
             return "parameters of which the optimiser has not all"
-        return effect(self._forward)
+        if any(t.requires_grad for one in self._of for part in one.modules() for t in _data(part)):
+            return "data that require a gradient"
+        self._held = held(self._forward, inputs=self._parameters.values())
+        return self._held.effect
 
     def evaluated(self, stock: Any) -> Any:
         """Return the parameters, and what computes the loss and its gradients."""
@@ -72,7 +80,6 @@ class _Closure(Repeated):
                 loss = self._forward().sum()
                 slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
             self._used = [slope is not None for slope in slopes]
-            self._held, self._places = held(self._forward, inputs=parameters), self._memory()
             yield loss
             yield from (slope for slope in slopes if slope is not None)
 
@@ -91,6 +98,7 @@ class _Closure(Repeated):
     def renew(self) -> None:
         """Take what the model consists of now for unchanged."""
         self._held.renew()
+        self._places = self._memory()
 
     def put(self, stock: Any) -> bool:
         """Whether the model is as it was recorded; its parameters hold the numbers."""

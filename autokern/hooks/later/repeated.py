@@ -114,7 +114,7 @@ class Repeated(abc.ABC):
 
     @abc.abstractmethod
     def renew(self) -> None:
-        """Take what the function consists of now, after the library evaluated it, for unchanged."""
+        """Take what the function consists of now, after it was evaluated, for unchanged."""
 
     @abc.abstractmethod
     def put(self, *call: Any) -> bool:
@@ -192,6 +192,7 @@ class Repeated(abc.ABC):
         with recorder:
             results = tuple(compute())
         self._results = tuple(t.detach() for t in results)
+        self.renew()
         try:
             self._replay = recorder.replay(*self._results)
         except UnrecordedError as reason:
