@@ -13,10 +13,11 @@ C++ reads is not seen: who records compares replays with the recorded code at ot
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -88,15 +89,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # the wrapper that torch adds otherwise imports its compiler, which takes seconds
 
     def __enter__(self) -> Any:
-        _warnings.begin(self)
-        found = super().__enter__()  # type: ignore[no-untyped-call]
-        self._leaving.__enter__()  # type: ignore[no-untyped-call]
+        with contextlib.ExitStack() as stack:  # an interrupt leaves nothing entered
+            stack.enter_context(_warnings.noticed(self))
+            stack.enter_context(self._leaving)
+            found = super().__enter__()  # type: ignore[no-untyped-call]
+            self._around = stack.pop_all()
         return found
 
     def __exit__(self, *error: Any) -> None:
-        self._leaving.__exit__(*error)  # type: ignore[no-untyped-call]
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        _warnings.end()
+        try:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+        finally:
+            self._around.close()
 
     def fail(self, reason: str) -> None:
         """Note why nothing can be replayed; the computation itself goes on."""
@@ -213,20 +217,24 @@ class _Warnings:
         self._lock, self._recorders = threading.Lock(), dict[int, list[Recorder]]()
         self._stock, self._show = warnings.showwarning, self._note  # one object, to be found again
 
-    def begin(self, recorder: Recorder) -> None:
-        with self._lock:
-            self._recorders.setdefault(threading.get_ident(), []).append(recorder)
-            if warnings.showwarning is not self._show:
-                self._stock, warnings.showwarning = warnings.showwarning, self._show
-
-    def end(self) -> None:
-        with self._lock:
-            here = threading.get_ident()
-            self._recorders[here].pop()
-            if not self._recorders[here]:
-                del self._recorders[here]
-            if not self._recorders and warnings.showwarning is self._show:
-                warnings.showwarning = self._stock
+    @contextlib.contextmanager
+    def noticed(self, recorder: Recorder) -> Iterator[None]:
+        """Tell a recorder of warnings in this thread."""
+        here = threading.get_ident()
+        try:
+            with self._lock:
+                self._recorders.setdefault(here, []).append(recorder)
+                if warnings.showwarning is not self._show:
+                    self._stock, warnings.showwarning = warnings.showwarning, self._show
+            yield
+        finally:
+            with self._lock:
+                if recorder in (those := self._recorders.get(here, [])):
+                    those.remove(recorder)
+                if not those:
+                    self._recorders.pop(here, None)
+                if not self._recorders and warnings.showwarning is self._show:
+                    warnings.showwarning = self._stock
 
     def _note(self, *args: Any, **kwargs: Any) -> None:
         for recorder in self._recorders.get(threading.get_ident(), ()):
