@@ -37,7 +37,8 @@ _BUILTINS = frozenset(
 _STORES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "STORE_SUBSCR", "STORE_NAME", "STORE_SLICE")
 _OTHERS = ("BEFORE_WITH", "DELETE_", "GET_AWAITABLE", "IMPORT_", "INPLACE_", "LOAD_SPECIAL", "SETUP_WITH", "YIELD_")
 _NAMES = frozenset(
-    ("manual_seed", "seed", "set_rng_state", "save", "load", "backward", "register_hook", "compile",
+    ("manual_seed", "seed", "set_rng_state", "save", "load", "backward", "compile", "distributed",
+     "initialize", "train", "zero_grad", "step",
      "numpy", "tolist", "data_ptr", "write", "__setattr__", "__delattr__",
      # of containers
      "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "insert",
@@ -47,6 +48,7 @@ _NAMES = frozenset(
      # of NumPy's arrays
      "byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "setflags"))  # fmt: skip
 """Functions and methods, by their names, that do more than compute."""
+_PREFIXES = ("set_", "_set_", "load_", "save_", "register_", "add_scalar", "add_histogram", "add_module")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STANDARD = frozenset(("abc", "builtins", "collections", "enum", "functools", "math", "types", "typing", "weakref"))
 _AROUND = frozenset(("abc", "contextlib", "dataclasses", "functools", "typing", "typing_extensions"))
@@ -127,7 +129,7 @@ def _inside(one: Any) -> list[Any] | str:
         return f"{one!r} is called"
     if isinstance(one, (BuiltinFunctionType, ModuleType, type)):
         named = one.__name__ if isinstance(one, ModuleType) else one.__module__
-        if isinstance(one, BuiltinFunctionType) and one.__name__ in _NAMES:
+        if isinstance(one, BuiltinFunctionType) and _is_named(one.__name__):
             return f"{one!r} is called"
         return [] if is_library(named) or one in _BUILTINS or one is math else f"{one!r} is called"
     kind = type(one)
@@ -182,7 +184,7 @@ def _of_function(function: FunctionType) -> list[Any] | str:
     cells = [content(cell) for cell in function.__closure__ or ()]
     held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     if is_library(function.__module__) and is_library(function.__globals__.get("__name__")):
-        if function.__name__ in _NAMES and function.__qualname__ == function.__name__:
+        if _is_named(function.__name__) and function.__qualname__ == function.__name__:
             return f"{function.__name__} is called"
         return held
     named = f"{function.__qualname__}, a function of your own,"
@@ -192,7 +194,7 @@ def _of_function(function: FunctionType) -> list[Any] | str:
             name, what = instruction.opname, instruction.argval
             if name == "BINARY_OP" and instruction.argrepr.endswith("="):
                 name = "INPLACE_"
-            if name in _STORES or name.startswith(_OTHERS) or what in _NAMES:
+            if name in _STORES or name.startswith(_OTHERS) or (isinstance(what, str) and _is_named(what)):
                 return f"{named} may change what others see ({name} {what})"
             if name in ("LOAD_GLOBAL", "LOAD_NAME"):
                 spaces: tuple[Mapping[str, Any], ...] = function.__globals__, _builtins(function)
@@ -208,6 +210,10 @@ def _of_function(function: FunctionType) -> list[Any] | str:
 def _builtins(function: FunctionType) -> Mapping[str, Any]:
     found = function.__globals__.get("__builtins__", {})
     return found if isinstance(found, dict) else vars(found)
+
+
+def _is_named(name: str) -> bool:
+    return name in _NAMES or name.startswith(_PREFIXES)
 
 
 def content(cell: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from autokern.core.effects import codes, content, is_library, walked
+from autokern.core.recovery import caught
 
 __all__ = ["Held"]
 
@@ -56,11 +57,11 @@ class Held:
             if isinstance(space, dict) and not isinstance(one, (FunctionType, ModuleType))
         ]
         self._spaces = list({id(space): space for space in spaces}.values())
-        self._lists = [one for one in self._objects if isinstance(one, (list, set)) and one]
+        self._lists = [one for one in self._objects if isinstance(one, (list, set))]
         self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
         self._globals = [(f.__globals__, name) for f in self._functions for name in _names(f)]
         self._kept = self._contents()  # the same address is the same object while it is kept
-        self._copies = [one.copy() for one in self._arrays]
+        self._copies = [one.tobytes() for one in self._arrays]
         self._places = [one.data_ptr() for one in self._tensors]
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
         for one in self._tensors:  # ``data`` writes without a new version
@@ -71,12 +72,12 @@ class Held:
         """Whether everything is where it was."""
         try:
             found = self._contents()
-        except (RuntimeError, ValueError):  # changes at this moment, in another thread; or a cell is empty
+        except caught(RuntimeError):  # it changes at this moment, in another thread
             return False
         return (
             len(found) == len(self._kept)
             and all(map(operator.is_, found, self._kept))
-            and all(map(np.array_equal, self._arrays, self._copies))
+            and [one.tobytes() for one in self._arrays] == self._copies
             and [one.data_ptr() for one in self._tensors] == self._places
             and all(torch.equal(torch.cat(parts), numbers) for parts, numbers in self._numbers)
         )

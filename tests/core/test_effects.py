@@ -174,7 +174,8 @@ SEED, TALLY, FACTOR = torch.manual_seed, np.zeros(1), Factor(2.0)
     [
         through_alias, closed_set(), Logging(), Delegating(), CALLS.__iadd__, lambda x: (SEED(1), x)[1],
         lambda x: (TALLY.fill(1), x)[1], lambda x: (CALLS.sort(), x)[1], lambda x: FACTOR * x,
-        lambda x: (CALLS.__iadd__([1]), x)[1],
+        lambda x: (CALLS.__iadd__([1]), x)[1], lambda x: (torch.set_default_dtype(x.dtype), x)[1],
+        lambda x, model: (model.set_train_data(x), x)[1],
     ],
 )  # fmt: skip
 def test_less_plain_ways_to_be_noticed_count(other: Any) -> None:

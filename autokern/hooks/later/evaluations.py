@@ -15,6 +15,8 @@ from autokern.hooks.later.repeated import Repeated, held, is_wanted
 __all__ = ["declare", "with_features"]
 
 _DTYPES = torch.float32, torch.float64
+_SINGLE = 1e-4
+"""The largest difference in single precision, where BLAS rounds products of fewer sets otherwise."""
 Found = tuple[Any, np.ndarray]
 
 
@@ -67,6 +69,8 @@ class _Acquisition(Repeated):
         known = set(cells) == {"acquisition_function"} and f.__module__ == gen.__name__
         self._called = cells["acquisition_function"].cell_contents if known else None
         super().__init__((type(self._called), self._shape))
+        if dtype is torch.float32:
+            self.agreement = _SINGLE
 
     def library(self, x: np.ndarray, fixed: Any, rows: Any) -> Found:
         """Return values and gradient at some points."""
@@ -85,7 +89,7 @@ class _Acquisition(Repeated):
     def evaluated(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
         """Return the points, and what computes values, their sum, and its gradient."""
         at = torch.tensor(x, dtype=self._dtype).view(-1, *self._shape).requires_grad_(True)
-        self._points = at.detach()
+        self._points, self._fewer = at.detach(), False
 
         def compute() -> tuple[torch.Tensor, ...]:
             whole = with_features(at, fixed or {}, False)
@@ -106,6 +110,7 @@ class _Acquisition(Repeated):
         fits = sets == recorded or (sets < recorded and apart)
         if not fits or not np.isfinite(x).all() or not self._held.is_as_before():
             return False
+        self.unlike, self._fewer = sets < recorded and not self._fewer, self._fewer or sets < recorded
         self._points[:sets].copy_(torch.from_numpy(x).view(sets, *self._shape))
         return True
 

@@ -98,7 +98,9 @@ class Repeated(abc.ABC):
         self._seconds = self._replayed = math.inf
         self._cost = 0.0
         self._sizes: list[float] = []
-        self.serves = True
+        self.agreement = _AGREE
+        self.serves, self.unlike = True, False
+        """Whether a replay serves, and whether a call is the first of another kind than those that were compared."""
 
     @abc.abstractmethod
     def library(self, *call: Any) -> Any:
@@ -148,7 +150,7 @@ class Repeated(abc.ABC):
         if ours is None:
             return self.library(*call)
         first = self._count - self._eager - 1 <= _COMPARED
-        if not first and self._count % _EVERY:
+        if not (first or self.unlike) and self._count % _EVERY:
             dispatch.session().past["optimised function", "replay"] += 1
             return ours
         numbers = [np.array(values) for values in self.numbers(ours)]
@@ -178,7 +180,7 @@ class Repeated(abc.ABC):
         sizes = [float(np.abs(values).max(initial=0.0)) for values in theirs]
         self._sizes = list(map(max, sizes, self._sizes or sizes))
         return len(ours) == len(theirs) and all(
-            one.shape == other.shape and np.allclose(one, other, rtol=0.0, atol=_AGREE * size, equal_nan=True)
+            one.shape == other.shape and np.allclose(one, other, rtol=0.0, atol=self.agreement * size, equal_nan=True)
             for one, other, size in zip(ours, theirs, self._sizes, strict=True)
         )
 
@@ -212,7 +214,7 @@ class Repeated(abc.ABC):
             self._replayed = min(self._replayed, time.perf_counter() - began)
             self._misses = 0
             return found
-        except caught(ChangedError, RuntimeError) as reason:
+        except caught(Exception) as reason:
             self._misses += 1
             if self._misses >= _MISSES or not isinstance(reason, ChangedError):
                 self.end(str(reason))
