@@ -33,7 +33,7 @@ from rows import factor, small
 from autokern.core.units import duration
 
 FOLDER = Path(__file__).parent
-JSON_NAME, BLOCK, SHORT = "programs.json", "programs", "programs-in-short"
+JSON_NAME, GAINS, BLOCK, SHORT = "programs.json", "gains.json", "programs", "programs-in-short"
 SIDES = ("off", "on", "new")
 OTHERS = (
     {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
@@ -104,8 +104,7 @@ def measured(script: Path, pairs: int, profile: Path) -> dict[str, Any]:
                 if side != "new" or round_ < FIRST_RUNS:
                     runs[side].append(run(script, side, kept if side != "new" else Path(folder) / f"empty{round_}"))
     of = {side: {what: [one[what] for one in runs[side]] for what in runs[side][0]} for side in SIDES}
-    doc = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
-    figures: dict[str, Any] = {"what": doc.partition(": ")[2].rstrip("."), "pairs": pairs}
+    figures: dict[str, Any] = {"what": described(script), "pairs": pairs}
     for side in ("on", "new"):
         stock = {what: of["off"][what][: len(runs[side])] for what in ("seconds", "cpu")}
         ratios = np.divide(stock["seconds"], of[side]["seconds"])
@@ -152,22 +151,45 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     return rows
 
 
-def extremes(results: Mapping[str, Any]) -> list[str]:
-    """Return, of each library, the programs with the largest, the middle and the least gain."""
-    found = []
-    for start in LIBRARIES:
-        names = [name for name in results["programs"] if name.startswith(start)]
-        ranked = sorted(names, key=lambda name: -results["programs"][name]["on"]["ratio"])
-        found += dict.fromkeys(ranked[at] for at in (0, len(ranked) // 2, -1) if ranked)
-    return found
+def loops() -> dict[str, tuple[float, float]]:
+    """Return, by program, stock's and autokern's CPU seconds after the imports, without a profile, by `gains.py`."""
+    rows = json.loads((FOLDER / GAINS).read_text(encoding="utf-8"))["programs"]
+    return {row["program"]: (row["off"][1], row["none"][1]) for row in rows}
 
 
 def in_short(results: Mapping[str, Any]) -> str:
-    """Return the table of the README: of each library the means and three programs."""
-    few = {name: results["programs"][name] for name in extremes(results)}
-    lines = [*_head(results), *(line(name, figures) for name, figures in few.items())]
-    note = f"{origin(results)}. Of each library: the largest, the middle and the least gain."
+    """Return the table of the README: means of each library, and the programs that gain most, in the middle and least.
+
+    Start-up is told apart: imports that autokern spares are a large part of a short program.
+    """
+    found, whole = loops(), results["programs"]
+    ratios = {name: stock / ours for name, (stock, ours) in found.items()}
+    heads = ("program", "from its start to its end", "after all imports", "stock there", "autokern there")
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for start, library in LIBRARIES.items():
+        ends = [figures["on"]["ratio"] for name, figures in whole.items() if name.startswith(start)]
+        of = [ratio for name, ratio in ratios.items() if name.startswith(start)]
+        cells = f"{geomean(ends):.2f}× of {len(ends)} | {geomean(of):.2f}× of {len(of)} (least {min(of):.2f})"
+        lines.append(f"| **{library}, geometric mean** | {cells} | | |")
+    ranked = sorted(ratios, key=lambda name: -ratios[name])
+    for name in (ranked[0], ranked[len(ranked) // 2], ranked[-1]):
+        end = f"{whole[name]['on']['ratio']:.2f}×" if name in whole else ""
+        seconds = " | ".join(map(duration, found[name]))
+        lines.append(
+            f"| {LIBRARIES[name[:2]]}: {described(programs()[name])} | {end} | {ratios[name]:.2f}× | {seconds} |"
+        )
+    run = json.loads((FOLDER / GAINS).read_text(encoding="utf-8"))["run"]
+    note = (
+        f"{origin(results)}: wall time with a profile. After all imports: CPU time without one, {run['threads']} "
+        f"threads, {run['date']}. The programs that gain most, in the middle, and least."
+    ).replace("1 threads", "1 thread")
     return "\n".join([*lines, "", note, ""])
+
+
+def described(script: Path) -> str:
+    """Return what a program does, by its own first line."""
+    doc = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    return doc.partition(": ")[2].rstrip(".")
 
 
 def _head(results: Mapping[str, Any]) -> list[str]:
