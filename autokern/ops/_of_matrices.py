@@ -60,7 +60,7 @@ class OfMatrices(OpOfParts):
         return [Problem(op=self.name, m=n, n=n, d=t, dtype=dtype, device=device, grad="a") for n, t in sizes]
 
     def small(self, problem: Problem) -> bool:
-        return problem.n * max(1, problem.d) <= self.most
+        return problem.n * max(1, problem.d) <= self.most and _unsupported(problem) is None
 
 
 def _unsupported(problem: Problem) -> str | None:

@@ -39,14 +39,13 @@ class OpOfParts(Op):
     composite = True
 
     def small(self, problem: Problem) -> bool:
-        """Whether points are so few that `arrays` needs no measurement: twice as many for a mixture."""
+        """Whether `arrays`, where it can serve, needs no measurement: points are few, twice as many for a mixture."""
         most = 2 if "mixture" in families(problem) else 1
         return problem.n * problem.batch <= most * _SMALL[problem.dtype]
 
     def default_candidate(self, problem: Problem) -> str:
         """Return `arrays` for small problems on the CPU, in which stock's modules and autograd nodes dominate."""
-        small = problem.device == "cpu" and self.small(problem) and self["arrays"].unsupported(problem) is None
-        return "arrays" if small else "stock"
+        return "arrays" if problem.device == "cpu" and self.small(problem) else "stock"
 
 
 def is_ours(*tensors: torch.Tensor) -> bool:

@@ -28,7 +28,7 @@ from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
 from autokern.ops import _factorised, _large, _state_space
-from autokern.ops._factorised import in_place
+from autokern.ops._factorised import arrays_unsupported, in_place
 from autokern.ops._iterations import Iterated, exact_up_to
 from autokern.ops._models import kernel_of, points_of
 from autokern.ops._shared import (
@@ -181,7 +181,7 @@ class _ExactLogProb(Iterated, OpOfParts):
             little = large and problem.m <= _ROWS and problem.m**3 < _PER_PAIR * problem.n**2
             if few or little:
                 return "merged"
-        if super().default_candidate(problem) == "arrays":
+        if super().default_candidate(problem) == "arrays" and arrays_unsupported(problem) is None:
             return "arrays"
         if large:
             return "preconditioned"

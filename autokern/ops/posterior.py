@@ -109,7 +109,8 @@ class _Posterior(OpOfParts):
         return out.loc, out.covariance_matrix
 
     def small(self, problem: Problem) -> bool:
-        return problem.elements <= min(_SMALL, _WORK[problem.dtype] // problem.n)
+        few = problem.elements <= min(_SMALL, _WORK[problem.dtype] // problem.n)
+        return few and _unsupported(problem) is None
 
 
 POSTERIOR = _Posterior()
