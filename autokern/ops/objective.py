@@ -118,6 +118,9 @@ class _Objective(OpOfParts):
         parts = _parts(problem)
         return (4 + 3 * parts) * problem.n**2 * 8
 
+    def small(self, problem: Problem) -> bool:
+        return super().small(problem) and _unsupported(problem) is None
+
 
 OBJECTIVE = _Objective()
 
