@@ -17,6 +17,7 @@ from autokern.core.locks import Lock, forked
 from autokern.core.op import Feasibility, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
+from autokern.core.units import duration
 from autokern.runtime.memo import apart
 from autokern.system import host, threads
 from autokern.system.load import Load, Watch
@@ -146,7 +147,7 @@ class FirstUse:
 
         from autokern.tuning.calibration import calibrate
 
-        what = f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once, for {budget:.0f} s at most"
+        what = f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once, for {duration(budget)} at most"
         with apart(self._settings), display(what) as shown:
             calibrate(
                 [op],
