@@ -48,7 +48,7 @@ def test_random_problems_are_what_their_samples_are():
 @pytest.mark.slow
 def test_random_problems_obey_the_cap_on_work():
     for problem in random_problems(40, seed=1, flops=1e6, bytes=1e6):
-        work = get(problem.op).stock.features(problem)
+        work = get(problem.op).features(problem)
         assert work.flops <= 1e6
         assert work.bytes <= 1e6
 
