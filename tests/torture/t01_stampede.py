@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from harness import Findings, Mutation, ended, forked, main
 
+from autokern.core import locks
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings, from_environment
@@ -82,7 +83,7 @@ def stampede(found: Findings, size: Size) -> None:
 
 
 def _run(number: int) -> dict[str, Any]:
-    host._in_forked_child = False  # nothing had been started before the fork
+    locks._process = 0  # nothing had been started before the fork
     calibrated: list[str] = []
     measure = FirstUse._calibrate
 
