@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["codes", "content", "effect", "is_library", "walked"]
+__all__ = ["codes", "content", "is_library", "walked"]
 
 _LIBRARIES = ("autokern", "botorch", "gpytorch", "linear_operator", "torch")
 _PLAIN = frozenset(
-    (bool, int, float, complex, str, bytes, type(None), np.ndarray, torch.Size, torch.dtype, torch.device,
+    (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device,
      torch.layout, torch.memory_format, slice, range)
 )  # fmt: skip
 _CONTAINERS = frozenset((list, tuple, set, frozenset))
@@ -66,12 +66,6 @@ _INSTALLED = (
 _MOST = 20_000
 
 
-def effect(*of: Any) -> str | None:
-    """Return what calling these objects may do beside computing, None if it is nothing."""
-    found = walked(of)
-    return found if isinstance(found, str) else None
-
-
 def walked(of: Iterable[Any]) -> dict[int, Any] | str:
     """Return all objects that some consist of, or what calling them may do beside computing."""
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
@@ -81,7 +75,7 @@ def walked(of: Iterable[Any]) -> dict[int, Any] | str:
     waiting = list(of)
     while waiting:
         one = waiting.pop()
-        if id(one) in seen or (type(one) in _PLAIN and type(one) is not np.ndarray) or isinstance(one, np.generic):
+        if id(one) in seen or type(one) in _PLAIN or isinstance(one, np.generic):
             continue
         if isinstance(one, torch.Tensor):
             if type(one) not in (torch.Tensor, torch.nn.Parameter):

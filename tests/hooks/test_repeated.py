@@ -258,6 +258,22 @@ def test_optimisations_leave_the_random_state_and_end_where_stock_ends():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+def test_two_comparisons_come_before_the_first_replay_whatever_runs_in_between():
+    call, before = wrapper(acquisitions.PosteriorMean(single()), 1, 2), served()
+
+    def asked(seeds):
+        for seed in seeds:
+            call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
+
+    asked(range(3))  # the last one is recorded
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):  # stock's matter
+        asked(range(3, 8))
+    asked(range(8, 10))
+    assert served() == before
+    asked([10])
+    assert served() == before + 1
+
+
 def test_few_evaluations_are_not_recorded(monkeypatch):
     monkeypatch.setattr(repeated, "_SPENT", 60.0)
     call, before = wrapper(acquisitions.PosteriorMean(single()), 1, 2), served()

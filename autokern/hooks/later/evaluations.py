@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from autokern.hooks.install import hook
-from autokern.hooks.later.repeated import Repeated, held, is_wanted
+from autokern.hooks.later.repeated import Repeated, held
 
 __all__ = ["declare", "with_features"]
 
@@ -29,7 +29,7 @@ def declare(gen: Any) -> None:
     @hook(gen, "_get_f_np_wrapper")
     def wrapper_of(shapeX: Any, device: Any, dtype: Any, with_grad: Any) -> Any:
         stock = make(shapeX, device, dtype, with_grad)
-        if with_grad is not True or device.type != "cpu" or dtype not in _DTYPES or not is_wanted():
+        if with_grad is not True or device.type != "cpu" or dtype not in _DTYPES:
             return stock
         known: dict[int, _Acquisition] = {}
 
@@ -105,7 +105,7 @@ class _Acquisition(Repeated):
 
     def put(self, x: np.ndarray, fixed: Any, rows: Any) -> bool:
         """Write points to where the recorded ones were; sets that were dropped keep their last points."""
-        sets, recorded = x.size // max(1, math.prod(self._shape)), len(self._points)
+        sets, recorded = self._sets(x), len(self._points)
         apart = rows is not None and self._results[0].shape == (recorded,)
         fits = sets == recorded or (sets < recorded and apart)
         if not fits or not np.isfinite(x).all() or not self._held.is_as_before():
@@ -120,8 +120,10 @@ class _Acquisition(Repeated):
         slopes = gradient.numpy().astype(np.float64).ravel()[: x.size].reshape(x.shape)
         if not np.isfinite(slopes).all():
             return None
-        sets = x.size // max(1, math.prod(self._shape))
-        return (loss.item() if rows is None else losses.numpy().reshape(-1)[:sets].copy()), slopes
+        return (loss.item() if rows is None else losses.numpy().reshape(-1)[: self._sets(x)].copy()), slopes
+
+    def _sets(self, x: np.ndarray) -> int:
+        return int(x.size // max(1, math.prod(self._shape)))
 
     def numbers(self, found: Found) -> Found:
         """Return values and gradient."""

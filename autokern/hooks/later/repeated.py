@@ -31,7 +31,7 @@ from autokern.hooks.bypass import stay_out_of_models
 from autokern.runtime import dispatch
 from autokern.system import host
 
-__all__ = ["Repeated", "held", "is_wanted"]
+__all__ = ["Repeated", "held"]
 
 _EAGER, _COMPARED, _EVERY = 2, 2, 32
 """Evaluations before the one that is recorded, at least; compared after it; and from one comparison to the next."""
@@ -48,7 +48,7 @@ _SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_va
 _log = logging.getLogger("autokern")
 
 
-def is_wanted() -> bool:
+def _is_wanted() -> bool:
     """Whether settings and surroundings allow to replay; orders of candidates are for calls of the library."""
     order = dispatch.in_force()
     ordered = order.force or order.exclude or order.deterministic or order.random_seed is not None
@@ -92,9 +92,9 @@ class Repeated(abc.ABC):
 
     def __init__(self, kind: Any) -> None:
         self._history = _histories.setdefault(kind, _History())
-        self._until, self._spent, self._eager = self._history.spent(), 0.0, 0
+        self._until, self._spent = self._history.spent(), 0.0
         self._replay: Replay | None = None
-        self._count = self._misses = 0
+        self._count = self._compared = self._misses = 0
         self._seconds = self._replayed = math.inf
         self._cost = 0.0
         self._sizes: list[float] = []
@@ -134,13 +134,13 @@ class Repeated(abc.ABC):
         """Evaluate, by the library or by a replay."""
         self._count += 1
         self._history.count += 1
-        if not self.serves or not is_wanted():
+        if not self.serves or not _is_wanted():
             return self.library(*call)
         began = time.perf_counter()
         if self._replay is None and (self._count <= _EAGER or self._spent < self._until):
             found = self.library(*call)
             took = time.perf_counter() - began
-            self._seconds, self._spent, self._eager = min(self._seconds, took), self._spent + took, self._count
+            self._seconds, self._spent = min(self._seconds, took), self._spent + took
             return found
         if self._replay is None:
             found = self._recorded(*call)
@@ -149,7 +149,7 @@ class Repeated(abc.ABC):
         ours = self._by_replay(*call)
         if ours is None:
             return self.library(*call)
-        first = self._count - self._eager - 1 <= _COMPARED
+        first = self._compared < _COMPARED
         if not (first or self.unlike) and self._count % _EVERY:
             dispatch.session().past["optimised function", "replay"] += 1
             return ours
@@ -160,6 +160,7 @@ class Repeated(abc.ABC):
         finally:
             inside.active = before
         self.renew()
+        self._compared += 1
         if not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
             self.end("an evaluation differs from its replay")
         elif first:
@@ -171,7 +172,7 @@ class Repeated(abc.ABC):
         """End where a replay is not faster; else note what recording cost and what a replay gains."""
         if self._replayed > _GAIN * self._seconds:
             self.end("a replay is not faster")
-        elif self._count - self._eager - 1 == _COMPARED:
+        elif self._compared == _COMPARED:
             self._history.cost, self._history.gain = self._cost, self._seconds - self._replayed
             self._history.refused = 0
 
