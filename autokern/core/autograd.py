@@ -242,3 +242,13 @@ def computed(
     of = (value, gradients), plain, len(tensors), *tensors, *saved
     found: torch.Tensor = _Computed.apply(*of)  # type: ignore[no-untyped-call]
     return found
+
+
+def is_computed(value: Any) -> bool:
+    """Whether a value, or what few steps made it from, is `computed`."""
+    node = getattr(value, "grad_fn", None)
+    for _ in range(4):
+        if node is None or type(node).__name__ == "_ComputedBackward":
+            return node is not None
+        node = next((one for one, _ in node.next_functions), None)
+    return False

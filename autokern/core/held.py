@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -28,7 +29,11 @@ class Held:
     """
 
     def __init__(
-        self, of: Iterable[Any], settings: Iterable[tuple[type, str]] = (), inputs: Iterable[torch.Tensor] = ()
+        self,
+        of: Iterable[Any],
+        settings: Iterable[tuple[type, str]] = (),
+        inputs: Iterable[torch.Tensor] = (),
+        spaces: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         seen = walked(of)
         self.effect = seen if isinstance(seen, str) else None
@@ -45,8 +50,12 @@ class Held:
         varying = set(map(id, inputs))
         kept = {id(one): one for one in parts if one is not None and id(one) not in varying and _is_small(one)}
         self._tensors = list(kept.values())
-        self._settings = list(settings)
+        self._settings, self._more = list(settings), list(spaces)
         self.renew()
+
+    def kinds(self) -> set[type]:
+        """Return the classes of the objects."""
+        return set(map(type, self._objects))
 
     def renew(self) -> None:
         """Take what is there now for unchanged."""
@@ -56,7 +65,7 @@ class Held:
             for space in (one, getattr(one, "__dict__", None))
             if isinstance(space, dict) and not isinstance(one, (FunctionType, ModuleType))
         ]
-        self._spaces = list({id(space): space for space in spaces}.values())
+        self._spaces = list({id(space): space for space in (*self._more, *spaces)}.values())
         self._lists = [one for one in self._objects if isinstance(one, (list, set))]
         self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
         self._globals = [(f.__globals__, name) for f in self._functions for name in _names(f)]
@@ -83,13 +92,15 @@ class Held:
         )
 
     def _contents(self) -> list[Any]:
-        found = [value for space in self._spaces for value in space.values()]
-        found += [len(space) for space in self._spaces]
-        found += [item for one in self._lists for item in one]
-        found += [content(cell) for cell in self._cells]
+        found = [*chain.from_iterable(map(_values, self._spaces)), *chain.from_iterable(self._lists)]
+        found += map(len, self._spaces)
+        found += map(content, self._cells)
         found += [space.get(name) for space, name in self._globals]
         found += [getattr(kind, name) for kind, name in self._settings]
         return found
+
+
+_values = operator.methodcaller("values")
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

@@ -80,7 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
         self._empty: set[int] = set()  # memory that no operation has written yet
         self._restored: list[Step] = []
-        self._steps: list[Step] = []
+        self._steps: list[tuple[Step, set[int], set[int]]] = []  # with the memory that a step reads, and writes
         self._bytes, self._reason = 0, ""
         self._leaving = _Leaving(self)
 
@@ -117,7 +117,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.fail("no result depends on an input")
         if self._reason:
             raise UnrecordedError(self._reason)
-        return Replay([*self._restored, *self._steps], self._constants.values())
+        return Replay([*self._restored, *self._needed(set(map(_memory, results)))], self._constants.values())
+
+    def _needed(self, memories: set[int]) -> list[Step]:
+        """Return the steps that check something, or without which these memories have other contents."""
+        found = []
+        for step, reads, writes in reversed(self._steps):
+            if not writes or not writes.isdisjoint(memories):
+                found.append(step)
+                memories |= reads
+        return found[::-1]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -151,9 +160,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.seeded:
             raise UnrecordedError(f"{func} draws random numbers")
         if kind.written:
-            self._writes(
-                func, _tensors([args[at] if type(at) is int else kwargs.get(at) for at in kind.written]), varies
-            )
+            self._writes(func, _written(kind, args, kwargs), varies)
         return memories, varies
 
     def _writes(self, func: Any, tensors: Iterable[torch.Tensor], varies: bool) -> None:
@@ -179,9 +186,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made.update((_memory(t), t) for t in fresh)
         self._check(func, fresh)
         if varies and (fresh or kind.written or not (several or isinstance(out, torch.Tensor))):
-            self._varying.update(map(_memory, fresh))
+            writes = set(map(_memory, [*fresh, *_written(kind, args, kwargs)]))
+            self._varying |= writes
             args, kwargs = map(_apart, args), {name: _apart(value) for name, value in kwargs.items()}
-            self._steps.append(_step(func, kind, tuple(args), kwargs, fresh, out))
+            self._steps.append((_step(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
 
     def _check(self, func: Any, fresh: Iterable[torch.Tensor]) -> None:
         """Refuse results that cannot be written again, and too many."""
@@ -243,6 +251,10 @@ class _Warnings:
 
 
 _warnings = _Warnings()
+
+
+def _written(kind: Kind, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    return _tensors([args[at] if type(at) is int else kwargs.get(at) for at in kind.written])
 
 
 def _step(func: Any, kind: Kind, args: Any, kwargs: Any, fresh: list[torch.Tensor], out: Any) -> Step:

@@ -224,8 +224,8 @@ class Readings(Generic[Read]):
             made = self._make(owner, *how)
             if made.holds(*how):
                 return self._known.put(owner, made)
-            reason: object = "it is not in training mode, or is hooked"
+            reason = "it is not in training mode, or is hooked"
         except caught(Exception) as error:  # the library raises or serves it
-            reason = error
+            reason = repr(error)
         _log.debug("a %s is not evaluated in one piece: %s", type(owner).__name__, reason)
         return self._known.put(owner, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,11 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import CosineKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 
+from autokern.core.autograd import is_computed
+from autokern.core.beside import Beside
+from autokern.core.op import inside
 from autokern.gp import marginal, memoized, originals, prior_state
 from autokern.gp.library_orders import DEFAULT_SIZES, is_default_size
 from autokern.gp.relied import density
@@ -38,6 +42,8 @@ _dispatch_dense = route("dense_log_prob", looked=True)
 _dispatch_tasks = route("task_log_prob", looked=True)
 _MOST = 1000
 """Number of points above which no candidate is faster than stock, whose parts are ops themselves."""
+_ENOUGH = 0.15
+"""Seconds of forward passes of a marginal likelihood before it is recorded, which takes some 40 ms."""
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,13 +150,32 @@ def _asked_before(covariance: Any) -> bool:
 
 
 _stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
+_spent = Beside[float]()
+"""Seconds of the marginal likelihoods whose gradients the library computes."""
 
 
-@hook(ExactMarginalLogLikelihood, "forward", relies=None)
-def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
-    botorch.look()
-    if kwargs or stay_out_of_models():
-        return _stock_objective(self, function_dist, target, *params, **kwargs)
+def _training(kind: type, ours: Callable[..., Any]) -> None:
+    """Hook a marginal likelihood: the library's own is replayed in long loops, `ours` computes it otherwise."""
+    stock = stock_of(kind, "forward")
+
+    @hook(kind, "forward", relies=None)
+    def forward(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
+        botorch.look()
+        if kwargs or stay_out_of_models():
+            return stock(self, function_dist, target, *params, **kwargs)
+        spent = _spent.get(self) or 0.0
+        if params or inside.repeated or spent < _ENOUGH:
+            began = time.perf_counter()
+            found = ours(self, function_dist, target, *params)
+            if not is_computed(found):  # else no replay is as fast
+                _spent.put(self, spent + time.perf_counter() - began)
+            return found
+        from autokern.hooks.later.losses import loss
+
+        return loss(self, stock, ours, function_dist, target)
+
+
+def _objective(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
     step = _step(self, function_dist, target, params)
     return _by_modules(self, function_dist, target, params) if step is None else _dispatch_step(step, None, None)
 
@@ -230,3 +255,5 @@ if _stock_use_keops is not None:
     hook(_keops, "_use_keops", everywhere="gpytorch.kernels.keops")(_use_keops)
 for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, CosineKernel, ScaleKernel):
     hook(_kind, "forward", relies=None)(_hooked(_kind))
+_training(ExactMarginalLogLikelihood, _objective)
+_training(LeaveOneOutPseudoLikelihood, stock_of(LeaveOneOutPseudoLikelihood, "forward"))

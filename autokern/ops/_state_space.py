@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gpytorch
 import torch
@@ -11,14 +11,15 @@ import torch
 from autokern.core.beside import Beside
 from autokern.core.op import Op
 from autokern.core.problem import Problem
-from autokern.gp import factor_cache, markov
+from autokern.gp import factor_cache
 from autokern.gp.factor_cache import Query
 from autokern.gp.lazy_covariance import PosteriorCovariance
 from autokern.gp.marginal import Marginal, ingredients, variances
-from autokern.gp.markov_posterior import LinePosterior
 from autokern.kernels import tree as trees
-from autokern.kernels.state_space import leaves_of
 from autokern.ops._shared import families
+
+if TYPE_CHECKING:
+    from autokern.gp.markov_posterior import LinePosterior
 
 LINE = "line"
 """Word in the variant of a problem: a single model, a sum of Matérn kernels, many one-dimensional points."""
@@ -38,6 +39,8 @@ def word(marginal: Marginal, value: torch.Tensor) -> str:
 
 
 def _word_of(kernel: Any) -> str:
+    from autokern.kernels.state_space import leaves_of  # few programs have such points
+
     node = trees.form(kernel)
     if node is None or leaves_of(node) is None:
         return ""
@@ -58,6 +61,8 @@ def _order(problem: Problem) -> int:
 
 
 def _memory(problem: Problem) -> int:
+    from autokern.gp import markov
+
     n, d, parts = problem.n + markov.BLOCK, _order(problem), len(families(problem))
     return 8 * n * (markov.BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
 
@@ -68,11 +73,13 @@ def register(op: Op) -> None:
     @op.candidate("state-space", accuracy="better", unsupported=unsupported, memory=_memory)
     def state_space(marginal: Marginal, value: torch.Tensor, exact: bool) -> Any:
         """Markov chains of Matérn kernels in one dimension, exact in linear time: blocks, and a scan over them."""
+        from autokern.gp import markov
+
         found = markov.log_prob(*ingredients(marginal, value), exact)
         return op.stock.run(marginal, value, exact) if found is None else found
 
 
-_posteriors = Beside[LinePosterior]()
+_posteriors: Beside[LinePosterior] = Beside()
 """The posterior of each prediction strategy; a model whose data or parameters change gets a new strategy."""
 
 
@@ -101,6 +108,8 @@ def predicts(problem: Problem) -> str | None:
 
 
 def _prediction_memory(problem: Problem) -> int:
+    from autokern.gp import markov
+
     return 8 * markov.BLOCK * (8 * problem.n + 4 * markov.BLOCK * min(problem.m, 2048)) + 64 * problem.m + 2**20
 
 
@@ -110,6 +119,9 @@ def _origin(x: torch.Tensor) -> torch.Tensor:
 
 
 def _conditioned(strategy: Any, exact: bool) -> LinePosterior:
+    from autokern.gp import markov
+    from autokern.gp.markov_posterior import LinePosterior
+
     found, most = _posteriors.get(strategy), markov.MOST[strategy.train_labels.dtype] if exact else math.inf
     if found is None or found.most > most:
         parts = factor_cache.parts(strategy)
@@ -127,6 +139,8 @@ def register_prediction(op: Op) -> None:
     @op.candidate("state-space", accuracy="better", unsupported=predicts, memory=_prediction_memory, parts=True)
     def state_space(query: Query) -> Any:
         """Markov chains of 1-D Matérn kernels: mean and variances in linear time, the joint covariance when read."""
+        from autokern.gp import markov
+
         known, prior = _conditioned(query.strategy, query.exact), query.prior
         if not known.valid or not markov.is_clear(known.data, query.exact):
             return op["lazy"].run(query)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autokern.core.held import Held
 from autokern.hooks.install import hook
 from autokern.hooks.later.repeated import Repeated, held
 
@@ -77,14 +78,13 @@ class _Acquisition(Repeated):
         found: Found = self._stock(x, self._f, fixed) if rows is None else self._stock(x, self._f, fixed, rows)
         return found
 
-    def obstacle(self, x: np.ndarray, fixed: Any, rows: Any) -> str | None:
-        """Return why the function cannot be recorded."""
+    def consists(self, x: np.ndarray, fixed: Any, rows: Any) -> Held | str:
+        """Return what the function consists of, or why it cannot be recorded."""
         if self._called is None:
             return "it is not an acquisition function alone"
         if not np.isfinite(x).all() or any(isinstance(v, torch.Tensor) for v in (fixed or {}).values()):
             return "its points are not finite, or have fixed features of their own"
-        self._held = held(self._called)
-        return self._held.effect
+        return held(self._called)
 
     def evaluated(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
         """Return the points, and what computes values, their sum, and its gradient."""
@@ -99,16 +99,12 @@ class _Acquisition(Repeated):
 
         return (at,), compute
 
-    def renew(self) -> None:
-        """Take what the function consists of now for unchanged."""
-        self._held.renew()
-
     def put(self, x: np.ndarray, fixed: Any, rows: Any) -> bool:
         """Write points to where the recorded ones were; sets that were dropped keep their last points."""
         sets, recorded = self._sets(x), len(self._points)
         apart = rows is not None and self._results[0].shape == (recorded,)
         fits = sets == recorded or (sets < recorded and apart)
-        if not fits or not np.isfinite(x).all() or not self._held.is_as_before():
+        if not fits or not np.isfinite(x).all():
             return False
         self.unlike, self._fewer = sets < recorded and not self._fewer, self._fewer or sets < recorded
         self._points[:sets].copy_(torch.from_numpy(x).view(sets, *self._shape))

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from autokern.core.beside import Beside
+from autokern.core.held import Held
 from autokern.hooks.later.repeated import Repeated, held
 
-__all__ = ["evaluate"]
+__all__ = ["OfParameters", "evaluate"]
 
-_known = Beside["_Closure"]()
+_closures = Beside["_Closure"]()
+_SINGLE = 1e-4
+"""The largest difference in single precision."""
 Found = tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]
 
 
 def evaluate(closure: Any, stock: Any) -> Found:
     """Return loss and gradients of a closure of BoTorch's, which are in ``grad`` of its parameters then."""
-    known = _known.get(closure)
+    known = _closures.get(closure)
     if known is None or not known.is_of(closure):
-        known = _known.put(closure, _Closure(closure.forward, closure.parameters))
+        known = _closures.put(closure, _Closure(closure.forward, closure.parameters))
     found: Found = known.call(lambda: stock(closure))
     return found
 
@@ -33,73 +36,86 @@ def _data(module: torch.nn.Module) -> Iterator[torch.Tensor]:
         yield from (t for t in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(t, torch.Tensor))
 
 
-class _Closure(Repeated):
-    """The loss of a model by its parameters, which the optimiser writes in place."""
+class OfParameters(Repeated):
+    """A function of parameters, which the optimiser writes in place."""
+
+    def __init__(self, kind: Any, parameters: Iterable[torch.Tensor], fixed: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__(kind)
+        self._parameters, self._fixed = tuple(parameters), tuple(fixed)
+        if any(p.dtype is torch.float32 for p in self._parameters):
+            self.agreement = _SINGLE
+
+    def obstacle(self, modules: Iterable[torch.nn.Module]) -> str | None:
+        """Return why a function of parameters and modules cannot be recorded."""
+        if any(p.device.type != "cpu" or not p.is_leaf for p in self._parameters):
+            return "parameters on another device"
+        if not self.is_plain():
+            return "a hook on a parameter"
+        if any(t.requires_grad for one in modules for part in one.modules() for t in _data(part)):
+            return "data that require a gradient"
+        return None
+
+    def is_plain(self) -> bool:
+        """Whether a backward pass does no more with the parameters than to set their gradients."""
+        return not any(p.requires_grad for p in self._fixed) and all(
+            p.requires_grad and not p._backward_hooks and not getattr(p, "_post_accumulate_grad_hooks", None)
+            for p in self._parameters
+        )
+
+    def _memory(self) -> list[int]:
+        return [p.data_ptr() for p in self._parameters]
+
+    def renew(self) -> None:
+        """Take what the model consists of now for unchanged."""
+        super().renew()
+        self._places = self._memory()
+
+    def put(self, *call: Any) -> bool:
+        """Whether the parameters are as they were recorded; they hold the numbers."""
+        return self._memory() == self._places and self.is_plain()
+
+
+class _Closure(OfParameters):
+    """The loss of a closure, and the gradients that it writes."""
 
     name = "loss"
 
     def __init__(self, forward: Any, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._forward, self._parameters = forward, dict(parameters)
+        self._forward, self._names = forward, dict(parameters)
         cells = [cell.cell_contents for cell in forward.__closure__ or ()] if hasattr(forward, "__closure__") else []
         self._of = [one for one in cells if isinstance(one, torch.nn.Module)]
-        super().__init__((*(type(getattr(one, "model", one)) for one in self._of), len(self._parameters)))
+        kind = (*(type(getattr(one, "model", one)) for one in self._of), len(parameters))
+        super().__init__(kind, parameters.values())
 
     def is_of(self, closure: Any) -> bool:
         """Whether a closure still has this function and these parameters."""
-        same = closure.forward is self._forward and closure.parameters.keys() == self._parameters.keys()
-        return same and all(map(operator.is_, closure.parameters.values(), self._parameters.values()))
+        same = closure.forward is self._forward and closure.parameters.keys() == self._names.keys()
+        return same and all(map(operator.is_, closure.parameters.values(), self._parameters))
 
     def library(self, stock: Any) -> Found:
         """Return the loss and the gradients of all parameters."""
         found: Found = stock()
         return found
 
-    def obstacle(self, stock: Any) -> str | None:
-        """Return why the loss cannot be recorded."""
-        if any(p.device.type != "cpu" or not p.is_leaf for p in self._parameters.values()):
-            return "parameters on another device"
-        if not self._is_plain():
-            return "a hook on a parameter"
+    def consists(self, stock: Any) -> Held | str:
+        """Return what the loss consists of, or why it cannot be recorded."""
         wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
-        if not self._of or wanted != {id(p) for p in self._parameters.values()}:
+        if not self._of or wanted != set(map(id, self._parameters)):
             return "parameters of which the optimiser has not all"
-        if any(t.requires_grad for one in self._of for part in one.modules() for t in _data(part)):
-            return "data that require a gradient"
-        self._held = held(self._forward, inputs=self._parameters.values())
-        return self._held.effect
+        return self.obstacle(self._of) or held(self._forward, inputs=self._parameters)
 
     def evaluated(self, stock: Any) -> Any:
         """Return the parameters, and what computes the loss and its gradients."""
-        parameters = tuple(self._parameters.values())
 
         def compute() -> Iterator[torch.Tensor]:
             with torch.enable_grad():
                 loss = self._forward().sum()
-                slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
+                slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True)
             self._used = [slope is not None for slope in slopes]
             yield loss
             yield from (slope for slope in slopes if slope is not None)
 
-        return parameters, compute
-
-    def _is_plain(self) -> bool:
-        """Whether a backward pass does no more with the parameters than to set their gradients."""
-        return all(
-            p.requires_grad and not p._backward_hooks and not getattr(p, "_post_accumulate_grad_hooks", None)
-            for p in self._parameters.values()
-        )
-
-    def _memory(self) -> list[int]:
-        return [p.data_ptr() for p in self._parameters.values()]
-
-    def renew(self) -> None:
-        """Take what the model consists of now for unchanged."""
-        self._held.renew()
-        self._places = self._memory()
-
-    def put(self, stock: Any) -> bool:
-        """Whether the model is as it was recorded; its parameters hold the numbers."""
-        return self._memory() == self._places and self._is_plain() and self._held.is_as_before()
+        return self._parameters, compute
 
     def result(self, results: tuple[torch.Tensor, ...], stock: Any) -> Found | None:
         """Put gradients into the parameters and return them with the loss, None if any number is not finite."""
@@ -107,7 +123,7 @@ class _Closure(Repeated):
         if not all(bool(t.isfinite().all()) for t in results):
             return None
         found, given = list[torch.Tensor | None](), iter(slopes)
-        for parameter, used in zip(self._parameters.values(), self._used, strict=True):
+        for parameter, used in zip(self._parameters, self._used, strict=True):
             if not used:
                 if parameter.grad is not None:
                     parameter.grad.zero_()

@@ -17,7 +17,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import torch
 
 from autokern.core.held import Held
 from autokern.core.op import inside
+from autokern.core.ran import Ran
 from autokern.core.recovery import caught
 from autokern.core.replay import ChangedError, Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import stay_out_of_models
@@ -56,11 +57,11 @@ def _is_wanted() -> bool:
     return order.replay and not ordered and plain and not stay_out_of_models()
 
 
-def held(*of: Any, inputs: Iterable[torch.Tensor] = ()) -> Held:
-    """Return what some objects consist of, and the settings of the libraries."""
+def held(*of: Any, inputs: Iterable[torch.Tensor] = (), spaces: Iterable[Mapping[str, Any]] = ()) -> Held:
+    """Return what some objects consist of, more namespaces, and the settings of the libraries."""
     modules = [sys.modules.get(f"{name}.settings") for name in ("linear_operator", "gpytorch", "botorch")]
     kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
-    return Held(of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], inputs)
+    return Held(of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], inputs, spaces)
 
 
 class _History:
@@ -89,6 +90,7 @@ class Repeated(abc.ABC):
     """Evaluations of one function; a subclass says how to call the library, and what its results are."""
 
     name: str
+    _held: Held
 
     def __init__(self, kind: Any) -> None:
         self._history = _histories.setdefault(kind, _History())
@@ -97,26 +99,33 @@ class Repeated(abc.ABC):
         self._count = self._compared = self._misses = 0
         self._seconds = self._replayed = math.inf
         self._cost = 0.0
+        self._ran = Ran()
         self._sizes: list[float] = []
         self.agreement = _AGREE
         self.serves, self.unlike = True, False
         """Whether a replay serves, and whether a call is the first of another kind than those that were compared."""
+        self.unfit = 0
+        """Calls one after another that the recording did not fit."""
 
     @abc.abstractmethod
     def library(self, *call: Any) -> Any:
         """Evaluate by the library."""
 
+    def stock(self, *call: Any) -> Any:
+        """Evaluate without any candidate; None if only `numbers` can tell the result."""
+        return self.library(*call)
+
     @abc.abstractmethod
-    def obstacle(self, *call: Any) -> str | None:
-        """Return why the function cannot be recorded."""
+    def consists(self, *call: Any) -> Held | str:
+        """Return what the function consists of, or why it cannot be recorded."""
 
     @abc.abstractmethod
     def evaluated(self, *call: Any) -> tuple[tuple[torch.Tensor, ...], Callable[[], Iterable[torch.Tensor]]]:
         """Return the inputs, and what computes results from them as the library does."""
 
-    @abc.abstractmethod
     def renew(self) -> None:
         """Take what the function consists of now, after it was evaluated, for unchanged."""
+        self._held.renew()
 
     @abc.abstractmethod
     def put(self, *call: Any) -> bool:
@@ -132,6 +141,13 @@ class Repeated(abc.ABC):
 
     def call(self, *call: Any) -> Any:
         """Evaluate, by the library or by a replay."""
+        before, inside.repeated = inside.repeated, True
+        try:
+            return self._chosen(*call)
+        finally:
+            inside.repeated = before
+
+    def _chosen(self, *call: Any) -> Any:
         self._count += 1
         self._history.count += 1
         if not self.serves or not _is_wanted():
@@ -144,7 +160,7 @@ class Repeated(abc.ABC):
             return found
         if self._replay is None:
             found = self._recorded(*call)
-            self._cost += time.perf_counter() - began - self._seconds
+            self._cost += time.perf_counter() - began
             return found
         ours = self._by_replay(*call)
         if ours is None:
@@ -156,24 +172,28 @@ class Repeated(abc.ABC):
         numbers = [np.array(values) for values in self.numbers(ours)]
         inside.active, before = True, inside.active  # the replay computes as stock does
         try:
-            found = self.library(*call)
+            again = time.perf_counter()
+            found = self.stock(*call)
+            self._seconds = min(self._seconds, time.perf_counter() - again)
         finally:
             inside.active = before
         self.renew()
         self._compared += 1
         if not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
             self.end("an evaluation differs from its replay")
-        elif first:
-            self._cost += time.perf_counter() - began - self._seconds
+            return self.library(*call) if found is None else found
+        if first:
+            self._cost += time.perf_counter() - began
             self._judge()
-        return found
+        return ours if found is None else found
 
     def _judge(self) -> None:
         """End where a replay is not faster; else note what recording cost and what a replay gains."""
         if self._replayed > _GAIN * self._seconds:
             self.end("a replay is not faster")
         elif self._compared == _COMPARED:
-            self._history.cost, self._history.gain = self._cost, self._seconds - self._replayed
+            self._history.cost = self._cost - (1 + _COMPARED) * self._seconds
+            self._history.gain = self._seconds - self._replayed
             self._history.refused = 0
 
     def _agree(self, ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
@@ -187,14 +207,20 @@ class Repeated(abc.ABC):
 
     def _recorded(self, *call: Any) -> Any:
         """Evaluate as stock does, and record it."""
-        if (why := self.obstacle(*call)) is not None:
-            self.end(why)
+        held = self.consists(*call)
+        why = held if isinstance(held, str) else held.effect
+        if isinstance(held, str) or why is not None:
+            self.end(why or "")
             return self.library(*call)
+        self._held = held
         inputs, compute = self.evaluated(*call)
         recorder = Recorder(*inputs)
-        with recorder:
+        with self._ran, recorder:
             results = tuple(compute())
+        if not self._ran.seen:
+            recorder.fail("a profiler is active")
         self._results = tuple(t.detach() for t in results)
+        self._ran.keep(held.kinds())
         self.renew()
         try:
             self._replay = recorder.replay(*self._results)
@@ -208,8 +234,10 @@ class Repeated(abc.ABC):
         assert self._replay is not None
         try:
             began = time.perf_counter()
-            if not self.put(*call):
+            if not (self._ran.is_as_before() and self._held.is_as_before() and self.put(*call)):
+                self.unfit += 1
                 return None
+            self.unfit = 0
             self._replay.run()
             found = self.result(self._results, *call)
             self._replayed = min(self._replayed, time.perf_counter() - began)

@@ -1,0 +1,261 @@
+"""The marginal likelihoods of a training loop whose model is not read as arrays, replayed (`repeated`).
+
+Of ``mll(model(x), y)`` the outer call is replayed with its backward pass. The tensors of the prior are inputs, so the
+model is called as ever, and gradients pass through its graph to whatever made them.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator import LinearOperator
+
+from autokern.core.autograd import computed
+from autokern.core.beside import Beside
+from autokern.core.effects import is_library
+from autokern.core.held import Held
+from autokern.core.locks import Lock
+from autokern.core.replay import UnrecordedError
+from autokern.gp import memoized, prior_state
+from autokern.hooks.later.fits import OfParameters
+from autokern.hooks.later.repeated import held
+
+__all__ = ["loss"]
+
+_known = Beside["_Loss"]()
+_UNFIT = 8
+"""Calls one after another that a recording does not fit before it is dropped."""
+
+
+def loss(mll: Any, stock: Callable[..., Any], ours: Callable[..., Any], prior: Any, target: Any) -> Any:
+    """Return a marginal likelihood of a prior and a target: by a replay of `stock`, or by `ours`."""
+    known = _known.get(mll)
+    if known is None or known.unfit >= _UNFIT:
+        known = _known.put(mll, _Loss(mll))
+    if known.lock.entered() or not known.lock.here().acquire(blocking=False):
+        return ours(mll, prior, target)
+    try:
+        return known.call(mll, stock, ours, prior, target)
+    finally:
+        known.lock.here().release()
+
+
+class _Loss(OfParameters):
+    """A marginal likelihood, of a prior and a target that are given, and of kernel, noise and their priors."""
+
+    name = "marginal likelihood"
+
+    def __init__(self, mll: Any) -> None:
+        parameters = list(mll.parameters())
+        wanted = [p for p in parameters if p.requires_grad]
+        kind = type(mll), type(mll.model), len(wanted)
+        super().__init__(kind, wanted, [p for p in parameters if not p.requires_grad])
+        self.lock = Lock()
+        self._until = 0.0 if self._until < math.inf else math.inf
+
+    def library(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Any:
+        """Return the marginal likelihood, by a candidate or by the library."""
+        return ours(mll, prior, target)
+
+    def stock(self, mll: Any, stock: Any, *call: Any) -> None:
+        """Compute the marginal likelihood and its gradients by the library, from what a replay has read."""
+        self._expected = self._computed(mll, stock)
+
+    def consists(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Held | str:
+        """Return what a marginal likelihood consists of, or why it cannot be recorded."""
+        self._given = _Given.of(prior, target)
+        if self._given is None:
+            return "a prior that is evaluated already, or of another kind"
+        self._modules = dict(mll._modules)
+        if any(True for _ in mll.model.added_loss_terms()):
+            return "a loss that the model adds"
+        priors = [one for _, *parts, _ in mll.model.named_priors() for one in parts]
+        spaces = [space for one in mll.model.modules() for space in (one._modules, getattr(one, "_priors", {}))]
+        modules = mll.likelihood, *self._given.objects
+        return self.obstacle(modules) or held(*modules, *priors, inputs=self._parameters, spaces=spaces)
+
+    def evaluated(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Any:
+        """Return prior, target and parameters, and what computes the marginal likelihood and its gradients."""
+        assert self._given is not None
+        return (*self._given.copies, *self._parameters), lambda: self._computed(mll, stock)
+
+    def _computed(self, mll: Any, stock: Any) -> list[torch.Tensor]:
+        """Return the library's marginal likelihood of the copies, and its gradients by those and the parameters."""
+        given = self._given
+        assert given is not None
+        with torch.enable_grad():
+            loss = stock(mll, given.prior(given.copies), given.copies[-1])
+            if loss.dim() or not loss.requires_grad:
+                raise UnrecordedError("a loss of several numbers, or without a gradient")
+            leaves = (*(t for t in given.copies if t.requires_grad), *self._parameters)
+            slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
+        self._used = [slope is not None for slope in slopes]
+        found = [loss.detach(), *(slope for slope in slopes if slope is not None)]
+        if any(t.dtype is not loss.dtype for t in found):
+            raise UnrecordedError("numbers of several dtypes")
+        return found
+
+    def _recorded(self, *call: Any) -> Any:
+        self._seconds = math.inf  # those of the forward pass alone
+        try:
+            return super()._recorded(*call)
+        except UnrecordedError as reason:
+            self.end(str(reason))
+            return self.library(*call)
+
+    def put(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> bool:
+        """Write prior and target to where the recorded ones were; false where they are of another kind."""
+        assert self._given is not None
+        return mll._modules == self._modules and super().put() and self._given.take(prior, target)
+
+    def result(
+        self, results: tuple[torch.Tensor, ...], mll: Any, stock: Any, ours: Any, prior: Any, target: Any
+    ) -> Any:
+        """Return the marginal likelihood with its gradients, None if it is not finite."""
+        given = self._given
+        assert given is not None
+        if not math.isfinite(results[0].item()):
+            return None
+        apart = torch.cat([t.reshape(-1) for t in results])  # the next replay overwrites the results
+        value, *slopes = torch.split(apart, [t.numel() for t in results])
+        slopes = [slope.view_as(t) for slope, t in zip(slopes, results[1:], strict=True)]
+        tensors, given.present = given.present, []
+        wanted = [t for t in tensors if t.requires_grad]
+        used = list(itertools.compress((*wanted, *self._parameters), self._used))
+        own = sum(self._used[: len(wanted)])
+        every = (*self._parameters, *self._fixed)
+        for lazy in given.lazies(prior):
+            with torch.no_grad():
+                prior_state.remember(lazy, every, torch._foreach_mul(every, 1.0))
+
+        def plain(*values: torch.Tensor) -> Any:
+            return self._plain(mll, stock, prior, tensors, dict(zip(map(id, used), values, strict=True)))
+
+        return computed(value.view(()).clone(), slopes, plain, *used[:own], saved=used[own:])
+
+    def _plain(self, mll: Any, stock: Any, prior: Any, tensors: list[torch.Tensor], values: dict[int, Any]) -> Any:
+        """Return the marginal likelihood by the library, as a function of tensors and parameters."""
+        from autokern.gp.array_density import replacing
+
+        given = self._given
+        assert given is not None
+        names = {name: values[id(p)] for name, p in mll.named_parameters() if id(p) in values}
+        *of_prior, target = [values.get(id(t), t) for t in tensors]
+        whole = replacing(mll, list(names), lambda *those: stock(mll, given.prior(those[:-1]), those[-1]))
+        return whole(*of_prior, target, *names.values())
+
+    def numbers(self, found: Any) -> Iterator[Any]:
+        """Yield the marginal likelihood and its gradients."""
+        yield from (t.numpy() for t in (self._expected if found is None else self._results))
+
+
+class _Given:
+    """A prior and a target: how the distribution is built from tensors, and copies of these, which a replay reads."""
+
+    def __init__(self, prior: Any, form: Any, tensors: list[torch.Tensor]) -> None:
+        self._form, self._empty = form, copy.copy(prior)
+        self._empty.loc = self._empty._covar = None
+        self.copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+        self.present = tensors
+        """The tensors of the present call: the prior's, then the target."""
+
+    @classmethod
+    def of(cls, prior: Any, target: Any) -> _Given | None:
+        """Return a prior and a target, None if they are not plain."""
+        found = _described(prior, target)
+        return None if found is None else cls(prior, *found)
+
+    @property
+    def objects(self) -> list[Any]:
+        """The modules of the covariance."""
+        return list(_objects(self._form))
+
+    def take(self, prior: Any, target: Any) -> bool:
+        """Copy another prior and target of the same form; false for another form."""
+        found = _described(prior, target)
+        if found is None or found[0] != self._form:
+            return False
+        self.present = found[1]
+        with torch.no_grad():
+            for own, tensor in zip(self.copies, self.present, strict=True):
+                own.copy_(tensor)
+        return True
+
+    def prior(self, tensors: Any) -> Any:
+        """Return the distribution with other tensors."""
+        made = copy.copy(self._empty)
+        made.loc, made._covar = tensors[0], _built(self._form[1], tensors)
+        return made
+
+    def lazies(self, prior: Any) -> Iterator[Any]:
+        """Yield the kernel matrices of a prior that are not evaluated yet."""
+        waiting = [prior._covar]
+        while waiting:
+            one = waiting.pop()
+            if type(one) is LazyEvaluatedKernelTensor:
+                yield one
+            waiting += [part for part in one._args if isinstance(part, LinearOperator)]
+
+
+def _described(prior: Any, target: Any) -> tuple[Any, list[torch.Tensor]] | None:
+    """Return the form of a prior and a target, which equals that of others that differ in numbers only, and tensors."""
+    tensors, more = list[torch.Tensor](), dict(vars(prior))
+    mean, covariance = more.pop("loc", None), more.pop("_covar", None)
+    if not isinstance(covariance, LinearOperator) or not is_library(type(prior).__module__):
+        return None
+    try:
+        form = _form(mean, tensors), _form(covariance, tensors), _form(target, tensors), type(prior), more
+    except _OtherError:
+        return None
+    plain = all(type(t) is torch.Tensor and t.layout is torch.strided and t.is_cpu for t in tensors)
+    plain = plain and not any(isinstance(value, torch.Tensor) for value in more.values())
+    return (form, tensors) if plain and not target.requires_grad and tensors[-1] is target else None
+
+
+class _OtherError(Exception):
+    """A prior of a kind that cannot be built from tensors."""
+
+
+def _form(one: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return how an operator is built from tensors, which are appended."""
+    if isinstance(one, torch.Tensor):
+        at = next((at for at, known in enumerate(tensors) if known is one), len(tensors))
+        if at == len(tensors):
+            tensors.append(one)
+        if one._backward_hooks or one.retains_grad:
+            raise _OtherError
+        return "tensor", at, one.shape, one.dtype, one.requires_grad
+    if isinstance(one, LinearOperator):
+        kept = set(memoized.names(one)) - {"size"}
+        if kept or not vars(one).get("_is_grad_enabled", True) or not is_library(type(one).__module__):
+            raise _OtherError  # the library would use what it has cached, or computed without a graph
+        arguments = [_form(part, tensors) for part in one._args]
+        return type(one), arguments, {name: _form(part, tensors) for name, part in one._kwargs.items()}
+    if type(one) in (list, tuple, dict, np.ndarray):
+        raise _OtherError
+    return one
+
+
+def _built(form: Any, tensors: Any) -> Any:
+    """Return the operator of a form with these tensors."""
+    if type(form) is not tuple:
+        return form
+    if form[0] == "tensor":
+        return tensors[form[1]]
+    kind, arguments, named = form
+    return kind(*[_built(part, tensors) for part in arguments], **{k: _built(v, tensors) for k, v in named.items()})
+
+
+def _objects(form: Any) -> Iterator[Any]:
+    for part in form if isinstance(form, (tuple, list)) else form.values() if isinstance(form, dict) else (form,):
+        if isinstance(part, torch.nn.Module):
+            yield part
+        elif isinstance(part, (tuple, list, dict)):
+            yield from _objects(part)

@@ -1,0 +1,393 @@
+"""Marginal likelihoods of training loops whose model is not read as arrays: replays compute what stock does."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import Kernel, RBFKernel, RBFKernelGrad, RQKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
+from gpytorch.means import ConstantMean, ConstantMeanGrad, LinearMean, ZeroMean
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from gpytorch.priors import GammaPrior
+
+import autokern
+from autokern.hooks import gpytorch as hooks
+from autokern.hooks import install
+from autokern.hooks.later import repeated
+
+DOUBLE = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    """Record at once, and serve whatever it takes."""
+    monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
+    for name, value in {"_GAIN": float("inf"), "_histories": {}}.items():
+        monkeypatch.setattr(repeated, name, value)
+
+
+class Own(Kernel):
+    """A kernel of the user's: the library's RBF to a power."""
+
+    has_lengthscale = True
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.register_parameter("raw_power", torch.nn.Parameter(torch.zeros(1)))
+        self.register_constraint("raw_power", gpytorch.constraints.Positive())
+
+    def forward(self, x1, x2, diag=False, **params):
+        power = self.raw_power_constraint.transform(self.raw_power)
+        distance = self.covar_dist(x1 / self.lengthscale, x2 / self.lengthscale, diag=diag, square_dist=True)
+        return torch.exp(-0.5 * distance).pow(power)
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel, mean, kind=MultivariateNormal, features=None):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module, self.kind, self.features = mean, kernel, kind, features
+
+    def forward(self, x):
+        x = x if self.features is None else self.features(x)
+        return self.kind(self.mean_module(x), self.covar_module(x))
+
+
+def points(n=12, d=2, dtype=DOUBLE):
+    return torch.rand(n, d, dtype=dtype, generator=torch.Generator().manual_seed(3))
+
+
+def single(kernel=None, mean=None, dtype=DOUBLE, likelihood=None, kind=ExactMarginalLogLikelihood, features=None):
+    x = points(dtype=dtype)
+    y = (5 * x).sin().sum(-1)
+    torch.manual_seed(0)
+    likelihood = likelihood or GaussianLikelihood(noise_prior=GammaPrior(2.0, 5.0))
+    model = Model(x, y, likelihood, kernel or ScaleKernel(Own()), mean or ConstantMean(), features=features).to(dtype)
+    return kind(model.likelihood, model)
+
+
+def derivatives(dtype=DOUBLE):
+    x = points(6, 1, dtype)
+    y = torch.cat([(3 * x).sin(), 3 * (3 * x).cos()], -1)
+    kind, mean = MultitaskMultivariateNormal, ConstantMeanGrad()
+    model = Model(x, y, MultitaskGaussianLikelihood(num_tasks=2), ScaleKernel(RBFKernelGrad()), mean, kind).to(dtype)
+    return ExactMarginalLogLikelihood(model.likelihood, model)
+
+
+def deep():
+    return single(features=torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)))
+
+
+CASES = {
+    "own kernel": single,
+    "single precision": lambda: single(dtype=torch.float32),
+    "derivatives": derivatives,
+    "derivatives, single precision": lambda: derivatives(torch.float32),
+    "no mean": lambda: single(mean=ZeroMean()),
+    "linear mean": lambda: single(mean=LinearMean(2)),
+    "features": deep,
+    "fixed noise": lambda: single(likelihood=FixedNoiseGaussianLikelihood(torch.full((12,), 0.05, dtype=DOUBLE))),
+    "leave one out": lambda: single(ScaleKernel(RQKernel()), kind=LeaveOneOutPseudoLikelihood),
+    "sum": lambda: single(ScaleKernel(Own()) + RBFKernel(active_dims=[0])),
+}
+
+
+def replays():
+    return autokern.stats().get("optimised function", {}).get("replay", 0)
+
+
+def step(mll, optimizer=None, change=None, at=None):
+    if change is not None:
+        change(mll, at)
+    optimizer.zero_grad()
+    loss = -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
+    loss.backward()
+    optimizer.step()
+    return [loss.item(), *(p.grad.clone() for p in mll.parameters() if p.grad is not None)]
+
+
+def trained(make, steps=12, change=None):
+    """Return losses and gradients of some steps of training."""
+    mll = make()
+    optimizer = torch.optim.Adam(mll.parameters(), lr=0.05)
+    return [step(mll, optimizer, change, at) for at in range(steps)]
+
+
+def same(ours, theirs, rtol=1e-10):
+    for one, other in zip(ours, theirs, strict=True):
+        assert one[0] == pytest.approx(other[0], rel=rtol)
+        size = max(float(b.abs().max()) for b in other[1:])
+        for a, b in zip(one[1:], other[1:], strict=True):
+            torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * size)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_replayed_loss_is_that_of_the_library(case):
+    theirs = trained(CASES[case])
+    with install.enabled():
+        before = replays()
+        ours = trained(CASES[case])
+        assert replays() - before >= 6
+    same(ours, theirs, 1e-10 if "single" not in case else 1e-5)
+
+
+def frozen(mll, at):
+    if at == 6:
+        mll.likelihood.noise_covar.raw_noise.requires_grad_(False)
+
+
+def written(mll, at):
+    if at == 6:
+        with torch.no_grad():
+            next(mll.model.covar_module.parameters()).data.fill_(0.7)
+
+
+def other_data(mll, at):
+    if at == 6:
+        mll.model.set_train_data(points() + 0.1, (2 * points()).cos().sum(-1), strict=False)
+
+
+def targets_in_place(mll, at):
+    mll.model.train_targets.mul_(1.01)
+
+
+def settings(mll, at):
+    gpytorch.settings.cholesky_jitter._set_value(1e-2 if at > 5 else None, 1e-2 if at > 5 else None, None)
+
+
+def another_kernel(mll, at):
+    if at == 6:
+        mll.model.covar_module.base_kernel = Own().double()
+
+
+def prior_added(mll, at):
+    if at == 6:
+        mll.model.covar_module.register_prior("late", GammaPrior(3.0, 2.0), "outputscale")
+
+
+def evaluation_between(mll, at):
+    if at == 6:
+        mll.eval()
+        with torch.no_grad():
+            mll.model(points(3)).mean.sum()
+        mll.train()
+
+
+CHANGES = (frozen, written, other_data, targets_in_place, another_kernel, prior_added, evaluation_between)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("case", ["own kernel", "leave one out"])
+def test_what_changes_in_a_loop_counts_at_once(case, change):
+    if case == "leave one out" and change is another_kernel:
+        pytest.skip("the own kernel is enough")
+    theirs = trained(CASES[case], change=change)
+    with install.enabled():
+        ours = trained(CASES[case], change=change)
+    same(ours, theirs)
+
+
+def test_a_patch_counts_at_once(monkeypatch):
+    """A function that the recording ran is replaced, on a class of the user's or of a library."""
+
+    def patch(owner, name):
+        stock = getattr(owner, name)
+
+        def change(mll, at):
+            if at == 6:
+                monkeypatch.setattr(owner, name, lambda *args, **kwargs: 2 * stock(*args, **kwargs))
+
+        return change
+
+    for owner, name in ((Own, "forward"), (ScaleKernel, "forward"), (gpytorch.constraints.Positive, "transform")):
+        theirs = trained(single, change=patch(owner, name))
+        monkeypatch.undo()
+        monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
+        monkeypatch.setattr(repeated, "_GAIN", float("inf"))
+        with install.enabled():
+            ours = trained(single, change=patch(owner, name))
+            monkeypatch.undo()
+            monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
+            monkeypatch.setattr(repeated, "_GAIN", float("inf"))
+        same(ours, theirs)
+
+
+def prepared():
+    """Return a marginal likelihood of which the next call is a replay."""
+    mll = single()
+    optimizer = torch.optim.SGD(mll.parameters(), lr=0.0)
+    for _ in range(6):
+        step(mll, optimizer)
+    mll.zero_grad()
+    return mll
+
+
+def called(mll):
+    prior = mll.model(*mll.model.train_inputs)
+    return mll(prior, mll.model.train_targets), prior
+
+
+def test_graphs_are_as_stock():
+    """Gradients by the prior, second derivatives, a freed graph, two losses at a time, and a written parameter."""
+    results = {}
+    for on in (False, True):
+        with install.enabled() if on else torch.enable_grad():
+            mll = prepared()
+            parameters = list(mll.parameters())
+            before = replays()
+            loss, prior = called(mll)
+            found = list(torch.autograd.grad(loss, [prior.loc, *parameters], retain_graph=True))
+            slopes = torch.autograd.grad(loss, parameters, create_graph=True)
+            found += torch.autograd.grad(sum(s.square().sum() for s in slopes), parameters)
+            loss, prior = called(mll)
+            prior.loc.retain_grad()
+            loss.backward(retain_graph=True)
+            found.append(prior.loc.grad)
+            loss.backward()
+            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                loss.backward()
+            one, other = called(mll)[0], called(mll)[0]
+            found += [*torch.autograd.grad(one, parameters), *torch.autograd.grad(other, parameters)]
+            loss, prior = called(mll)
+            with torch.no_grad():
+                for p in parameters:
+                    p.add_(0.1)
+            found.append(prior.covariance_matrix.detach())
+            if on:
+                assert replays() > before
+        results[on] = found
+    for ours, theirs in zip(results[True], results[False], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_a_covariance_is_that_of_its_parameters_at_the_time():
+    """Also where some parameters are not trained."""
+    found = {}
+    for on in (False, True):
+        with install.enabled() if on else torch.enable_grad():
+            mll = single()
+            mll.model.covar_module.base_kernel.raw_lengthscale.requires_grad_(False)
+            optimizer = torch.optim.Adam(mll.parameters(), lr=0.1)
+            for _ in range(8):
+                loss, prior = called(mll)
+                loss.backward()
+                optimizer.step()
+            found[on] = prior.covariance_matrix.detach()
+    torch.testing.assert_close(found[True], found[False])
+
+
+def test_a_recording_that_fits_no_more_is_made_again():
+    with install.enabled():
+        mll = prepared()
+        x = points(9)
+        mll.model.set_train_data(x, x.sum(-1), strict=False)
+        for _ in range(14):
+            called(mll)
+        before = replays()
+        called(mll)
+        assert replays() > before
+
+
+def test_a_hook_on_the_prior_runs():
+    with install.enabled():
+        mll = prepared()
+        prior = mll.model(*mll.model.train_inputs)
+        seen = []
+        prior.loc.register_hook(lambda grad: seen.append(grad.clone()))
+        mll(prior, mll.model.train_targets).backward()
+    assert len(seen) == 1
+
+
+def test_a_prior_that_was_changed_is_not_the_models():
+    """Another mean, or a covariance that is evaluated already, is computed from what it is."""
+    results = {}
+    for on in (False, True):
+        with install.enabled() if on else torch.enable_grad():
+            mll = prepared()
+            prior = mll.model(*mll.model.train_inputs)
+            shifted = MultivariateNormal(2 * prior.loc + 1, prior.lazy_covariance_matrix)
+            evaluated = mll.model(*mll.model.train_inputs)
+            assert evaluated.covariance_matrix.shape == (12, 12)
+            dense = MultivariateNormal(prior.loc, prior.covariance_matrix)
+            results[on] = [mll(one, mll.model.train_targets).item() for one in (shifted, evaluated, dense)]
+    assert results[True] == pytest.approx(results[False], rel=1e-12)
+
+
+def test_without_gradients_and_with_other_arguments():
+    with install.enabled():
+        mll = prepared()
+        expected = called(mll)[0].item()
+        with torch.no_grad():
+            assert called(mll)[0].item() == pytest.approx(expected)
+        prior = mll.model(*mll.model.train_inputs)
+        assert mll(prior, mll.model.train_targets, *mll.model.train_inputs).item() == pytest.approx(expected)
+        target = mll.model.train_targets.clone().requires_grad_()
+        mll(mll.model(*mll.model.train_inputs), target).backward()
+        assert target.grad is not None
+        with pytest.raises(RuntimeError):
+            mll(prior, mll.model.train_targets[:3])
+        assert torch.isnan(mll(mll.model(*mll.model.train_inputs), mll.model.train_targets * torch.nan))
+
+
+def test_copies_and_pickles_leave_recordings_out():
+    with install.enabled():
+        mll = prepared()
+        expected = called(mll)[0].item()
+        for other in (copy.deepcopy(mll), pickle.loads(pickle.dumps(mll))):
+            assert called(other)[0].item() == pytest.approx(expected, rel=1e-12)
+            with torch.no_grad():
+                next(iter(other.parameters())).add_(0.5)
+            assert called(other)[0].item() != pytest.approx(expected, rel=1e-3)
+        assert called(mll)[0].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_model_is_freed():
+    with install.enabled():
+        mll = prepared()
+        gone = weakref.ref(mll.model)
+        del mll
+        gc.collect()
+    assert gone() is None
+
+
+def test_threads_share_a_marginal_likelihood():
+    with install.enabled():
+        mll = prepared()
+        expected, found = called(mll)[0].item(), []
+        targets = [mll.model.train_targets * k for k in (1.0, 2.0, 3.0)]
+        alone = [mll(mll.model(*mll.model.train_inputs), y).item() for y in targets]
+
+        def work(k):
+            found.extend((k, mll(mll.model(*mll.model.train_inputs), targets[k]).item()) for _ in range(40))
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert alone[0] == pytest.approx(expected)
+    assert all(value == pytest.approx(alone[k], rel=1e-10) for k, value in found)
+
+
+def test_a_profiler_of_the_users_keeps_its_place():
+    import sys
+
+    seen = []
+    with install.enabled():
+        mll = single()
+        optimizer = torch.optim.SGD(mll.parameters(), lr=0.0)
+        sys.setprofile(lambda frame, event, argument: seen.append(event))
+        try:
+            for _ in range(5):
+                step(mll, optimizer)
+            assert sys.getprofile() is not None
+        finally:
+            sys.setprofile(None)
+    assert seen
