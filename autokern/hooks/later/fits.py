@@ -39,6 +39,8 @@ def _data(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 class OfParameters(Repeated):
     """A function of parameters, which the optimiser writes in place."""
 
+    lasting = True
+
     def __init__(self, kind: Any, parameters: Iterable[torch.Tensor], fixed: Iterable[torch.Tensor] = ()) -> None:
         super().__init__(kind)
         self._parameters, self._fixed = tuple(parameters), tuple(fixed)

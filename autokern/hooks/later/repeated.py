@@ -90,6 +90,8 @@ class Repeated(abc.ABC):
     """Evaluations of one function; a subclass says how to call the library, and what its results are."""
 
     name: str
+    lasting = False
+    """Whether what an evaluation leaves in its modules is used later, so that no replay may skip it."""
     _held: Held
 
     def __init__(self, kind: Any) -> None:
@@ -177,10 +179,14 @@ class Repeated(abc.ABC):
             self._seconds = min(self._seconds, time.perf_counter() - again)
         finally:
             inside.active = before
+        changed = self.lasting and not self._held.is_as_before()
         self.renew()
         self._compared += 1
-        if not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
+        if changed:
+            self.end("an evaluation changes what it consists of")
+        elif not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
             self.end("an evaluation differs from its replay")
+        if not self.serves:
             return self.library(*call) if found is None else found
         if first:
             self._cost += time.perf_counter() - began
