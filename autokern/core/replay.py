@@ -15,23 +15,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokern.core.operations import Kind, kind_of
 from autokern.core.recovery import caught
+from autokern.core.unseen import Leaving, warnings_noticed
 
 __all__ = ["ChangedError", "Recorder", "Replay", "UnrecordedError"]
 
 _MOST_BYTES = 2**26
 _MOST_STEPS = 20_000
-_LEAVING = frozenset(("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"))
 _TYPES = torch.Tensor, torch.nn.Parameter
 Step = Callable[[], Any]
 
@@ -82,7 +79,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._restored: list[Step] = []
         self._steps: list[tuple[Step, set[int], set[int]]] = []  # with the memory that a step reads, and writes
         self._bytes, self._reason = 0, ""
-        self._leaving = _Leaving(self)
+        self._leaving = Leaving(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -90,7 +87,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Any:
         with contextlib.ExitStack() as stack:  # an interrupt leaves nothing entered
-            stack.enter_context(_warnings.noticed(self))
+            stack.enter_context(warnings_noticed(self))
             stack.enter_context(self._leaving)
             found = super().__enter__()  # type: ignore[no-untyped-call]
             self._around = stack.pop_all()
@@ -105,6 +102,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def fail(self, reason: str) -> None:
         """Note why nothing can be replayed; the computation itself goes on."""
         self._reason = self._reason or reason
+
+    def called(self, function: Callable[..., torch.Tensor], args: Any) -> torch.Tensor:
+        """Run a function of an extension, which returns a new tensor and does nothing else, as one operation."""
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            found = function(*args)
+            if not self._reason:
+                self.noticed(self._whole, function, args, found)
+        return found
+
+    def _whole(self, function: Any, args: Any, found: torch.Tensor) -> None:
+        memories = self._read(_tensors(args))
+        self._made[_memory(found)] = found.detach()
+        self._check(function, [found])
+        if not self._varying.isdisjoint(memories):
+            self._varying.add(_memory(found))
+            call = functools.partial(function, *map(_apart, args))
+            step = functools.partial(_copied, call, [found.detach()])
+            self._steps.append((step, set(memories), {_memory(found)}))
 
     def leaves(self, tensor: Any) -> None:
         """Note that something else reads a tensor."""
@@ -152,16 +167,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind, tensors = kind_of(func), _tensors(args)
         if kwargs:
             tensors += _tensors(kwargs.values())
-        memories = {_memory(t): t for t in tensors}
-        for memory, tensor in memories.items():
-            if memory not in self._made and memory not in self._constants:
-                self._constants[memory] = tensor, 0 if tensor.is_inference() else tensor._version
+        memories = self._read(tensors)
         varies = kind.reads and not self._varying.isdisjoint(memories)
         if kind.seeded:
             raise UnrecordedError(f"{func} draws random numbers")
         if kind.written:
             self._writes(func, _written(kind, args, kwargs), varies)
         return memories, varies
+
+    def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return the memory of tensors, after noting what is of others."""
+        memories = {_memory(t): t for t in tensors}
+        for memory, tensor in memories.items():
+            if memory not in self._made and memory not in self._constants:
+                self._constants[memory] = tensor, 0 if tensor.is_inference() else tensor._version
+        return memories
 
     def _writes(self, func: Any, tensors: Iterable[torch.Tensor], varies: bool) -> None:
         for tensor in tensors:
@@ -199,58 +219,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnrecordedError(f"{func} returns a tensor of another kind")
         if self._bytes > _MOST_BYTES or len(self._steps) > _MOST_STEPS:
             raise UnrecordedError("a large computation")
-
-
-class _Leaving(TorchFunctionMode):
-    """Notices where tensors of a recording are read by others."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if args and getattr(func, "__name__", "") in _LEAVING:
-            with torch._C.DisableTorchFunction():
-                self._recorder.noticed(self._recorder.leaves, args[0])
-        return func(*args, **(kwargs or {}))
-
-
-class _Warnings:
-    """Notices the warnings of recordings, which are shown as ever.
-
-    `warnings.catch_warnings` would lose those of other threads: two that do not end in turn leave one of them in force.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._recorders = threading.Lock(), dict[int, list[Recorder]]()
-        self._stock, self._show = warnings.showwarning, self._note  # one object, to be found again
-
-    @contextlib.contextmanager
-    def noticed(self, recorder: Recorder) -> Iterator[None]:
-        """Tell a recorder of warnings in this thread."""
-        here = threading.get_ident()
-        try:
-            with self._lock:
-                self._recorders.setdefault(here, []).append(recorder)
-                if warnings.showwarning is not self._show:
-                    self._stock, warnings.showwarning = warnings.showwarning, self._show
-            yield
-        finally:
-            with self._lock:
-                if recorder in (those := self._recorders.get(here, [])):
-                    those.remove(recorder)
-                if not those:
-                    self._recorders.pop(here, None)
-                if not self._recorders and warnings.showwarning is self._show:
-                    warnings.showwarning = self._stock
-
-    def _note(self, *args: Any, **kwargs: Any) -> None:
-        for recorder in self._recorders.get(threading.get_ident(), ()):
-            recorder.fail("a warning")
-        self._stock(*args, **kwargs)
-
-
-_warnings = _Warnings()
 
 
 def _written(kind: Kind, args: Any, kwargs: Any) -> list[torch.Tensor]:

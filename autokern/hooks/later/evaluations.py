@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from types import FunctionType
+import sys
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
 from autokern.core.held import Held
+from autokern.core.unseen import Extension
 from autokern.hooks.install import hook
 from autokern.hooks.later.repeated import Repeated, held
 
@@ -18,6 +22,7 @@ __all__ = ["declare", "with_features"]
 _DTYPES = torch.float32, torch.float64
 _SINGLE = 1e-4
 """The largest difference in single precision, where BLAS rounds products of fewer sets otherwise."""
+_HYPERVOLUME = "botorch.acquisition.multi_objective.logei"
 Found = tuple[Any, np.ndarray]
 
 
@@ -59,6 +64,21 @@ def with_features(x: Any, features: Any, replaces: Any) -> torch.Tensor | None:
     return found
 
 
+@contextlib.contextmanager
+def _extensions() -> Iterator[None]:
+    """Let a recording see the calls of BoTorch's kernel in C++ as operations, while this is entered."""
+    module: Any = sys.modules.get(_HYPERVOLUME)
+    kernel = getattr(module, "_C", None)
+    if type(kernel) is not ModuleType:
+        yield
+        return
+    try:
+        module._C = Extension(kernel)
+        yield
+    finally:
+        module._C = kernel
+
+
 class _Acquisition(Repeated):
     """A function of sets of points, some of which the optimiser drops when they have converged."""
 
@@ -92,10 +112,11 @@ class _Acquisition(Repeated):
         self._points, self._fewer = at.detach(), False
 
         def compute() -> tuple[torch.Tensor, ...]:
-            whole = with_features(at, fixed or {}, False)
-            losses = self._f(self._gen.fix_features(at, fixed, False) if whole is None else whole)
-            loss = losses.sum()
-            return losses, loss, *torch.autograd.grad(loss, at)
+            with _extensions():
+                whole = with_features(at, fixed or {}, False)
+                losses = self._f(self._gen.fix_features(at, fixed, False) if whole is None else whole)
+                loss = losses.sum()
+                return losses, loss, *torch.autograd.grad(loss, at)
 
         return (at,), compute
 

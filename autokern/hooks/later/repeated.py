@@ -186,12 +186,12 @@ class Repeated(abc.ABC):
             self.end("an evaluation changes what it consists of")
         elif not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
             self.end("an evaluation differs from its replay")
-        if not self.serves:
-            return self.library(*call) if found is None else found
-        if first:
+        elif first:
             self._cost += time.perf_counter() - began
             self._judge()
-        return ours if found is None else found
+        if found is not None:
+            return found
+        return ours if self.serves else self.library(*call)
 
     def _judge(self) -> None:
         """End where a replay is not faster; else note what recording cost and what a replay gains."""
