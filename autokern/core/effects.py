@@ -71,7 +71,7 @@ def walked(of: Iterable[Any]) -> dict[int, Any] | str:
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return "a hook on all modules"
     seen: dict[int, Any] = {}
-    modules = set[str]()
+    modules, kinds = set[str](), set[type]()
     waiting = list(of)
     while waiting:
         one = waiting.pop()
@@ -86,10 +86,13 @@ def walked(of: Iterable[Any]) -> dict[int, Any] | str:
         seen[id(one)] = one
         if type(one) is np.ndarray:
             continue
-        found = _inside(one)
+        found = _inside(one, type(one) in kinds)
         if isinstance(found, str):
             return found
         waiting += found
+        if type(one) in kinds:
+            continue
+        kinds.add(type(one))
         for base in type(one).__mro__:
             if base.__module__ not in modules and is_library(base.__module__):
                 modules.add(base.__module__)
@@ -107,8 +110,8 @@ def _replaced(module: Any) -> list[Any]:
     ]
 
 
-def _inside(one: Any) -> list[Any] | str:
-    """Return the objects that an object consists of, or what calling it may do."""
+def _inside(one: Any, known: bool) -> list[Any] | str:
+    """Return the objects that an object consists of, its methods unless its class is known, or what calling may do."""
     if type(one) in _CONTAINERS or (isinstance(one, tuple) and hasattr(one, "_fields")):
         return list(one)
     if isinstance(one, Mapping) and (type(one).__module__ in _STANDARD or is_library(type(one).__module__)):
@@ -133,7 +136,8 @@ def _inside(one: Any) -> list[Any] | str:
         return f"a hook on a {kind.__name__}"
     if not any(is_library(base.__module__) for base in kind.__mro__) and kind.__module__ not in _STANDARD:
         return f"an object of class {kind.__name__}"
-    methods = [f for base in kind.__mro__ for f in _of_class(base, own=not is_library(base.__module__))]
+    bases = () if known else kind.__mro__
+    methods = [f for base in bases for f in _of_class(base, own=not is_library(base.__module__))]
     return [*methods, *_state(one)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from autokern.core.recorded import functions
@@ -24,22 +24,28 @@ class Ran:
 
     def __init__(self) -> None:
         self.seen = True
-        """Whether it can note anything: Python has one profiler only."""
+        """Whether it can note anything: Python has one tracer only."""
         self._codes: set[CodeType] = set()
         self._modules: dict[int, Mapping[str, Any]] = {}
+        self._kept: list[tuple[Mapping[str, Any], Any]] = []
+        self._classes: list[Mapping[str, Any]] = []
+        self._functions: list[FunctionType] = []
+        self._values: list[Any] = []
+        self._state: list[Any] = []
 
     def __enter__(self) -> Ran:
-        self.seen = sys.getprofile() is None
+        self.seen = sys.gettrace() is None
         if self.seen:
-            sys.setprofile(self._note)
+            sys.settrace(self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.seen:
-            sys.setprofile(None)
+            sys.settrace(None)
 
     def _note(self, frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code not in self._codes:
+        """Note a function when it is called; its lines are not traced."""
+        if frame.f_code not in self._codes:
             self._codes.add(frame.f_code)
             self._modules[id(frame.f_globals)] = frame.f_globals
 

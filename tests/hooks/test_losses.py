@@ -376,20 +376,20 @@ def test_threads_share_a_marginal_likelihood():
     assert all(value == pytest.approx(alone[k], rel=1e-10) for k, value in found)
 
 
-def test_a_profiler_of_the_users_keeps_its_place():
+def test_a_tracer_of_the_users_keeps_its_place():
     import sys
 
     seen = []
     with install.enabled():
         mll = single()
         optimizer = torch.optim.SGD(mll.parameters(), lr=0.0)
-        sys.setprofile(lambda frame, event, argument: seen.append(event))
+        sys.settrace(lambda frame, event, argument: seen.append(event))
         try:
             for _ in range(5):
                 step(mll, optimizer)
-            assert sys.getprofile() is not None
+            assert sys.gettrace() is not None
         finally:
-            sys.setprofile(None)
+            sys.settrace(None)
     assert seen
 
 

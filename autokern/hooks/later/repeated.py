@@ -13,6 +13,7 @@ enough to repay it, the third evaluation is recorded.
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 import math
 import sys
@@ -175,14 +176,19 @@ class Repeated(abc.ABC):
         inside.active, before = True, inside.active  # the replay computes as stock does
         try:
             again = time.perf_counter()
-            found = self.stock(*call)
+            with contextlib.nullcontext() if self._compared else self._ran:
+                found = self.stock(*call)
             self._seconds = min(self._seconds, time.perf_counter() - again)
         finally:
             inside.active = before
+        if not self._compared:
+            self._ran.keep(self._held.kinds())
         changed = self.lasting and not self._held.is_as_before()
         self.renew()
         self._compared += 1
-        if changed:
+        if not self._ran.seen:
+            self.end("a tracer is active")
+        elif changed:
             self.end("an evaluation changes what it consists of")
         elif not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
             self.end("an evaluation differs from its replay")
@@ -221,12 +227,9 @@ class Repeated(abc.ABC):
         self._held = held
         inputs, compute = self.evaluated(*call)
         recorder = Recorder(*inputs)
-        with self._ran, recorder:
+        with recorder:
             results = tuple(compute())
-        if not self._ran.seen:
-            recorder.fail("a profiler is active")
         self._results = tuple(t.detach() for t in results)
-        self._ran.keep(held.kinds())
         self.renew()
         try:
             self._replay = recorder.replay(*self._results)
