@@ -23,6 +23,7 @@ from autokern.core.units import duration, legible
 from autokern.core.versions import installed
 from autokern.runtime import api, dispatch
 from autokern.system import progress
+from autokern.system.files import write_whole
 from autokern.tuning import calibration, store
 
 __all__ = ["app", "commands_calibrate"]  # importing a module registers its commands
@@ -65,7 +66,7 @@ def show(
 ) -> None:
     """Show which candidate is fastest from which size on."""
     if html is not None:
-        report.check(html, "--html")
+        write_whole(html, None)
     settings = dispatch.session().settings
     found = summary.known(api.profile(), None if op is None else [registry.get(op).name])
     if op is not None:
@@ -81,16 +82,16 @@ def show(
             advice = f"the file of AUTOKERN_PROFILE does not hold it; unset that, and {advice}"
         message(f"nothing{f' of {op}' if op else ''} was measured on this machine as it is now; {advice}")
         raise typer.Exit(1)
-    if html is not None:
-        report.write(html, report.of_profile(api.profile(), found, op))
-    if json:
-        return
     title = "fastest candidates; sizes are of single matrices without gradients, counts of problems"
     choices_by_size = [tables.thresholds(found.thresholds)] if found.thresholds else []
-    tables.show(*tables.winners(found.winners), *choices_by_size, *tables.of_known(found, title))
+    shown = [*tables.winners(found.winners), *choices_by_size, *tables.of_known(found, title)]
+    when = f"last measured {found.created.replace('T', ' ').replace('Z', ' UTC')}"
+    if html is not None:
+        report.write(html, report.of_profile(api.profile(), shown, when, op))
+    if json:
+        return
     lines = [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
-    when = found.created.replace("T", " ").replace("Z", " UTC")
-    tables.show(*lines, f"last measured {when}, {store.origin(settings, found.fingerprint)}")
+    tables.show(*shown, *lines, f"{when}, {store.origin(settings, found.fingerprint)}")
 
 
 @app.command()

@@ -22,6 +22,7 @@ from autokern.core.settings import from_environment
 from autokern.hooks import install
 from autokern.runtime import api, dispatch, ranks
 from autokern.system import ranks as system
+from autokern.system.files import write_whole
 
 INHERITED = str(Path(__file__).parent / "inherited")
 """The folder of the ``sitecustomize`` that enables autokern in child processes of the program."""
@@ -103,9 +104,9 @@ def execute(order: Order) -> int:
     check(order)
     file = None if system.is_job() and os.environ.get("RANK") != "0" else order.report  # only the first rank writes
     if file is not None:
-        from autokern.cli import report  # now: at exit it may be too late to import
+        import autokern.cli.report
 
-        report.check(file, "--report")
+        write_whole(file, None)
     inherit()
     install.enable()
     settings = dispatch.session().settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -115,21 +115,6 @@ def winners(profile: Profile) -> list[Winner]:
         return (p.op, p.device, p.dtype, p.grad, p.batch > 1, p.variant, p.n, p.m, p.rhs, p.d, p.batch)
 
     return [_winner(trial) for trial in sorted(profile.trials, key=lambda trial: place(trial.problem))]
-
-
-def kind(problem: Problem) -> Problem:
-    """Return a problem with ``m`` and ``n`` set to 1: one plot shows all problems of one kind."""
-    return problem.replace(m=1, n=1)
-
-
-def commonest(trials: Iterable[Trial], group: tuple[str, str, str]) -> list[Trial]:
-    """Return the trials of the group's kind of problem that has the most sizes, sorted by size."""
-    kinds: dict[Problem, list[Trial]] = {}
-    for trial in trials:
-        if trial.problem.group == group:
-            kinds.setdefault(kind(trial.problem), []).append(trial)
-    found = max(kinds.values(), key=lambda of: len({(t.problem.n, t.problem.m) for t in of}), default=[])
-    return sorted(found, key=lambda trial: (trial.problem.n, trial.problem.m))
 
 
 def _winner(trial: Trial) -> Winner:

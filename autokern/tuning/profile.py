@@ -17,7 +17,7 @@ import msgspec
 from autokern.core.errors import ProfileError
 from autokern.core.locks import once
 from autokern.core.problem import Problem
-from autokern.core.shown import Shown, shown
+from autokern.core.shown import Shown
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2
@@ -156,14 +156,6 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             return "Profile(nothing measured)"
         ops, when = len({t.problem.op for t in self.trials}), self.created and f", last on {self.created[:10]}"
         return f"Profile({len(self.trials)} problems of {ops} ops{when}, host {self.fingerprint[:8] or 'unknown'})"
-
-    def plot(self, op: str, device: str = "cpu", dtype: str = "float64", ax: Any = None) -> Any:  # type: ignore[override]
-        """Draw the time of each candidate over the size, for an op's kind of problem with the most measured sizes.
-
-        Return the matplotlib axes, by default new ones. SettingsError if the op was not measured, AutokernError if
-        matplotlib is not installed.
-        """
-        return shown("plot", self, ax, op, device, dtype)
 
     def merge(self, other: Profile) -> Profile:
         """Return a profile with the trials of both; for a problem in both, see `Trial.updated`.

@@ -235,7 +235,11 @@ def test_little_memory_is_noted(monkeypatch):
         (doctor._keops, Answer(False, "did not finish", 27.0, True), "note"),
         (doctor._keops, Answer(False, "the C++ compiler g++ fails: fatal error", 3.0), "note"),
         (doctor._keops, Answer(False, "a formula fails on the CPU: ValueError: no", 3.0), "problem"),
-        (doctor._keops, Answer(True, "pykeops 2.3 works on the CPU; not on the GPU: no CUDA toolkit", 3.0), "note"),
+        (
+            doctor._keops,
+            Answer(True, "pykeops 2.3 works on the CPU; not on the GPU: KeOps finds no CUDA toolkit", 3.0),
+            "note",
+        ),
         (lambda answer: doctor._keops(answer, "its folder is damaged"), Answer(True, "works", 3.0), "problem"),
     ],
 )
@@ -297,7 +301,7 @@ def test_keops_is_compiled_and_run_for_real():
 @needs_keops
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
 @pytest.mark.parametrize(
-    ("compiler", "words"), [("", "no C++ compiler"), ("echo it is broken >&2; exit 1", "g++ fails: it is broken")]
+    ("compiler", "words"), [("", "needs a C++ compiler"), ("echo it is broken >&2; exit 1", "g++ fails: it is broken")]
 )
 def test_a_compiler_that_is_missing_or_broken_is_told_apart(monkeypatch, tmp_path, compiler, words):
     if compiler:

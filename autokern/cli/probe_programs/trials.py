@@ -1,17 +1,15 @@
 """The trials that `probe` runs in child processes: the last line printed is the answer.
 
-Only the trial of the hooks imports autokern.
+Only the trials of KeOps and of the hooks import autokern.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import random
 import sys
 import time
-from typing import Any, NoReturn
 
 import torch
 
@@ -38,51 +36,33 @@ def gpu() -> None:
 
 
 def keops() -> None:
-    """Import pykeops, run a reduction on the CPU and on a GPU, and print the outcome or the missing part."""
-    output = io.StringIO()
+    """Run a reduction by KeOps on the CPU and on a GPU, and print where it works or why it does not."""
+    output, told = io.StringIO(), []
     try:
         with contextlib.redirect_stdout(output):
-            import pykeops
             import pykeops.torch
-    except ImportError as error:
-        _fail(f"pykeops cannot be imported: {error}")
     except Exception as error:
-        written = "cannot be made or written" if isinstance(error, OSError) else "is damaged"
-        _fail(f"its build folder {written}: {error!r}")
-    where = _reduced(pykeops, output, "cpu", "CPU")
-    if torch.cuda.is_available():
-        on_gpu = pykeops.config.gpu_available and _reduced(pykeops, output, "cuda", "GPU")
-        where += f" and the {on_gpu}" if on_gpu else "; not on the GPU: it finds no CUDA toolkit"
-    print(f"pykeops {pykeops.__version__} compiles and works on the {where}")
+        sys.exit(f"pykeops cannot be imported, or its build folder cannot be made: {error!r}")
+    from autokern.system.keops import compiler, keops_problem  # now: gpytorch imports pykeops
 
-
-def _reduced(pykeops: Any, output: io.StringIO, device: str, backend: str) -> str:
-    """Compile and run a reduction; return the backend and the seconds as text."""
-    x, y = torch.rand(20, 3), torch.rand(30, 3)
-    truth = (-((x[:, None] - y[None]) ** 2).sum(-1)).exp().sum(1, keepdim=True)
-    began = time.perf_counter()
-    try:
-        with contextlib.redirect_stdout(output):
-            lazy = pykeops.torch.LazyTensor
-            a, b = lazy(x.to(device)[:, None]), lazy(y.to(device)[None])
-            found = (-((a - b) ** 2).sum(-1)).exp().sum(1, backend=backend)
-    except Exception as error:
-        compiler = pykeops.config.pykeops_base.get_cxx_compiler()
-        built = [name for name in os.listdir(pykeops.get_build_folder()) if name.startswith("pykeops_")]
-        if compiler is None:
-            _fail("no C++ compiler: install g++, or name one in CXX")
-        if isinstance(error, ImportError) and not any(name.endswith((".so", ".dylib")) for name in built):
+    for device, kind in [("cpu", "CPU"), ("cuda", "GPU")][: 1 + torch.cuda.is_available()]:
+        if (problem := keops_problem(device)) is not None:
+            told.append(f"not on the {kind}: {problem}")
+            continue
+        x, y, began = torch.rand(20, 3), torch.rand(30, 3), time.perf_counter()
+        truth = (-((x[:, None] - y[None]) ** 2).sum(-1)).exp().sum(1, keepdim=True)
+        try:
+            with contextlib.redirect_stdout(output):
+                a, b = pykeops.torch.LazyTensor(x.to(device)[:, None]), pykeops.torch.LazyTensor(y.to(device)[None])
+                found = (-((a - b) ** 2).sum(-1)).exp().sum(1, backend=kind).cpu()
+        except Exception as error:
             lines = [line for line in output.getvalue().splitlines() if line.strip() not in ("", "OK")]
-            _fail(f"the C++ compiler {os.path.basename(compiler)} fails: {lines[-1] if lines else error}")
-        _fail(f"a formula fails on the {backend}: {type(error).__name__}: {error}")
-    if not torch.allclose(found.cpu(), truth, atol=1e-4):
-        _fail(f"a reduction on the {backend} gives wrong numbers")
-    return f"{backend} ({time.perf_counter() - began:.1f} s to compile)"
-
-
-def _fail(found: str) -> NoReturn:
-    print(" ".join(found.split()))
-    sys.exit(1)
+            by = f"the C++ compiler {compiler()} fails" if isinstance(error, ImportError) else f"it fails on the {kind}"
+            sys.exit(f"{by}: {lines[-1] if lines else error}")
+        assert torch.allclose(found, truth, atol=1e-4), f"a reduction on the {kind} gives wrong numbers"
+        told.append(f"compiles and works on the {kind} ({time.perf_counter() - began:.1f} s to compile)")
+    print(f"pykeops {pykeops.__version__} {'; '.join(told)}")
+    sys.exit(int(told[0].startswith("not")))
 
 
 def hooks() -> None:

@@ -1,32 +1,52 @@
-"""Reports on a program or a profile, each one self-contained HTML file.
+"""Reports on a program or a profile, each one self-contained HTML file, from the template `page.html`.
 
-`facts` makes the content of a page; `page.html` is its template.
+The seconds saved are, for each key, its calls times the predicted saving of one call.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from autokern.cli.notebook import installed
-from autokern.cli.report.facts import of_profile, of_program
+import jinja2
+import markupsafe
+import msgspec
+
+from autokern.cli import tables
+from autokern.cli.tables import Table
+from autokern.core.decision import Decision
+from autokern.core.registry import known as is_known
+from autokern.core.units import duration, sized
+from autokern.core.versions import __version__
+from autokern.runtime import dispatch
+from autokern.system import host, memory_limit, threads
 from autokern.system.files import write_whole
+from autokern.tuning.profile import Profile
 
-__all__ = ["check", "of_profile", "of_program", "write"]
+Page = dict[str, Any]
+Served = Sequence[tuple[Decision, int]]
+
+_MOST_CARDS = 40
+_PATH = re.compile(r"(?<![\w./~\\])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()<>]+){2,}[/\\]?")
 
 
-def check(file: Path, option: str) -> None:
-    """Raise AutokernError if a page cannot be made or written."""
-    installed("jinja2", option)  # imported now: at the end of a program it may be too late
-    write_whole(file, None)
-
-
-def write(file: Path, page: dict[str, Any]) -> None:
+def write(file: Path, page: Page) -> None:
     """Render a page and write it atomically."""
-    import jinja2
-    import markupsafe
+    write_whole(file, _templates().get_template("page.html").render(page=page).encode())
 
+
+def html(table: Table) -> str:
+    """Return a table as HTML, without colours of its own."""
+    return str(_templates().get_template("table.html").module.table_of(table))
+
+
+@functools.cache
+def _templates() -> Any:
     def marked(text: str) -> markupsafe.Markup:
         """Return text as HTML, with text between backticks as code."""
         return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(text))))
@@ -35,4 +55,178 @@ def write(file: Path, page: dict[str, Any]) -> None:
     options: Any = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(loader=loader, **options)
     environment.globals.update(marked=marked)
-    write_whole(file, environment.get_template("page.html").render(page=page).encode())
+    return environment
+
+
+def without_paths(text: str) -> str:
+    """Return text with each path of this machine replaced by an ellipsis.
+
+    Examples
+    --------
+    >>> without_paths("no compiler in /opt/gcc/bin; matern52/same/ard")
+    'no compiler in …; matern52/same/ard'
+    """
+    return _PATH.sub("…", text)
+
+
+# --- a program --------------------------------------------------------------------------------------------------------
+
+
+class Gain(NamedTuple):
+    """Number of calls on measured problems, and the seconds that they saved by prediction."""
+
+    calls: int = 0
+    saved: float = 0.0
+
+    def __str__(self) -> str:
+        return _signed(self.saved) if self.calls else "not measured"
+
+
+def _signed(seconds: float) -> str:
+    return f"−{duration(-seconds)}" if seconds < 0 else duration(seconds) if seconds else "0 s"
+
+
+def gain(rows: Served) -> Gain:
+    """Return the predicted savings of the calls of decisions."""
+    found = [(calls, calls * d.saved) for d, calls in rows if d.saved is not None]
+    return Gain(*map(sum, zip(*found, strict=True)))
+
+
+def of_program(name: str, seconds: float) -> Page:
+    """Return the page of the program that this process has run: predicted savings, choices and reasons."""
+    served, fields = dispatch.decisions(), host.current().fields
+    known_ops = {op: sum(by.values()) for op, by in dispatch.stats().items() if is_known(op)}
+    total, counted = gain(served), sum(known_ops.values())
+    known = f"{total.calls:,} of {counted:,} calls" if total.calls else "nothing is known of its keys"
+    others = sum(decision.candidate != "stock" for decision, _ in served)
+    tiles = [
+        ("saved, predicted", str(total), known),
+        ("program ran", duration(seconds), "first line to end, measured"),
+        ("calls served", f"{counted:,}", f"of {len({d.problem.op for d, _ in served})} ops"),
+        ("keys decided", f"{len(served):,}", f"{others:,} run another candidate than stock"),
+    ]
+    page: Page = {"kind": "run", "title": name, "tiles": tiles, "notes": _notes(served, counted)}
+    page["words"] = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} · {_in_short(fields)}"
+    parts = [*_by_op(served), *_by_key(served)] if served else []
+    return {**page, "sections": [*parts, _process(served), _host(fields)]}
+
+
+def _notes(served: Served, counted: int) -> list[str]:
+    """Return notes on the basis of a program's figures, and on the calls that they leave out."""
+    last = "Processes that the program started are not part of this page."
+    if not served:
+        off = "" if dispatch.session().settings.enabled else " (AUTOKERN=0)"
+        return [f"autokern served no call in this process{off}.", last]
+    notes = [
+        "Seconds saved are predicted from measured times, not measured on this run: for each key, its calls times the "
+        "predicted time of stock less that of what ran. `autokern compare` measures what a program saves as a whole."
+    ]
+    told = {"other hosts": "rest on what other machines measured", "extrapolated": "are extrapolated from measurements"}
+    for source, what in told.items():
+        part = gain([row for row in served if row[0].source == source])
+        notes += [f"{part} of them {what}."] if part.saved else []
+    unknown = [(d, calls) for d, calls in served if d.saved is None and d.source != "only choice"]
+    if unknown:
+        ops = ",".join(sorted({decision.problem.op for decision, _ in unknown}))
+        notes.append(
+            f"{sum(calls for _, calls in unknown):,} calls are of keys of which nothing is measured: what they saved "
+            f"is not counted. `autokern calibrate --ops {ops}` measures them."
+        )
+    if (further := counted - sum(calls for _, calls in served)) > 0:
+        notes.append(f"{further:,} further calls are of decisions that this process no longer keeps.")
+    return [*notes, last]
+
+
+def _by_op(served: Served) -> list[Page]:
+    ops: dict[str, list[tuple[Decision, int]]] = {}
+    for decision, calls in served:
+        ops.setdefault(decision.problem.op, []).append((decision, calls))
+    saved = {op: gain(rows) for op, rows in ops.items()}
+    rows = []
+    for op in sorted(ops, key=lambda op: -saved[op].saved):
+        ran = Counter[str]()
+        for decision, calls in ops[op]:
+            ran[decision.candidate] += calls
+        words = ", ".join(f"{name} {count:,}" for name, count in ran.most_common())
+        rows.append((op, f"{sum(ran.values()):,}", words, str(saved[op])))
+    table = Table("", ("op", ">calls", "what ran, calls", ">saved, predicted"), rows)
+    note = "Ops that call others, which are served too, include those."
+    return [_section("Saved by op", note, tables=[table])]
+
+
+def _by_key(served: Served) -> list[Page]:
+    """Return the section of keys, each with its choice, reason and candidates, largest savings or losses first."""
+    rows = sorted(served, key=lambda row: (-abs(gain([row]).saved), -row[1]))
+    cards = []
+    for decision, calls in rows[:_MOST_CARDS]:
+        found = gain([(decision, calls)])
+        factor = f", {decision.margin:.2f} times as fast as stock" if decision.margin != 1.0 else ""
+        value = "no choice" if decision.source == "only choice" else str(found)
+        lines = [*decision.notes(), *decision.meanings()]
+        words = f"runs {decision.candidate}{factor}; {calls:,} {'call' if calls == 1 else 'calls'}"
+        head = {"title": str(decision.problem), "words": words, "value": value}
+        table = _clean(tables.candidates(decision))
+        cards.append({**head, "lines": list(map(without_paths, lines)), "table": table})
+    notes = ["The key names a problem; each opens and says why its candidate was chosen. Largest differences first."]
+    if rest := rows[_MOST_CARDS:]:
+        notes.append(f"{len(rest):,} more keys are not listed (saved, predicted: {gain(rest)}).")
+    return [_section("Saved by key, and why", *notes, cards=cards)]
+
+
+def _process(served: Served) -> Page:
+    """Return the section on the threads and memory of the process."""
+    fewer = sum(calls for decision, calls in served if "@" in decision.candidate)
+    facts = [
+        ("threads of torch", f"{threads.current()} of {host.affinity()} processors that it may use"),
+        ("calls by a candidate with fewer threads", f"{fewer:,}" if threads.allowed() else "AUTOKERN_THREADS=off"),
+        ("peak of this process", sized(host.peak_memory())),
+    ]
+    for device in host.current().devices:
+        there = memory_limit.current(device, dispatch.session().settings.memory)
+        facts.append((f"a call on {device} may take", f"{sized(there.bytes)} ({memory_limit.named(there, device)})"))
+    return _section("Threads and memory", facts=facts)
+
+
+# --- a profile --------------------------------------------------------------------------------------------------------
+
+
+def of_profile(profile: Profile, shown: Sequence[Table], when: str, op: str | None = None) -> Page:
+    """Return the page of the profile in force, or of one of its ops: what `autokern show` prints."""
+    fields = profile.host or host.current().fields
+    page = {"kind": "show", "title": f"Measurements of {op or 'this machine'}", "words": _in_short(fields)}
+    sections = [_section("Fastest candidates", tables=list(map(_clean, shown))), _host(fields)]
+    return {**page, "tiles": [], "notes": [when], "sections": sections}
+
+
+# --- parts of both ----------------------------------------------------------------------------------------------------
+
+
+def _section(title: str, *notes: str, **parts: object) -> Page:
+    """Return a section of a page: a heading, notes, facts, tables and cards."""
+    return {"title": title, "notes": notes, "facts": [], "tables": [], "cards": [], **parts}
+
+
+def _clean(table: Table) -> Table:
+    return msgspec.structs.replace(table, rows=[[without_paths(cell) for cell in row] for row in table.rows])
+
+
+def _in_short(fields: Mapping[str, Any]) -> str:
+    gpus = [str(gpu.get("name", gpu.get("kind", ""))) for gpu in fields.get("accelerators", [])]
+    cpu, torch_ = fields["cpu"], fields["versions"]["torch"]
+    return ", ".join([str(cpu["model"]), *gpus, f"{cpu['torch_threads']} threads", f"torch {torch_}"])
+
+
+def _host(fields: dict[str, Any]) -> Page:
+    """Return the section on the host: the fields of a Host, which name no machine, user or path."""
+    cpu, system = fields["cpu"], fields["system"]
+    gpus = [str(gpu.get("name", gpu.get("kind", ""))) for gpu in fields.get("accelerators", [])]
+    versions = ", ".join(f"{name} {version}" for name, version in fields["versions"].items() if version)
+    cores = f"{cpu['physical']} physical cores, {cpu['logical']} logical; {cpu['capability']}, {', '.join(cpu['simd'])}"
+    facts = [
+        ("processor", f"{cpu['model']}; {cores}"),
+        ("memory", f"{fields.get('remarks', {}).get('memory_gib', '?')} GiB"),
+        ("accelerators", "; ".join(gpus) or "none"),
+        ("system and versions", f"{system['os']} {system['machine']}, {versions}, autokern {__version__}"),
+        ("fingerprint", host.fingerprint_of(fields)),
+    ]
+    return _section("Host", "Measurements hold for a host of the same fingerprint, a hash of its fields.", facts=facts)
