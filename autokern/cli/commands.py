@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from autokern import __version__  # waits for the package where another thread imports it
-from autokern.cli import commands_calibrate, compare, doctor, findings, report, run, summary, tables, thresholds
+from autokern.cli import commands_calibrate, compare, doctor, report, run, summary, tables, thresholds
 from autokern.cli.console import Json, app, emit, message
 from autokern.core import registry
 from autokern.core.errors import SettingsError
@@ -135,9 +135,9 @@ def examine(
     """Try the parts of this machine, and report what works."""
     with progress.display("autokern examines this machine") as shown:
         found = doctor.examine(quick, shown)
-    if json and findings.is_first():
+    if json:
         emit(found, "checks")
-    elif findings.is_first():
+    else:
         tables.show(tables.findings(found))
     raise typer.Exit(int(any(finding.status == "problem" for finding in found)))
 

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from autokern.cli import quiet
-from autokern.cli.findings import Finding, of_plugins, of_ranks, seen
+from autokern.cli.findings import Finding, of_plugins, seen
 from autokern.cli.probe import Answer, Probe
 from autokern.core import known, releases
 from autokern.core.errors import AutokernError, ProfileError
@@ -53,7 +53,6 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         progress(0.1, ", ".join(names))
         answers = _gather(probes, progress)
         progress(0.95, "BLAS")
-        found += of_ranks(settings)
         found += [_blas(), _gpu(answers.get("GPU")), _tf32()]
         works = "put in and taken out again; a small model agrees with stock"
         found.append(_probed("hooks", answers["hooks"], f"{works} ({answers['hooks'].seconds:.1f} s)"))
@@ -125,8 +124,7 @@ def folder_obstacle(settings: Settings) -> str | None:
     if path is None:
         return "this user has no cache folder"
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.closing(Folder(path, private=True)) as folder, folder.temporary("0" * 8, b"autokern doctor"):
+        with contextlib.closing(Folder(path, private=True, create=True)) as folder, folder.temporary("0" * 8, b""):
             return None
     except (OSError, ProfileError) as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""Findings of `doctor`, and its checks of plugins and of the ranks of a job."""
+"""Findings of `doctor`, and its checks of plugins."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ from collections import Counter
 
 import msgspec
 
-from autokern.core.errors import RanksError
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import Plugin, plugins, registered
-from autokern.core.settings import Settings
-from autokern.core.units import sized
-from autokern.runtime.ranks import facts, timeout_of, unlike
-from autokern.system import host, ranks
-
-_SLOW = 1e8
-"""A link with fewer bytes a second counts as slow."""
-_met = True
+from autokern.system import host
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -61,35 +53,3 @@ def _obstacle(own: list[tuple[Op, Candidate]]) -> str | None:
 def _problems(op: Op) -> list[Problem]:
     kinds = [(dtype, device) for device in host.current().devices for dtype in ("float64", "float32")]
     return [problem for dtype, device in kinds for problem in op.grid("quick", dtype, device)]
-
-
-def is_first() -> bool:
-    """Whether this process prints: it is the only rank, rank 0, or a rank that could not join the others."""
-    return _met
-
-
-def of_ranks(settings: Settings) -> list[Finding]:
-    """Check the ranks of a job, their devices and their links; empty if this process is not a rank."""
-    global _met
-    if not ranks.is_job() or settings.ranks == "off":
-        return []
-    try:
-        here = ranks.join(min(timeout_of(settings), 60.0))
-        everyone = here.objects(facts())
-    except (RanksError, RuntimeError) as error:
-        advice = "look at the ranks that are named, and at the network between them"
-        return [Finding("ranks", "problem", str(error), advice)]
-    _met, link = here.rank == 0, here.link
-    here.barrier()
-    here.leave()
-    devices = Counter(f"{one['cpu']}, threads: {one['common']['threads']}" for one in everyone)
-    text = "; ".join(f"{count} on {device}" for device, count in devices.items())
-    text += f"; least memory {sized(min(one['memory'] for one in everyone))}"
-    same = "give all ranks the same libraries and OMP_NUM_THREADS"
-    differ = unlike(everyone)
-    told = f"all-reduce takes {link.latency * 1e3:.2g} ms; {link.bandwidth / 1e9:.2g} GB/s for 4 MiB"
-    slow = "ranks share only products that take much longer than their results need on the way"
-    return [
-        seen("ranks", f"{text}; {differ}" if differ else text, same if differ else "", "problem"),
-        seen("links", told, slow if link.bandwidth < _SLOW else ""),
-    ]

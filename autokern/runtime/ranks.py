@@ -26,22 +26,12 @@ _OWN = ("home", "log", "ranks")
 """Settings of which each rank keeps its own."""
 
 
-def timeout_of(settings: Settings) -> float:
-    """Return the seconds after which a rank that does not answer ends the job."""
-    return float(settings.ranks) if isinstance(settings.ranks, float) else system.TIMEOUT
-
-
 def facts() -> dict[str, Any]:
-    """Return the facts that ranks exchange: those that must agree (``common``), the CPU, and the free memory."""
+    """Return the facts that ranks exchange: those that must agree (``common``), and the free memory."""
     fields = host.current().fields
-    versions, cpu = fields["versions"], fields["cpu"]
     names = ("python", "torch", "gpytorch", "linear_operator")
-    own = {"autokern": __version__, "threads": cpu["torch_threads"]}
-    return {
-        "common": {name: versions[name] for name in names} | own,
-        "cpu": f"{cpu['model']}, {cpu['capability']}",
-        "memory": host.available_memory("cpu"),
-    }
+    own = {"autokern": __version__, "threads": fields["cpu"]["torch_threads"]}
+    return {"common": {name: fields["versions"][name] for name in names} | own, "memory": host.available_memory("cpu")}
 
 
 def unlike(found: list[dict[str, Any]]) -> str:
@@ -67,7 +57,8 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
     from autokern.kernels import over_ranks
 
     mine = dispatch.session()
-    here = system.join(timeout_of(mine.settings) if timeout is None else timeout, shy)
+    asked = mine.settings.ranks if timeout is None else timeout
+    here = system.join(asked if isinstance(asked, float | int) else system.TIMEOUT, shy)
     try:
         found = here.objects(facts())
         if told := unlike(found):

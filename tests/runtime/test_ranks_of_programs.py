@@ -75,18 +75,6 @@ def test_densities_predictions_and_samples_over_ranks_are_those_of_one_process(c
 
 
 @pytest.mark.slow
-def test_doctor_tells_of_ranks_and_links_once():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    common = {"OMP_NUM_THREADS": "1", "COLUMNS": "400", "AUTOKERN_RANKS": "120"}
-    done = subprocess.run(
-        [*command, "-m", "autokern", "doctor", "--quick"],
-        env=os.environ | common, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.stdout.count("all-reduce takes") == 1, done.stdout + done.stderr
-    assert "2 on" in done.stdout
-
-
-@pytest.mark.slow
 def test_a_program_with_a_group_of_its_own_is_left_alone():
     first, second = printed(2, "own")
     assert "distributed" not in first + second
