@@ -68,9 +68,7 @@ def allow(yes: bool) -> None:
 
 
 def unavailable(device: str) -> str | None:
-    """Return why steps cannot be recorded on a kind of device, None if they can."""
-    if device != "cuda":
-        return "only steps on a CUDA device can be recorded"
+    """Return why steps cannot be recorded, None if they can."""
     if not _allowed:
         return "recording is off: AUTOKERN_GRAPHS=on allows it"
     return f"a recording failed in this process: {_failed}" if _failed else None

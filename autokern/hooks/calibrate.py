@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
 from autokern.core.errors import SettingsError
+from autokern.core.op import LEVELS
+from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.hooks import install
 from autokern.runtime import dispatch
 from autokern.system.progress import display
@@ -65,6 +68,11 @@ def calibrate(
     from autokern.tuning.calibration import calibrate as measure
     from autokern.tuning.calibration import chosen_devices, chosen_ops
 
+    for name, value, of in (("level", level, LEVELS), ("accuracy", accuracy, (None, *LEVELS_OF_ACCURACY))):
+        if value not in of:
+            raise SettingsError(f"{name} {value!r} was asked for; there are {', '.join(filter(None, of))}")
+    if not 0 < budget < math.inf:
+        raise SettingsError(f"a budget of {budget:g} s was given; measuring takes more than 0, and ends")
     chosen, kinds = chosen_ops(ops), chosen_devices(devices)
     with install.enabled():
         here = dispatch.session()

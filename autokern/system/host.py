@@ -118,17 +118,6 @@ def available_memory(device: str) -> int:
     return free
 
 
-def peak_memory() -> int:
-    """Return the peak resident memory of this process in bytes."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        import psutil
-
-        return int(psutil.Process().memory_info().peak_wset)
-    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
-
-
 def memory_limited_by(device: str) -> str:
     """Return the present bound of a device's `available_memory` in words."""
     if torch.device(device).type != "cpu":

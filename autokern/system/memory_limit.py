@@ -30,11 +30,7 @@ class Limit(NamedTuple):
     source: str  # the cause of the limit, in words; empty for the available memory
 
 
-def _no_order() -> int | None:
-    return None
-
-
-_ordered: Callable[[], int | None] = _no_order
+_ordered: Callable[[], int | None] = lambda: None  # noqa: E731
 
 
 def orders_from(read: Callable[[], int | None]) -> None:

@@ -16,11 +16,10 @@ import msgspec
 import torch
 
 from autokern.core.errors import SettingsError
-from autokern.core.op import LEVELS, Candidate, Op, inside
+from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.registry import get, registered
-from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.system import buffers, host, randomness
 from autokern.system.progress import Progress, silent
 from autokern.tuning.chooser import Chooser, fitted, nearest
@@ -81,11 +80,6 @@ def calibrate(
     The problem at hand, `near`, comes first, then similar ones. A `thorough` calibration also measures candidates that
     other hosts found hopeless. `publish` gets the profile after each level of nesting, before the next is measured.
     """
-    for name, value, of in (("level", level, LEVELS), ("accuracy", accuracy, LEVELS_OF_ACCURACY)):
-        if value not in of:
-            raise SettingsError(f"{name} {value!r} was asked for; there are {', '.join(of)}")
-    if not budget > 0:
-        raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
     run, nesting = _Calibration(level, budget, known, progress or silent), operator.attrgetter("nesting")
     buffers.recycle()  # as in programs
     inside.active = inside.measuring = True

@@ -132,7 +132,7 @@ def test_explain_serves_every_op(run, op):
         (["calibrate", "--ops", "qr,qrr"], "unknown op 'qrr'"),
         (["calibrate", "--ops", ","], "empty list of ops"),
         (["calibrate", "--device", "tpu"], "device 'tpu'"),
-        (["calibrate", "--budget", "0"], "budget of 0 s"),
+        (["calibrate", "--budget", "0"], "a budget of 0 s"),
         (["calibrate", "--budget", "nan"], "budget of nan s"),
         (["calibrate", "--budget", "inf"], "budget of inf s"),
         (["calibrate", "--budget", "soon"], "--budget"),
@@ -201,7 +201,7 @@ def test_calibrate_measures_tells_and_writes(run, home, tmp_path):
     ],
 )
 def test_calibrate_tells_a_fault_of_the_order_before_it_measures(run, monkeypatch, arguments, told):
-    monkeypatch.setattr("autokern.cli.quiet.look", lambda: pytest.fail("it began"))
+    monkeypatch.setattr("autokern.hooks.calibrate.display", lambda *args: pytest.fail("it began"))
     result = run("calibrate", *arguments)
     assert result.exit_code == 2
     assert told in result.stderr

@@ -108,7 +108,7 @@ def of_program(name: str, seconds: float) -> Page:
     page: Page = {"kind": "run", "title": name, "tiles": tiles, "notes": _notes(served, counted)}
     page["words"] = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} · {_in_short(fields)}"
     parts = [*_by_op(served), *_by_key(served)] if served else []
-    return {**page, "sections": [*parts, _process(served), _host(fields)]}
+    return {**page, "sections": [*parts, _process(), _host(fields)]}
 
 
 def _notes(served: Served, counted: int) -> list[str]:
@@ -173,14 +173,9 @@ def _by_key(served: Served) -> list[Page]:
     return [_section("Saved by key, and why", *notes, cards=cards)]
 
 
-def _process(served: Served) -> Page:
+def _process() -> Page:
     """Return the section on the threads and memory of the process."""
-    fewer = sum(calls for decision, calls in served if "@" in decision.candidate)
-    facts = [
-        ("threads of torch", f"{threads.current()} of {host.affinity()} processors that it may use"),
-        ("calls by a candidate with fewer threads", f"{fewer:,}" if threads.allowed() else "AUTOKERN_THREADS=off"),
-        ("peak of this process", sized(host.peak_memory())),
-    ]
+    facts = [("threads of torch", f"{threads.current()} of {host.affinity()} processors that it may use")]
     for device in host.current().devices:
         there = memory_limit.current(device, dispatch.session().settings.memory)
         facts.append((f"a call on {device} may take", f"{sized(there.bytes)} ({memory_limit.named(there, device)})"))
