@@ -25,7 +25,7 @@ class Held:
     """What objects consist of, to notice whether anything was put elsewhere: attributes, items, variables, settings.
 
     Of numbers that were written in place, those of small parameters and buffers and of NumPy's arrays are noticed, but
-    for parameters that are `inputs`.
+    for parameters that are `inputs`. Attributes whose names are in `without` may change.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Held:
         settings: Iterable[tuple[type, str]] = (),
         inputs: Iterable[torch.Tensor] = (),
         spaces: Iterable[Mapping[str, Any]] = (),
+        without: Iterable[str] = (),
     ) -> None:
         seen = walked(of)
         self.effect = seen if isinstance(seen, str) else None
@@ -50,7 +51,7 @@ class Held:
         varying = set(map(id, inputs))
         kept = {id(one): one for one in parts if one is not None and id(one) not in varying and _is_small(one)}
         self._tensors = list(kept.values())
-        self._settings, self._more = list(settings), list(spaces)
+        self._settings, self._more, self._without = list(settings), list(spaces), frozenset(without)
         self.renew()
 
     def kinds(self) -> set[type]:
@@ -65,7 +66,9 @@ class Held:
             for space in (one, getattr(one, "__dict__", None))
             if isinstance(space, dict) and not isinstance(one, (FunctionType, ModuleType))
         ]
-        self._spaces = list({id(space): space for space in (*self._more, *spaces)}.values())
+        several = {id(space): space for space in (*self._more, *spaces)}.values()
+        self._partly = [space for space in several if not self._without.isdisjoint(space)]
+        self._spaces = [space for space in several if self._without.isdisjoint(space)]
         self._lists = [one for one in self._objects if isinstance(one, (list, set))]
         self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
         self._globals = [(f.__globals__, name) for f in self._functions for name in _names(f)]
@@ -93,6 +96,7 @@ class Held:
 
     def _contents(self) -> list[Any]:
         found = [*chain.from_iterable(map(_values, self._spaces)), *chain.from_iterable(self._lists)]
+        found += [v for space in self._partly for name, v in space.items() if name not in self._without]
         found += map(len, self._spaces)
         found += map(content, self._cells)
         found += [space.get(name) for space, name in self._globals]

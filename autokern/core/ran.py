@@ -55,15 +55,17 @@ class Ran:
             _places.update({code: [] for code in self._codes})
             _find(_of_libraries())
         own = {base for kind in kinds for base in kind.__mro__ if base.__module__ != "builtins"}
+        names = {code.co_name for code in self._codes}
         found = [place for code in self._codes for place in _places.get(code, ())]
-        found += [(vars(kind), name) for kind in own for name in vars(kind) if not _is_library(kind.__module__)]
+        for kind in own:  # of a library's class, only what has run, or may hide it
+            found += [(vars(kind), name) for name in vars(kind) if name in names or not _is_library(kind.__module__)]
         classes = {id(space): space for space, _ in found if not isinstance(space, dict)}
         classes |= {id(kind): vars(kind) for kind in own}
-        names: dict[int, tuple[Mapping[str, Any], list[str]]] = {}
+        several: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
         for space, name in found:
             if not isinstance(space, dict) or id(space) in self._modules:
-                names.setdefault(id(space), (space, []))[1].append(name)
-        self._kept = [(space, operator.itemgetter(*of, of[0])) for space, of in names.values()]
+                several.setdefault(id(space), (space, {}))[1][name] = None
+        self._kept = [(space, operator.itemgetter(*of, *list(of)[:1])) for space, of in several.values()]
         self._classes = list(classes.values())
         self._values = self._present()
         ran = (one for value in self._values for one in functions(value) if one.__code__ in self._codes)

@@ -79,7 +79,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._restored: list[Step] = []
         self._steps: list[tuple[Step, set[int], set[int]]] = []  # with the memory that a step reads, and writes
         self._bytes, self._reason = 0, ""
-        self._leaving = Leaving(self)
+        self._leaving, self._middle = Leaving(self), 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -126,18 +126,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(tensor, torch.Tensor) and _memory(tensor) in self._varying:
             self.fail("numbers leave torch")
 
+    def mark(self) -> None:
+        """Begin the second of the `parts`."""
+        self._middle = len(self._steps)
+
+    def parts(self, first: Iterable[torch.Tensor], *results: torch.Tensor) -> tuple[Replay, Replay]:
+        """Return what computes `first` before the `mark`, and what computes the results after it."""
+        rest = self.replay(*results)
+        memories = set(map(_memory, results))
+        later = self._needed(memories, self._steps[self._middle :])
+        memories.update(map(_memory, first))
+        sooner = [*self._restored, *self._needed(memories, self._steps[: self._middle])]
+        return Replay(sooner, rest._constants), Replay(later, rest._constants)
+
     def replay(self, *results: torch.Tensor) -> Replay:
         """Return what computes the results again, in their memory; UnrecordedError if that is not possible."""
         if not self._reason and self._varying.isdisjoint(map(_memory, results)):
             self.fail("no result depends on an input")
         if self._reason:
             raise UnrecordedError(self._reason)
-        return Replay([*self._restored, *self._needed(set(map(_memory, results)))], self._constants.values())
+        needed = self._needed(set(map(_memory, results)), self._steps)
+        return Replay([*self._restored, *needed], self._constants.values())
 
-    def _needed(self, memories: set[int]) -> list[Step]:
-        """Return the steps that check something, or without which these memories have other contents."""
+    def _needed(self, memories: set[int], steps: Sequence[Any]) -> list[Step]:
+        """Return the steps that check or write one of these memories, to which what they read is added."""
         found = []
-        for step, reads, writes in reversed(self._steps):
+        for step, reads, writes in reversed(steps):
             if not writes or not writes.isdisjoint(memories):
                 found.append(step)
                 memories |= reads

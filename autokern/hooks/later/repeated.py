@@ -33,7 +33,7 @@ from autokern.hooks.bypass import stay_out_of_models
 from autokern.runtime import dispatch
 from autokern.system import host
 
-__all__ = ["Repeated", "held"]
+__all__ = ["Repeated", "held", "is_wanted"]
 
 _EAGER, _COMPARED, _EVERY = 2, 2, 32
 """Evaluations before the one that is recorded, at least; compared after it; and from one comparison to the next."""
@@ -50,7 +50,7 @@ _SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_va
 _log = logging.getLogger("autokern")
 
 
-def _is_wanted() -> bool:
+def is_wanted() -> bool:
     """Whether settings and surroundings allow to replay; orders of candidates are for calls of the library."""
     order = dispatch.in_force()
     ordered = order.force or order.exclude or order.deterministic or order.random_seed is not None
@@ -58,11 +58,18 @@ def _is_wanted() -> bool:
     return order.replay and not ordered and plain and not stay_out_of_models()
 
 
-def held(*of: Any, inputs: Iterable[torch.Tensor] = (), spaces: Iterable[Mapping[str, Any]] = ()) -> Held:
+def held(
+    *of: Any,
+    inputs: Iterable[torch.Tensor] = (),
+    spaces: Iterable[Mapping[str, Any]] = (),
+    without: Iterable[str] = (),
+) -> Held:
     """Return what some objects consist of, more namespaces, and the settings of the libraries."""
     modules = [sys.modules.get(f"{name}.settings") for name in ("linear_operator", "gpytorch", "botorch")]
     kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
-    return Held(of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], inputs, spaces)
+    return Held(
+        of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], inputs, spaces, without
+    )
 
 
 class _History:
@@ -107,6 +114,8 @@ class Repeated(abc.ABC):
         self.agreement = _AGREE
         self.serves, self.unlike = True, False
         """Whether a replay serves, and whether a call is the first of another kind than those that were compared."""
+        self.earlier = 0.0
+        """Seconds of a replay that pass before the call."""
         self.unfit = 0
         """Calls one after another that the recording did not fit."""
 
@@ -125,6 +134,14 @@ class Repeated(abc.ABC):
     @abc.abstractmethod
     def evaluated(self, *call: Any) -> tuple[tuple[torch.Tensor, ...], Callable[[], Iterable[torch.Tensor]]]:
         """Return the inputs, and what computes results from them as the library does."""
+
+    def made(self, recorder: Recorder) -> Replay:
+        """Return what computes the results again."""
+        return recorder.replay(*self._results)
+
+    def is_unchanged(self) -> bool:
+        """Whether functions, objects and settings are as they were recorded."""
+        return self._ran.is_as_before() and self._held.is_as_before()
 
     def renew(self) -> None:
         """Take what the function consists of now, after it was evaluated, for unchanged."""
@@ -153,7 +170,7 @@ class Repeated(abc.ABC):
     def _chosen(self, *call: Any) -> Any:
         self._count += 1
         self._history.count += 1
-        if not self.serves or not _is_wanted():
+        if not self.serves or not is_wanted():
             return self.library(*call)
         began = time.perf_counter()
         if self._replay is None and (self._count <= _EAGER or self._spent < self._until):
@@ -201,11 +218,11 @@ class Repeated(abc.ABC):
 
     def _judge(self) -> None:
         """End where a replay is not faster; else note what recording cost and what a replay gains."""
-        if self._replayed > _GAIN * self._seconds:
+        if self._replayed + self.earlier > _GAIN * self._seconds:
             self.end("a replay is not faster")
         elif self._compared == _COMPARED:
             self._history.cost = self._cost - (1 + _COMPARED) * self._seconds
-            self._history.gain = self._seconds - self._replayed
+            self._history.gain = self._seconds - self._replayed - self.earlier
             self._history.refused = 0
 
     def _agree(self, ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
@@ -232,7 +249,7 @@ class Repeated(abc.ABC):
         self._results = tuple(t.detach() for t in results)
         self.renew()
         try:
-            self._replay = recorder.replay(*self._results)
+            self._replay = self.made(recorder)
         except UnrecordedError as reason:
             self.end(str(reason))
         found = self.result(self._results, *call)
@@ -243,7 +260,7 @@ class Repeated(abc.ABC):
         assert self._replay is not None
         try:
             began = time.perf_counter()
-            if not (self._ran.is_as_before() and self._held.is_as_before() and self.put(*call)):
+            if not (self.is_unchanged() and self.put(*call)):
                 self.unfit += 1
                 return None
             self.unfit = 0

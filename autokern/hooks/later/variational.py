@@ -1,0 +1,253 @@
+"""Training steps of variational models, ``mll(model(x), y)`` as a whole, replayed (`repeated`).
+
+A recording has two parts: what the model computes, and the marginal likelihood with its backward pass. The first runs
+when the model is called. The distribution that it returns has a graph of its own, in case that anything else uses it:
+its backward pass computes by the library again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from gpytorch.utils.memoize import clear_cache_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from autokern.core.autograd import Unsaved, computed
+from autokern.core.beside import Beside, Weak
+from autokern.core.held import Held
+from autokern.core.locks import Lock
+from autokern.core.recovery import caught
+from autokern.core.replay import Recorder, Replay, UnrecordedError
+from autokern.hooks.later.fits import OfParameters
+from autokern.hooks.later.losses import _Given
+from autokern.hooks.later.repeated import held, is_wanted
+
+__all__ = ["called", "loss"]
+
+_CACHE = "_memoize_cache"
+_UNFIT = 8
+"""Steps one after another that a recording does not fit before it is dropped."""
+_steps = Beside["_Step"]()
+_inputs = Weak[Any]()
+"""By distribution: the points of the model's call that returned it."""
+Call = Callable[..., Any]
+
+
+def called(model: Any, stock: Call, x: Any) -> Any:
+    """Return a variational model's distribution at some points in training, by a replay or by the library."""
+    known = _steps.get(model)
+    found = None if known is None or known.lock.entered() else known.predicted(model, stock, x)
+    if found is None:
+        found = stock(model, x)
+    _inputs.put(found, x)
+    return found
+
+
+def loss(mll: Any, stock: Call, model: Call, distribution: Any, target: Any) -> Any:
+    """Return the marginal likelihood of a distribution and a target, by a replay or by the library.
+
+    `stock` and `model` are the library's own functions of the marginal likelihood and of the model.
+    """
+    known, x = _steps.get(mll.model), _inputs.get(distribution)
+    if known is None or known.mll() is not mll or known.unfit >= _UNFIT:
+        known = _steps.put(mll.model, _Step(mll))
+    if x is None or known.lock.entered():
+        return stock(mll, distribution, target)
+    with known.lock.here():
+        return known.call(mll, stock, model, x, distribution, target)
+
+
+def _cleared(model: Any) -> None:
+    """Empty the caches of variational strategies, as the next call in training does."""
+    strategy = model.variational_strategy
+    while strategy is not None:
+        clear_cache_hook(strategy)
+        strategy = getattr(strategy, "base_variational_strategy", None)
+
+
+def _is_plain(x: Any) -> bool:
+    plain = type(x) is torch.Tensor and x.layout is torch.strided and x.is_cpu
+    return plain and not x.requires_grad and not x.is_inference()
+
+
+class _Step(OfParameters):
+    """A training step of a variational model: of points, targets, and the parameters of model and likelihood."""
+
+    name = "training step"
+
+    def __init__(self, mll: Any) -> None:
+        parameters = list(mll.parameters())
+        wanted = [p for p in parameters if p.requires_grad]
+        kind = type(mll), type(mll.model), len(wanted)
+        super().__init__(kind, wanted, [p for p in parameters if not p.requires_grad])
+        self.lock, self.mll = Lock(), weakref.ref(mll)
+        self._until = 0.0 if self._until < math.inf else math.inf
+        self._first: Replay | None = None
+        self._latest: Any = None
+
+    def library(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
+        """Return the marginal likelihood by the library."""
+        return stock(mll, distribution, target)
+
+    def stock(self, mll: Any, stock: Call, model: Call, *call: Any) -> None:
+        """Compute the marginal likelihood and its gradients by the library, from what a replay has read."""
+        self._expected = self._computed(mll, stock, model)
+
+    def consists(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Held | str:
+        """Return what a step consists of, or why it cannot be recorded."""
+        if not (_is_plain(x) and _is_plain(target)):
+            return "points or targets that require a gradient, or of another kind"
+        self._own = _attributes(mll)
+        _cleared(mll.model)
+        parts = mll.model, mll.likelihood
+        return self.obstacle(parts) or held(*parts, inputs=self._parameters, without=(_CACHE,))
+
+    def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
+        """Return points, targets and parameters, and what computes the marginal likelihood and its gradients."""
+        self._x, self._y = x.detach().clone(), target.detach().clone()
+        return (self._x, self._y, *self._parameters), lambda: self._computed(mll, stock, model)
+
+    def _computed(self, mll: Any, stock: Call, model: Call) -> list[torch.Tensor]:
+        """Return the library's marginal likelihood of the copies, and its gradients by the parameters."""
+        recorder: Any = _get_current_dispatch_mode()
+        with torch.enable_grad():
+            _cleared(mll.model)
+            distribution = model(mll.model, self._x)
+            if isinstance(recorder, Recorder):
+                given = _Given.of(distribution, self._y)
+                if given is None:
+                    raise UnrecordedError("a distribution of another kind")
+                self._given, self._outs = given, [t.detach() for t in given.present[:-1]]
+                self._graded = [t.requires_grad for t in given.present[:-1]]
+                given.present = []
+                recorder.mark()
+            loss = stock(mll, distribution, self._y)
+            if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
+                raise UnrecordedError("a loss of several numbers, or without a gradient")
+            slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        _cleared(mll.model)
+        self._used = [slope is not None for slope in slopes]
+        found = [loss.detach(), *(slope for slope in slopes if slope is not None)]
+        if any(t.dtype is not loss.dtype for t in found):
+            raise UnrecordedError("numbers of several dtypes")
+        return found
+
+    def _recorded(self, *call: Any) -> Any:
+        self._seconds = math.inf  # those of a part
+        found = self.library(*call)  # it has the graph of the caller's distribution
+        try:
+            super()._recorded(*call)
+        except caught(Exception) as reason:
+            self.end(str(reason))
+        return found
+
+    def made(self, recorder: Recorder) -> Replay:
+        """Return what computes the second part."""
+        self._first, rest = recorder.parts(self._outs, *self._results)
+        return rest
+
+    def predicted(self, model: Any, stock: Call, x: Any) -> Any:
+        """Return the distribution at some points by the first part of the recording, None where the library must."""
+        self._latest = None
+        with self.lock.here():
+            if self._first is None or not self.serves or not is_wanted():
+                return None
+            began = time.perf_counter()
+            fits = _is_plain(x) and x.shape == self._x.shape and x.dtype is self._x.dtype and model.training
+            if not (fits and OfParameters.put(self) and self.is_unchanged()):
+                self.unfit += 1
+                return None
+            self._x.copy_(x)
+            try:
+                self._first.run()
+            except caught(Exception):
+                return None
+            _cleared(model)
+            found = self._given.prior(self._tensors(model, stock, x))
+            versions = [p._version for p in self._parameters]
+            self._latest = weakref.ref(found), found.loc, found.loc._version, found._covar, versions
+            self.earlier = time.perf_counter() - began
+        return found
+
+    def _tensors(self, model: Any, stock: Call, x: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of a distribution, whose backward pass computes by the library again."""
+        values, unsaved = [t.clone() for t in self._outs], Unsaved(x)
+
+        def again(cotangents: Any) -> Any:
+            (points,), graph = unsaved.unchanged(), torch.is_grad_enabled()
+            with torch.enable_grad():
+                _cleared(model)
+                given = _Given.of(stock(model, points), self._y)
+                assert given is not None
+                graded = [t for t in given.present[:-1] if t.requires_grad]
+            return torch.autograd.grad(graded, self._parameters, cotangents, create_graph=graph, allow_unused=True)
+
+        wanted = list(itertools.compress(values, self._graded))
+        graded = iter(_Again.apply(again, wanted, *self._parameters))  # type: ignore[no-untyped-call]
+        return [next(graded) if has else value for value, has in zip(values, self._graded, strict=True)]
+
+    def is_unchanged(self) -> bool:
+        """Whether everything is as it was recorded; `predicted` has looked at it for this step."""
+        return self._latest is not None or super().is_unchanged()
+
+    def put(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> bool:
+        """Write targets to where the recorded ones were; false for another distribution than the recording's own."""
+        latest, self._latest = self._latest, None
+        if latest is None or latest[0]() is not distribution or _attributes(mll) != self._own:
+            return False
+        mean, versions = distribution.loc, [p._version for p in self._parameters]
+        same = mean is latest[1] and mean._version == latest[2] and distribution._covar is latest[3]
+        if not same or versions != latest[4] or mean._backward_hooks or mean.retains_grad or not _is_plain(target):
+            return False
+        if target.shape != self._y.shape or target.dtype is not self._y.dtype:
+            return False
+        self._y.copy_(target)
+        return True
+
+    def result(self, results: Any, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
+        """Return the marginal likelihood with its gradients, None if it is not finite."""
+        if not math.isfinite(results[0].item()):
+            return None
+        value, *slopes = (t.clone() for t in results)
+        used = list(itertools.compress(self._parameters, self._used))
+
+        def plain(*values: torch.Tensor) -> Any:
+            from autokern.gp.array_density import replacing
+
+            ids = {id(p): value for p, value in zip(used, values, strict=True)}
+            names = {name: ids[id(p)] for name, p in mll.named_parameters() if id(p) in ids}
+            _cleared(mll.model)
+            return replacing(mll, list(names), lambda: stock(mll, model(mll.model, x), target))(*names.values())
+
+        return computed(value, slopes, plain, saved=used)
+
+    def numbers(self, found: Any) -> Iterator[Any]:
+        """Yield the marginal likelihood and its gradients."""
+        yield from (t.numpy() for t in (self._expected if found is None else self._results))
+
+
+def _attributes(mll: Any) -> dict[str, Any]:
+    """Return what a marginal likelihood consists of but its caches."""
+    return {k: dict(v) if k == "_modules" else v for k, v in vars(mll).items() if not k.startswith("_autokern")}
+
+
+class _Again(torch.autograd.Function):
+    """Values that were computed without a graph; their gradients are computed by the library."""
+
+    @staticmethod
+    def forward(ctx: Any, again: Any, values: Any, *parameters: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(True)
+        ctx.again = again
+        ctx.save_for_backward(*parameters)
+        return tuple(values)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        assert ctx.saved_tensors  # raises where a parameter was written
+        return None, None, *ctx.again(cotangents)
