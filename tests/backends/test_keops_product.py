@@ -175,15 +175,6 @@ def assert_right(kernel, shapes):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-@needs_keops
-def test_memory_layout_is_of_no_concern():
-    kernel, _ = everything()
-    x1, x2, rhs = points(13, D), points(9, D, seed=1), points(9, 4, seed=2)
-    expected = product(kernel, x1, x2, rhs)
-    found = product(kernel, x1.mT.contiguous().mT, x2.repeat_interleave(2, 0)[::2], rhs.mT.contiguous().mT)
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
-
-
 # --- a new family is one object ---------------------------------------------------------------------------------------
 
 

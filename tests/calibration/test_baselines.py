@@ -97,19 +97,6 @@ def test_tables_and_plots_hold_what_was_found(results, tmp_path):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_a_document_without_the_figures_is_told(results, tmp_path, capsys):
-    stored, document = tmp_path / "baselines.json", tmp_path / "doc.md"
-    baselines.save(results, stored)
-    document.write_text("<!-- baselines: written -->\n<!-- /baselines -->\n", encoding="utf-8")
-    asked = ["--output", str(stored)]
-    assert baselines.main([*asked, "--check", str(document)]) == 1
-    assert baselines.main([*asked, "--readme", str(document)]) == 0
-    assert baselines.main([*asked, "--check", str(document)]) == 0
-    with pytest.raises(SystemExit):
-        baselines.main(["nothing"])
-
-
 def test_falkon_converges_to_the_posterior_of_its_centres(monkeypatch):
     monkeypatch.setattr(approximations, "RESIDUAL", 1e-10)
     generator = torch.Generator().manual_seed(0)
@@ -133,8 +120,3 @@ def test_simulated_roads_are_many_points_along_few_roads():
     assert len(data.x[:, 0].unique()) < 3000 / 100
     assert not {tuple(point) for point in data.x.tolist()} & {tuple(point) for point in data.held_x.tolist()}
     assert torch.equal(data.x, regressions.roads(3000).x)
-
-
-def test_committed_figures_are_in_the_document():
-    document = baselines.FOLDER.parent / "docs" / "evidence.md"
-    assert baselines.main(["--check", str(document)]) == 0

@@ -25,7 +25,6 @@ pytest.importorskip("sklearn", reason="needs scikit-learn for the diabetes data"
 pytest.importorskip("statsmodels", reason="needs statsmodels for the CO2 series")
 
 pytestmark = pytest.mark.slow
-FOLDER = Path(__file__).parents[2] / "calibration"
 NULL = {"off": contextlib.nullcontext, "on": contextlib.nullcontext}
 WORKLOADS = (
     "training", "jump", "diabetes", "processes", "memory", "posterior", "points", "fantasies", "stream", "co2", "cg",
@@ -97,22 +96,6 @@ def assert_compared(figure: dict[str, Any], pairs: int) -> None:
 # data
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_diabetes_is_whole_and_standardised(script: ModuleType, dtype: torch.dtype) -> None:
-    x, y = sys.modules["workloads"].diabetes_data(dtype)
-    assert x.shape == (442, 10)
-    assert y.shape == (442,)
-    assert x.dtype == y.dtype == dtype
-    torch.testing.assert_close(x.std(0), torch.ones(10, dtype=dtype))
-
-
-def test_co2_is_long_enough_regular_and_complete(script: ModuleType) -> None:
-    x, y = script.co2_data()
-    assert len(x) == len(y) >= script.FULL.last + script.FORECAST
-    assert y.isfinite().all()
-    torch.testing.assert_close(x.diff(dim=0), x.diff(dim=0)[:1].expand(len(x) - 1, 1))
-
-
 # measuring
 
 
@@ -146,15 +129,6 @@ def test_rounds_end_when_the_time_is_over_but_not_before_the_least(
 ) -> None:
     taken = script.interleave(NULL, {"off": lambda: None, "on": lambda: None}, 7, warmup=2, seconds=seconds, least=3)
     assert [len(taken[side]) for side in script.SIDES] == [rounds, rounds]
-
-
-def test_collector_is_restored_when_a_step_fails(script: ModuleType) -> None:
-    def fail() -> None:
-        raise RuntimeError("step")
-
-    with pytest.raises(RuntimeError, match="step"):
-        script.interleave(NULL, {"off": fail, "on": fail}, rounds=1)
-    assert gc.isenabled()
 
 
 def test_ratios_are_of_pairs_and_not_of_medians(script: ModuleType) -> None:
@@ -436,16 +410,6 @@ def test_json_round_trips_with_short_lists_on_one_line(written: Path, results: d
         assert (written / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_of_one_workload_keeps_the_others(script: ModuleType, results: dict[str, Any]) -> None:
-    said: list[str] = []
-    earlier = json.loads(json.dumps(script.figures.plain(results)))
-    earlier["host"] = {"cpu": {"model": "another", "torch_threads": 3}}
-    found = script.kept(earlier, results, ["jump", "cg"], said.append)
-    assert list(found) == [name for name in WORKLOADS if name not in ("jump", "cg")]
-    assert found["co2"] == earlier["co2"]
-    assert said == []
-
-
 def test_workloads_without_a_date_of_their_own_get_that_of_their_run(
     script: ModuleType, results: dict[str, Any]
 ) -> None:
@@ -491,34 +455,6 @@ def test_partial_runs_add_up_in_the_file(
     assert stop.value.code == 2
 
 
-def test_calls_are_those_of_one_workload(script: ModuleType) -> None:
-    before = {"qr": {"stock": 3, "cpu": 1}}
-    now = {"qr": {"stock": 5, "cpu": 1}, "matmul": {"stock": 2}}
-    assert script.since(before, now) == {"qr": {"stock": 2}, "matmul": {"stock": 2}}
-
-
-def test_committed_figures_have_tables(script: ModuleType) -> None:
-    committed = script.figures.read(FOLDER)
-    script.figures.show(committed)
-    rows = script.figures.markdown_table(committed).split("\n\n")[0].splitlines()
-    assert 2 < len(rows) <= 2 + 15
-
-
-def test_readme_block_is_rewritten_and_then_passes_the_check(script: ModuleType, written: Path) -> None:
-    readme = written / "README.md"
-    readme.write_text("before\n<!-- figures: here -->\nold\n<!-- /figures -->\nafter\n", encoding="utf-8")
-    folder = ["--output-dir", str(written)]
-    assert script.main(["--check", str(readme), *folder]) == 1
-    assert script.main(["--readme", str(readme), *folder]) == 0
-    text = readme.read_text(encoding="utf-8")
-    assert text.startswith("before\n<!-- figures: here -->\n| ")
-    assert text.endswith("<!-- /figures -->\nafter\n")
-    assert "\nold\n" not in text
-    assert script.main(["--check", str(readme), *folder]) == 0
-    readme.write_text(text.replace("float64", "float63", 1), encoding="utf-8")
-    assert script.main(["--check", str(readme), *folder]) == 1
-
-
 @pytest.mark.parametrize(
     ("text", "order", "known"),
     [
@@ -551,13 +487,6 @@ def test_markdown_holds_headlines_and_has_even_rows(script: ModuleType, results:
     assert all("n = 40," not in line for line in table)
 
 
-def test_a_run_of_one_workload_has_a_table_too(script: ModuleType, results: dict[str, Any]) -> None:
-    alone = {name: value for name, value in results.items() if name == "cg" or name not in WORKLOADS}
-    assert len(script.figures.markdown_table(alone).split("\n\n")[0].splitlines()) == 2 + 1
-    script.figures.show(alone)
-    script.figures.show(results)
-
-
 WRITTEN = [
     ("duration", {123.4: "123 s", 1.0: "1.00 s", 0.0426: "42.6 ms", 0.00176: "1.76 ms", 2.5e-6: "2.50 µs"}),
     ("per_second", {1234.5: "1,234/s", 99.4: "99.4/s", 0.123: "0.123/s"}),
@@ -569,18 +498,3 @@ WRITTEN = [
 def test_numbers_have_few_digits_and_a_unit(script: ModuleType, function: str, table: dict[float, str]) -> None:
     write = getattr(sys.modules["rows"], function)
     assert [write(value) for value in table] == list(table.values())
-
-
-def test_figures_become_plain_json(script: ModuleType) -> None:
-    plain = script.figures.plain
-    assert plain({("qr", "cpu"): (3, torch.float32)}) == {"('qr', 'cpu')": [3, "torch.float32"]}
-    assert plain({"error": float("nan"), "of": [float("inf"), 1.0]}) == {"error": None, "of": [None, 1.0]}
-
-
-def test_two_processes_at_100_points_are_a_headline(script: ModuleType, results: dict[str, Any]) -> None:
-    figures = copy.deepcopy(results["processes"])
-    figures["cases"] += [{**figures["cases"][0], "processes": count, "n": 100} for count in (2, 3)]
-    rows = list(sys.modules["rows"].processes_rows(figures))
-    assert [row.what.partition(",")[0] for row in rows] == ["one process", "two processes", "3 processes"]
-    assert [row.headline for row in rows] == [False, True, False]
-    assert len(script.figures.processes_table(figures).columns) == 4

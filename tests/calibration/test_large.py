@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 
 import large
 import large_models
@@ -118,9 +116,3 @@ def test_documents_and_the_package_hold_the_figures(tmp_path, monkeypatch, model
     assert "| RQ, d = 2 | 820 |" in text
     assert "geometric mean" in text
     assert "| 820 |" in text
-
-
-@pytest.mark.slow
-def test_help_runs_as_a_script():
-    command = [sys.executable, large.__file__, "--help"]
-    assert "large exact" in subprocess.run(command, check=True, capture_output=True, text=True).stdout

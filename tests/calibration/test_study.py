@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -93,27 +92,6 @@ def test_recorded_hosts_predict_each_other() -> None:
     assert all(row["regret_geomean"] >= 1 and row["problems"] > 100 for row in rows)
 
 
-def test_unknown_studies_are_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        study.main(["regrets"])
-    assert stop.value.code == 2
-    assert "regrets" in capsys.readouterr().err
-
-
-def test_committed_figures_have_tables_and_are_written_as_they_are_read(tmp_path: Path) -> None:
-    committed = study.read(study.JSON)
-    assert list(committed) == list(study.STUDIES)
-    for name, figures in committed.items():
-        study.show(name, figures)
-    study.write(committed, tmp_path / "study.json")
-    assert (tmp_path / "study.json").read_bytes() == study.JSON.read_bytes()
-    assert json.loads(study.JSON.read_bytes()) == committed
-
-
-def test_the_docs_show_the_committed_figures_of_precision() -> None:
-    assert study.main(["--check"]) == 0, "run calibration/study.py --docs"
-
-
 def test_a_document_has_one_place_for_a_block(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text("a\n<!-- it: here -->\nold\n<!-- /it -->\nb\n", encoding="utf-8")
@@ -138,16 +116,6 @@ def test_all_layouts_give_one_product() -> None:
     k, v = torch.rand(7, 9, dtype=torch.float64), torch.rand(9, 5, dtype=torch.float64)
     for way in products.layouts(v).values():
         torch.testing.assert_close(way(k), k @ v)
-
-
-def test_the_floor_halves_what_is_symmetric() -> None:
-    floor = products.Floor(1.0, 3.0, 4.0)
-    assert (floor.seconds(1, False), floor.seconds(1, True), floor.half(1)) == (8.0, 6.0, 4.0)
-
-
-def test_without_pykeops_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products.importlib.util, "find_spec", lambda name: None)
-    assert products.without_keops() == "pykeops is not installed"
 
 
 def test_problems_that_no_call_asks_are_not_drawn() -> None:

@@ -18,7 +18,6 @@ from autokern.cli.commands import app
 from autokern.core import units
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
-from autokern.core.registry import registered
 from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning import measuring, store
@@ -110,13 +109,6 @@ def test_explain_decides_from_the_profile(run, measured):
     assert decision["source"] == "measured"
 
 
-@pytest.mark.parametrize("op", [op.name for op in registered()])
-def test_explain_serves_every_op(run, op):
-    result = run("explain", op, "--n", "100", "--dtype", "float32", "--json")
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["problem"]["op"] == op
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -173,12 +165,6 @@ def test_a_pinned_profile_that_is_none_is_named_and_not_used(run, monkeypatch, t
         result = run(*command)
         assert result.exit_code == code
         assert str(path) in result.stderr
-
-
-def test_a_damaged_profile_counts_as_none(run, measured, home):
-    file = home / f"{host.current().fingerprint}.json"
-    file.write_bytes(file.read_bytes()[:-5])
-    assert run("show").exit_code == 1
 
 
 def test_calibrate_measures_tells_and_writes(run, home, tmp_path):

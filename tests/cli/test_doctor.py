@@ -173,12 +173,6 @@ def test_a_pinned_profile_is_named_whatever_host_it_is_of(tmp_path):
     assert (found.status, str(file) in found.found, found.advice) == ("problem", True, "mend AUTOKERN_PROFILE")
 
 
-def test_pinned_profile_that_is_none(tmp_path):
-    (tmp_path / "pinned.json").write_text("{}nonsense")
-    settings = Settings(home=tmp_path / "home", profile=tmp_path / "pinned.json")
-    assert doctor._cache(settings)[1].status == "problem"
-
-
 @pytest.mark.parametrize(
     ("used", "ceiling", "threads", "status"),
     [(8, 4, "auto", "note"), (8, 4, "off", "problem"), (4, 4, "auto", "ok"), (2, 4, "auto", "note")],

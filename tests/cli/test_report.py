@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -311,14 +310,3 @@ def test_a_browser_shows_it(chromium, pages, name, width, scheme):
         for what in ("color", "backgroundColor")
     )
     assert (int(ink) < int(paper)) == (scheme == "light")
-
-
-@pytest.mark.slow
-def test_a_wheel_holds_the_template(tmp_path):
-    pytest.importorskip("hatchling")
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "autokern", tmp_path / "autokern", ignore=shutil.ignore_patterns("__pycache__"))
-    build = "import zipfile; from hatchling.build import build_wheel as b; print(*zipfile.ZipFile(b('.')).namelist())"
-    out = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert "autokern/cli/report/page.html" in out.split()

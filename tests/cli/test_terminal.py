@@ -126,15 +126,6 @@ def test_errors_name_autokern_once(monkeypatch, capsys, command):
     assert capsys.readouterr().err.count("autokern") == 1
 
 
-def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(monkeypatch, tmp_path):
-    measure = "autokern.cli.commands_calibrate.measuring.calibrate"
-    monkeypatch.setattr(measure, lambda *_, **__: pytest.fail("it measured"))
-    for path in (tmp_path, tmp_path / "gone" / "file.json"):
-        result = CliRunner().invoke(app, ["calibrate", "--output", str(path)])
-        assert result.exit_code == 2
-        assert str(path) in result.stderr
-
-
 def test_json_has_all_fields_and_a_version():
     problem = Problem(op="qr", m=5, n=5)
     found = json.loads(document(Decision(problem=problem, candidate="stock", reason="r", source="measured")))

@@ -303,38 +303,6 @@ def test_single_precision_is_rounded_at_the_end(kernel, n, way, served):
         assert (one - true).abs().max() <= (other - true).abs().max() + 1e-6 * (true.abs().max() + 0.01)
 
 
-@by_arrays
-def test_second_derivatives_in_single_precision(way, served):
-    mll = made(RBFKernel(ard_num_dims=D), dtype=torch.float32)
-    with by(way):
-        found = derivatives(mll)
-    mll.double()
-    with by("fused"):
-        expected = derivatives(mll)
-    agree(found, expected, both=True, rtol=1e-3, atol=1e-3, check_dtype=False)
-    assert served[way] == 1
-
-
-@by_arrays
-def test_a_list_of_models(way, served):
-    models = [made(RBFKernel()).model, made(MaternKernel(2.5), n=9).model]
-    listed = gpytorch.models.IndependentModelList(*models)
-    mll = gpytorch.mlls.SumMarginalLogLikelihood(listed.likelihood, listed).train()
-
-    def derived():
-        mll.zero_grad()
-        loss = -mll(listed(*listed.train_inputs), listed.train_targets)
-        loss.backward()
-        return [loss.detach(), *(p.grad.clone() for p in mll.parameters())]
-
-    with by("fused"):
-        expected = derived()
-    with by(way):
-        found = derived()
-    assert served[way] == 2
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-11)
-
-
 @pytest.mark.parametrize("way", ["arrays", "fused", "dense"])
 def test_a_prior_with_noise_and_gradients_by_its_targets(way, served):
     mll = of(way)

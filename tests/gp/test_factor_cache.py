@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import math
-import pickle
 import statistics
 import sys
 import threading
@@ -23,7 +22,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from linear_operator.utils.errors import NotPSDError
-from support.fakes import unpickled_without_autokern
 
 import autokern
 from autokern.gp import factor_cache
@@ -266,15 +264,6 @@ def test_new_points_become_rows_of_the_strips(q, batch):
     everything = joined(x, new)
     assert_knows(child, noisy(everything), everything.sum(-1).sin())
     assert_knows(parent, noisy(x), x.sum(-1).sin())
-
-
-def test_thirty_times_as_accurate_as_once():
-    x = points(20)
-    known = conditioned(x)
-    for seed in range(30):
-        new = points(1 + seed % 3, seed=100 + seed)
-        known, x = extended(known, x, new), joined(x, new)
-    assert_knows(known, noisy(x), x.sum(-1).sin())
 
 
 @pytest.mark.parametrize(
@@ -538,21 +527,6 @@ def test_memory_is_flat_over_fifty_dropped_models():
                 gc.collect()
                 resident.append(process.memory_info().rss)
     assert resident[-1] - resident[1] < 40 * 2**20  # three matrices of each take 150
-
-
-@pytest.mark.parametrize("detached", [True, False])
-def test_pickled_models_know_nothing_of_autokern(detached):
-    at = points(4, seed=2)
-    with autokern.enabled(), gpytorch.settings.detach_test_caches(detached):
-        model = regression()
-        expected = model(at).variance
-        imagined = model.get_fantasy_model(points(2, seed=3), drawn(2))
-        packed = [pickle.dumps(m) for m in (model, imagined)]
-        assert all(unpickled_without_autokern(p) is not None for p in packed)
-        torch.testing.assert_close(pickle.loads(packed[0])(at).variance, expected)
-        after = imagined(at).variance
-    torch.testing.assert_close(pickle.loads(packed[0])(at).variance, expected)
-    torch.testing.assert_close(pickle.loads(packed[1])(at).variance, after)
 
 
 def test_new_points_lose_no_more_digits_than_the_library_does():

@@ -94,11 +94,6 @@ def test_fantasies_of_fantasies_and_their_parent(shape, targets, way):
     assert_stock(read, way, "fantasy", rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("model", ["product", "mine"])
-def test_fantasies_of_other_kernels(model):
-    assert_stock(lambda: moments(fantasy(predicted(MODELS[model]()), points(2, seed=7))(points(6, seed=8))))
-
-
 @pytest.mark.parametrize("learnt", [False, True], ids=["fixed", "fixed and learnt"])
 @pytest.mark.parametrize("options", [{"noise": torch.tensor([0.1, 0.3]).double()}, {}], ids=["noise", "none"])
 @pytest.mark.parametrize("shape", [(2,), (4, 2)])
@@ -180,23 +175,6 @@ def test_gradients_by_imagined_points_and_targets(model, depth, fast, made):
             return [torch.autograd.grad(reading, leaves, **options) for reading in readings]
 
     assert_stock(read, **({"rtol": 2e-2, "atol": 2e-3} if model == "float32" else {"rtol": 1e-6}))
-
-
-@pytest.mark.parametrize("detached", [True, False])
-def test_gradients_by_batches_of_targets(detached):
-    def read():
-        model, x = regression(), points(2, seed=4).requires_grad_()
-        y = points(4)[:, :2].clone().requires_grad_()
-        with settings.detach_test_caches(detached):
-            model(x)
-        for shift in (0.0, 0.1):
-            model = fantasy(model, x + shift, y)
-            with settings.detach_test_caches(False):
-                posterior = model(points(4, 3, seed=12))
-                value = posterior.mean.sum() + posterior.variance.square().sum()
-        return torch.autograd.grad(value, (x, y))
-
-    assert_stock(read, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.thin

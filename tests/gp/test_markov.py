@@ -148,16 +148,6 @@ def test_large_models_on_a_line_run_it_unmeasured_and_follow_their_parameters():
     assert dispatch.stats()["exact_log_prob"] == {"state-space": 2}
 
 
-def test_single_precision_is_computed_in_double():
-    model = _model(900, ScaleKernel(MaternKernel(2.5)), torch.float32)
-    with autokern.enabled(), autokern.using(force=FORCED):
-        loss, gradients = _step(model)
-    assert loss.dtype is torch.float32
-    truth, slopes = _dense_step(model.double())
-    assert torch.allclose(loss.double(), truth, rtol=1e-5)
-    assert all(torch.allclose(g.double(), s, rtol=1e-4, atol=1e-5) for g, s in zip(gradients, slopes, strict=True))
-
-
 @pytest.mark.parametrize(
     ("kernel", "d"),
     [
@@ -174,15 +164,6 @@ def test_other_kernels_and_dimensions_are_left_to_others(kernel, d):
     assert torch.allclose(loss, _dense_step(model)[0], rtol=1e-10)
 
 
-def test_points_whose_gradients_are_wanted_are_left_to_others():
-    model = _model(500, MaternKernel(2.5))
-    model.train_inputs[0].requires_grad_()
-    with autokern.enabled(), autokern.using(force=FORCED):
-        _step(model)
-    assert "state-space" not in dispatch.stats()["exact_log_prob"]
-    assert model.train_inputs[0].grad is not None
-
-
 def test_a_singular_covariance_and_missing_numbers_are_left_to_stock():
     n = 100
     points, residual = torch.zeros(n, 1, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
@@ -191,22 +172,6 @@ def test_a_singular_covariance_and_missing_numbers_are_left_to_stock():
     assert markov.log_prob(tree, none + 0.1, residual * float("nan")) is None
     assert markov.log_prob(tree._replace(points=[points * float("nan")]), none + 0.1, residual) is None
     assert markov.log_prob(tree, none + 0.1, residual) is not None
-
-
-def test_second_derivatives_of_a_model_are_those_of_exact_stock():
-    model = _model(450, ScaleKernel(MaternKernel(2.5)))
-    raw = [model.covar_module.raw_outputscale, model.likelihood.raw_noise]
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-
-    def hessian():
-        first = torch.autograd.grad(mll(model(*model.train_inputs), model.train_targets), raw, create_graph=True)
-        return torch.autograd.grad(first[0] + first[1].sum(), raw)
-
-    truth = hessian()
-    with autokern.enabled(), autokern.using(force=FORCED):
-        found = hessian()
-    assert dispatch.stats()["exact_log_prob"] == {"state-space": 1}
-    assert all(torch.allclose(f, t, rtol=1e-7) for f, t in zip(found, truth, strict=True))
 
 
 @pytest.mark.parametrize("families", SUMS, ids="+".join)

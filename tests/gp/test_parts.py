@@ -294,19 +294,6 @@ def test_noise_of_tasks(values):
     torch.testing.assert_close(list(grads), slopes, rtol=1e-9, atol=1e-11)
 
 
-def test_functions_that_another_has_replaced(monkeypatch):
-    mll = made(RBFKernel() + LinearKernel(), LinearMean(D))
-    reading = agree(mll)
-    replaced = {LinearKernel: ("forward", "variance"), LinearMean: ("forward",)}
-    for kind, names in replaced.items():
-        for name in names:
-            with monkeypatch.context() as context:
-                context.setattr(kind, name, property(lambda self: 2.0) if name == "variance" else lambda self, x: x)
-                assert not reading.holds()
-                assert read(mll) is None
-    assert reading.holds()
-
-
 class Own(LinearKernel):
     pass
 

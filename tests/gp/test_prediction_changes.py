@@ -9,8 +9,7 @@ import pytest
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, RFFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ZeroMean
 from support.exact_models import (
     MODELS,
@@ -180,16 +179,6 @@ def test_fixed_noise_that_changes(how, candidate):
     assert_close(found, moments(refitted(model)(x)))
 
 
-@each_candidate
-def test_a_first_prediction_under_autocast_leaves_nothing_to_the_next(candidate):
-    model, x = regression(), points(300, seed=5)
-    expected = refitted(model)(x).variance
-    with ours(candidate):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            moments(model(x))
-        assert_close(model(x).variance, expected)
-
-
 class Wrapped(torch.nn.Module):
     def __init__(self, model):
         super().__init__()
@@ -327,16 +316,6 @@ def test_a_kernel_of_the_users_gets_the_calls_that_stock_makes(candidate, m):
 
 
 @pytest.mark.parametrize("m", [20, 700])
-def test_a_kernel_that_draws_its_weights_when_it_is_first_called(m):
-    def read():
-        torch.manual_seed(0)
-        model = regression(kernel=ScaleKernel(RFFKernel(10) * RBFKernel()))
-        return moments(model(points(m, seed=5))), moments(model(points(m, seed=6))), torch.rand(1)
-
-    assert_stock(read)
-
-
-@pytest.mark.parametrize("m", [20, 700])
 def test_functions_of_the_users_in_kernels_of_the_library(m):
     def read():
         strength, calls = [1.0], []
@@ -386,23 +365,6 @@ def test_a_function_of_the_users_that_transforms_a_parameter_is_called_as_docume
     assert all(0 <= one - other <= 2 for one, other in zip(more, predictions, strict=True)), (more, predictions)
 
 
-class Counting(GaussianLikelihood):
-    calls = 0
-
-    def __call__(self, *args, **kwargs):
-        self.calls += 1
-        return super().__call__(*args, **kwargs)
-
-
-def test_a_likelihood_of_the_users_gets_the_calls_that_stock_makes():
-    def read():
-        model = regression(likelihood=Counting())
-        posteriors = [model.likelihood(model(points(20, seed=seed))) for seed in (5, 6)]
-        return model.likelihood.calls, [posterior.variance for posterior in posteriors]
-
-    assert_stock(read)
-
-
 def test_a_strategy_of_the_users_is_left_alone():
     class Own(gpytorch.models.exact_prediction_strategies.DefaultPredictionStrategy):
         pass
@@ -449,28 +411,6 @@ def test_a_function_that_is_put_on_one_strategy(candidate, m, name):
     assert_stock(read, candidate)
 
 
-class Crooked(RBFKernel):
-    """A kernel whose diagonal is another than that of its matrix."""
-
-    def forward(self, x1, x2, diag=False, **params):
-        found = super().forward(x1, x2, diag=diag, **params)
-        return 7 * found if diag else found
-
-
-class Summed(Regression):
-    def __init__(self, x, y):
-        super().__init__(x, y)
-        self.other = Crooked().double()
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x) + self.other(x))
-
-
-@pytest.mark.parametrize("m", [20, 600])
-def test_a_sum_of_covariances_has_the_diagonal_of_its_matrix(m):
-    assert_stock(lambda: moments(Summed(points(40), values(points(40)))(points(m, seed=5))))
-
-
 # --- odd sizes, dtypes and scales -------------------------------------------------------------------------------------
 
 
@@ -502,39 +442,6 @@ def test_points_far_from_the_origin_whichever_candidates_serve(whole, part):
     with ours():
         for error, limit in zip(errors({"kernel_matrix": part}), limits, strict=True):
             assert error < 2 * limit
-
-
-@each_candidate
-def test_empty_slices_of_a_posterior_covariance(candidate):
-    model, x = regression(), points(300, seed=5)
-    with ours(candidate):
-        for _ in range(2):
-            part = model(x).lazy_covariance_matrix[..., 0:0, 0:0]
-            assert part.shape == (0, 0)
-            assert part.diagonal(dim1=-2, dim2=-1).shape == (0,)
-            assert part.to_dense().shape == (0, 0)
-
-
-@each_candidate
-def test_parameters_of_two_dtypes_give_the_dtype_of_stock(candidate):
-    def read():
-        model = regression(dtype=torch.float32)
-        model.covar_module.raw_outputscale.data = model.covar_module.raw_outputscale.data.double()
-        try:
-            posterior = model(points(30, seed=5).float())
-            return [posterior.mean.dtype, posterior.variance.dtype, posterior.covariance_matrix.dtype]
-        except RuntimeError as error:
-            return type(error)
-
-    assert_stock(read, candidate)
-
-
-@pytest.mark.thin("candidate", "fast")
-@each_candidate
-@each_way
-def test_no_training_data_at_all(candidate, fast):
-    with settings.fast_pred_var(fast):
-        assert_stock(lambda: moments(regression(0)(points(4, seed=5))), candidate)
 
 
 def test_one_alpha_for_all_threads_that_ask_at_once():

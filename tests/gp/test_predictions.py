@@ -14,7 +14,7 @@ import pytest
 import torch
 from gpytorch import kernels, settings
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
 from support.exact_models import (
@@ -40,7 +40,6 @@ from support.exact_models import (
 )
 from support.fakes import unpickled_without_autokern
 
-import autokern
 from autokern.core.registry import get
 from autokern.gp.lazy_covariance import PosteriorCovariance
 from autokern.hooks import memory
@@ -99,19 +98,6 @@ def test_everything_read_of_a_prediction_is_stocks(make, candidate):
     assert_stock(read, candidate, **loose)
 
 
-@pytest.mark.parametrize("way", ["lazy", "eager"])
-def test_the_distribution_is_a_whole_one(way):
-    def read():
-        posterior = regression()(points(5, seed=4))
-        torch.manual_seed(5)
-        operator = posterior.lazy_covariance_matrix
-        found = [posterior.rsample(torch.Size([3])), posterior.log_prob(posterior.mean + 0.1)]
-        found += [operator @ torch.ones(5, 1).double(), operator.cholesky().to_dense()]
-        return [*found, (operator + operator).to_dense(), operator.unsqueeze(0).to_dense()]
-
-    assert_stock(read, way, rtol=1e-6)
-
-
 @pytest.mark.thin("make", "candidate")
 @pytest.mark.parametrize("make", [batched, regression], ids=["models", "points"])
 @each_candidate
@@ -138,15 +124,6 @@ def test_noise_with_a_batch_that_the_kernel_has_not(fixed, candidate):
             return moments(posterior), density, moments(first)
 
     assert_stock(read, candidate)
-
-
-def test_known_noise_at_the_points_of_a_prediction():
-    def read():
-        model, x = MODELS["fixed noise"](), points(9, seed=4)
-        noisy = model.likelihood(model(x), x, noise=torch.full((9,), 0.1).double())
-        return noisy.mean, noisy.variance
-
-    assert_stock(read, "lazy")
 
 
 @pytest.mark.parametrize("candidate", [n for n in CANDIDATES if n not in ("stock", "state-space")])
@@ -213,44 +190,6 @@ def test_several_tasks(kind, m, fast):
             return slope, read, posterior.confidence_region()
 
     assert_stock(read)
-
-
-class Tasks(gpytorch.models.ExactGP):
-    """Written as the tutorials write it, of another distribution than those that are read."""
-
-    def __init__(self, x, y):
-        super().__init__(x, y, MultitaskGaussianLikelihood(num_tasks=2))
-        torch.manual_seed(3)
-        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), num_tasks=2)
-        self.covar_module = kernels.MultitaskKernel(RBFKernel(), num_tasks=2, rank=1)
-        self.to(x).eval()
-
-    def forward(self, x):
-        return gpytorch.distributions.MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-@each_way
-@pytest.mark.parametrize("m", [9, 300])
-def test_tasks_as_the_tutorials_write_them(m, fast):
-    def read():
-        x = points(20)
-        with settings.fast_pred_var(fast):
-            return moments(Tasks(x, torch.stack((values(x), -values(x)), -1))(points(m, seed=4)))
-
-    assert_stock(read, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.usefixtures("stock_posteriors")
-@each_of_all
-def test_fast_variances_without_the_op_posterior(candidate):
-    def read():
-        model = regression()
-        with settings.fast_pred_var():
-            return [moments(model(points(m, seed=4))) for m in (9, 300)]
-
-    expected = read()
-    with autokern.enabled(), autokern.using(force={"predict": candidate}):
-        assert_close(read(), expected)
 
 
 def test_structured_solves_keep_the_settings_of_the_call():
@@ -481,16 +420,6 @@ def test_two_backward_passes_and_a_prediction_after_them(candidate, detached):
     assert_stock(read, candidate)
 
 
-def test_second_derivatives_by_test_points():
-    def read():
-        x = points(300, seed=5).requires_grad_()
-        posterior = regression(12)(x)
-        (first,) = torch.autograd.grad(posterior.mean.sum() + posterior.variance.sum(), x, create_graph=True)
-        return first, torch.autograd.grad(first.square().sum(), x)
-
-    assert_stock(read, "lazy", rtol=1e-6)
-
-
 @pytest.mark.parametrize("reading", ["mean", "variance"])
 @pytest.mark.parametrize("between", ["disabled", "changed"])
 def test_a_backward_pass_is_that_of_the_forward_pass(reading, between):
@@ -508,18 +437,6 @@ def test_a_backward_pass_is_that_of_the_forward_pass(reading, between):
         if between == "changed":
             found = torch.autograd.grad(*found)
     assert_close(torch.autograd.grad(*found) if between == "disabled" else found, expected, rtol=1e-6)
-
-
-@each_candidate
-def test_without_gradients_there_is_no_graph(candidate):
-    with ours(candidate):
-        model, x = regression(), points(11, seed=5).requires_grad_()
-        with torch.no_grad():
-            posterior = model(x)
-        assert isinstance(posterior.lazy_covariance_matrix, PosteriorCovariance) or not candidate.startswith("lazy")
-        readings = [posterior.mean, posterior.variance, posterior[2:5].variance, posterior.covariance_matrix]
-        assert not any(t.requires_grad for t in [*readings, posterior.lazy_covariance_matrix.diagonal()])
-        assert model(x).variance.requires_grad
 
 
 @pytest.mark.usefixtures("trusted")
@@ -615,14 +532,3 @@ def test_a_kernel_keeps_the_matrix_that_it_returns():
     with ours("lazy"), torch.no_grad():
         regression(30, kernel=Table())(points(9, seed=4)).variance
     assert kept.equal(torch.eye(30).double() + 0.5)
-
-
-def test_kernel_and_data_of_two_dtypes():
-    def read():
-        model = regression()
-        model.covar_module.float()
-        torch.manual_seed(1)
-        posterior = model(points(9, seed=4))
-        return posterior.mean, posterior.variance, posterior.rsample()
-
-    assert_stock(read, "lazy", rtol=1e-5, atol=1e-6)

@@ -20,7 +20,6 @@ from botorch.optim.closures import get_loss_closure, get_loss_closure_with_grads
 from botorch.optim.closures.core import (
     BatchedNDarrayOptimizationClosure,
     ForwardBackwardClosure,
-    NdarrayOptimizationClosure,
 )
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
@@ -77,7 +76,6 @@ MODELS = {
     "nothing but categories": lambda: MixedSingleTaskGP(of_tasks(0, 1, 2)[0][:, -1:], data()[1], cat_dims=[0]),
     "two outputs of categories": lambda: MixedSingleTaskGP(of_tasks(0, 1, 2)[0], data(outputs=2)[1], cat_dims=[-1]),
 }
-USUAL = [make for name, make in MODELS.items() if name in ("usual", "known noise", "gamma priors", "two outputs")]
 OTHERS = {
     "warped inputs": lambda: SingleTaskGP(*data(), input_transform=Warp(3, list(range(3)))),
 }
@@ -205,24 +203,6 @@ def test_each_model_of_a_list_is_fitted_by_arrays():
     assert found == pytest.approx(expected, rel=1e-7, abs=1e-9)
 
 
-def test_single_precision_is_rounded_at_the_end():
-    mll, parameters, evaluate = closure(lambda: SingleTaskGP(*data(40)).float())
-    loss, grads = evaluate()
-    grads = [g.clone() for g in grads]
-    with autokern.enabled(), autokern.using(**ARRAYS):
-        before = served().get("arrays", 0)
-        found, slopes = evaluate()
-        slopes = [g.clone() for g in slopes]
-        assert served()["arrays"] == before + 1
-    assert found.dtype is torch.float32
-    mll.double()
-    exact, truth = get_loss_closure_with_grads(mll, parameters)()
-    assert abs(found - exact) <= abs(loss - exact) + 1e-7
-    for ours, theirs, wanted in zip(slopes, grads, truth, strict=True):
-        assert ours.dtype is torch.float32
-        assert (ours - wanted).abs().max() <= (theirs - wanted).abs().max() + 1e-6
-
-
 OUTPUTS = [name for name, make in MODELS.items() if "outputs" in name]
 
 
@@ -282,20 +262,6 @@ def test_a_model_of_tasks_that_changes(change, monkeypatch):
     expected, slopes = evaluate()
     assert found == pytest.approx(expected.item(), rel=1e-10)
     torch.testing.assert_close(grads, list(slopes), rtol=1e-8, atol=1e-9)
-
-
-def test_a_state_is_evaluated(enabled):
-    _, parameters, evaluate = closure(MODELS["usual"])
-    whole = NdarrayOptimizationClosure(evaluate, parameters)
-    state = whole.state
-    value, slope = whole(state * 0.9)
-    autokern.disable()
-    try:
-        expected, wanted = NdarrayOptimizationClosure(evaluate, parameters)(state * 0.9)
-    finally:
-        autokern.enable()
-    assert value == pytest.approx(expected, rel=1e-12)
-    assert slope == pytest.approx(wanted, rel=1e-9, abs=1e-11)
 
 
 def test_a_model_that_changes_is_read_again(enabled):

@@ -1,12 +1,10 @@
 """Predictions of models that are not factorised: means by iterations, what variances need when they are read."""
 
-import copy
 import pickle
 
 import gpytorch
 import pytest
 import torch
-from linear_operator import settings as library
 from linear_operator.utils.errors import NotPSDError
 from support.models import rough_model
 
@@ -98,14 +96,6 @@ def test_every_reading_is_that_of_a_factor(read):
         close(read(made()(points(MANY, 1))), expected)
 
 
-def test_samples_are_drawn_from_the_joint_covariance():
-    with autokern.enabled(), torch.no_grad():
-        posterior = made()(points(MANY, 1))
-        torch.manual_seed(0)
-        drawn = posterior.rsample(torch.Size([4000]))
-        close(drawn.var(0), posterior.variance, atol=2e-4)
-
-
 @pytest.mark.parametrize("change", ["lengthscale", "data", "nothing"])
 def test_variances_read_late_are_those_of_the_call(change):
     expected = exact(lambda posterior: posterior.variance, MANY)
@@ -119,15 +109,6 @@ def test_variances_read_late_are_those_of_the_call(change):
         close(posterior.variance, expected, atol=1e-5)
 
 
-def test_models_are_copied_and_pickled_after_such_a_prediction():
-    with autokern.enabled(), torch.no_grad():
-        model = made()
-        mean = model(points(MANY, 1)).mean
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model.state_dict()))):
-            if isinstance(other, gpytorch.models.ExactGP):
-                close(other(points(MANY, 1)).mean, mean)
-
-
 def test_covariances_without_a_factor_are_iterated(monkeypatch):
     def fails(strategy):
         raise NotPSDError("no factor")
@@ -139,15 +120,6 @@ def test_covariances_without_a_factor_are_iterated(monkeypatch):
         close(posterior.variance, expected, atol=1e-5)
 
 
-def test_a_mean_alone_is_iterated_too():
-    expected = exact(lambda posterior: posterior.mean, MANY)
-    with autokern.enabled(), torch.no_grad(), gpytorch.settings.skip_posterior_variances():
-        model = made()
-        close(model(points(MANY, 1)).mean, expected)
-        assert factor_of(model) is None
-        assert sum(autokern.stats()["kernel_matmul"].values()) > 0
-
-
 def products():
     return sum(autokern.stats().get("kernel_matmul", {}).values())
 
@@ -157,16 +129,6 @@ def test_a_candidate_that_is_ordered_makes_its_factor():
         model = made()
         model(points(MANY, 1))
         assert factor_of(model) is not None
-
-
-@pytest.mark.parametrize(
-    "order", [lambda: autokern.using(force={"solve": "stock"}), lambda: library.max_preconditioner_size(14)]
-)
-def test_iterations_that_are_ordered_multiply_a_matrix_as_in_stock(order):
-    with autokern.enabled(), torch.no_grad(), order():
-        before = products()
-        made()(points(MANY, 1))
-        assert products() == before
 
 
 def test_gradients_by_test_points_are_those_of_a_factor():

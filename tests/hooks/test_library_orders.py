@@ -239,16 +239,6 @@ def test_an_order_counts_however_it_was_set(how, monkeypatch):
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
 
 
-def test_a_candidate_serves_again_when_the_order_is_gone():
-    model = made(820)
-    with autokern.enabled():
-        exact = training(model)[0]
-        with library.num_trace_samples(2):
-            loose = training(model)[0]
-        assert not torch.allclose(exact, loose, rtol=1e-6)
-        torch.testing.assert_close(training(model)[0], exact, rtol=1e-9, atol=1e-9)
-
-
 def test_a_kept_factor_does_not_serve_where_variances_are_ordered_to_be_iterated(monkeypatch):
     model, x = made(820).eval(), points(7, 1)
     with autokern.enabled(), torch.no_grad():

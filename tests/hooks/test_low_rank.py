@@ -189,20 +189,6 @@ def test_predictions_by_the_factor_are_those_of_stock(make, dtype, fast):
     close(ours, stock, 1e-8 if dtype == torch.float64 else 5e-3)
 
 
-@pytest.mark.parametrize("n", [40, 130])
-def test_fantasies_are_those_of_stock(n):
-    def work():
-        model = regression(points(n), trend).eval()
-        with torch.no_grad():
-            model(points(3, seed=1))
-            grown = model.get_fantasy_model(points(2, seed=3), torch.ones(2, dtype=torch.float64))
-            found = grown(points(5, seed=4))
-        return found.mean, found.covariance_matrix
-
-    stock, ours = both(work)
-    close(ours, stock, 1e-8)
-
-
 def test_a_sum_whose_noiseless_matrix_has_no_factor_is_served_without_the_warnings_of_a_root():
     x = points(60)
     x[30:] = x[:30]

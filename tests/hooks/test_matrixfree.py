@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import pickle
 
 import gpytorch
 import pytest
 import torch
 from gpytorch import settings
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
     ConstantKernel,
     LinearKernel,
     MaternKernel,
-    MultitaskKernel,
     PeriodicKernel,
     RBFKernel,
     RQKernel,
     ScaleKernel,
 )
-from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
-from gpytorch.means import ConstantMean, MultitaskMean
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import DenseLinearOperator
 
@@ -187,38 +184,10 @@ def test_a_matrix_may_fit_where_its_factor_does_not(monkeypatch):
             assert matrixfree.too_large(lazy) is too_large
 
 
-def test_means_alone():
-    with settings.skip_posterior_variances():
-        expected = predicted(MODELS["sum"](), variances=False)
-        with without_room():
-            found = predicted(MODELS["sum"](), variances=False)
-    assert_close(found[:1], expected[:1], 1e-2)
-
-
 def test_many_test_points_keep_the_order():
     model = MODELS["matern and scale"]().eval()
     with without_room(), torch.no_grad(), settings.skip_posterior_variances():
         assert model(points(5000, seed=4)).mean.shape == (5000,)
-
-
-def test_a_model_of_several_tasks_stays_away():
-    x = points(700)
-
-    class Tasks(gpytorch.models.ExactGP):
-        def __init__(self):
-            y = torch.stack((values(x), -values(x)), -1)
-            super().__init__(x, y, MultitaskGaussianLikelihood(num_tasks=2))
-            self.mean_module = MultitaskMean(ConstantMean(), num_tasks=2)
-            self.covar_module = MultitaskKernel(RBFKernel(), num_tasks=2)
-            self.double()
-
-        def forward(self, x):
-            return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    with autokern.enabled(), autokern.using(force={"kernel_matmul": "tiled"}):
-        out = Tasks()(x)
-        assert not used()
-        assert not isinstance(out.lazy_covariance_matrix.evaluate_kernel(), MatrixFreeKernelOperator)
 
 
 # --- when -------------------------------------------------------------------------------------------------------------
@@ -333,23 +302,3 @@ def test_an_error_on_the_way_leaves_kernels_as_they_were():
     assert kernel.active_dims.tolist() == before
     expected = trained(regression(ScaleKernel(RBFKernel(active_dims=(1,)), active_dims=(0, 1))), 1)
     assert_close(trained(model, 1), expected, 1e-9)
-
-
-def test_models_are_copied_and_saved_as_before():
-    model = MODELS["matern and scale"]()
-    with without_room():
-        trained(model, 1)
-        before = predicted(model)
-        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model.state_dict()))]
-        assert_close(predicted(copies[0]), before, 1e-6)
-    assert copies[1].keys() == model.state_dict().keys()
-    assert_close(predicted(model)[:1], before[:1], 1e-4)
-
-
-def test_without_hooks_all_is_stock_again():
-    expected = trained(MODELS["sum"](), 1)
-    with without_room():
-        trained(MODELS["sum"](), 1)
-    again = trained(MODELS["sum"](), 1)
-    assert all(a.equal(b) for a, b in zip(expected, again, strict=True))
-    assert type(evaluated()) is DenseLinearOperator

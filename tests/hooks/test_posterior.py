@@ -28,7 +28,6 @@ from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
 from botorch.models.kernels import CategoricalKernel
 from botorch.models.transforms import Normalize
 from botorch.models.utils.gpytorch_modules import get_matern_kernel_with_gamma_prior
-from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
 from gpytorch.kernels import (
@@ -405,20 +404,6 @@ def test_a_table_in_a_plain_model():
         run(1, 3)
 
 
-def test_fantasies_of_tasks():
-    def run():
-        torch.manual_seed(0)
-        base = MODELS["tasks of other values"]()
-        with torch.no_grad():
-            model = base.fantasize(of_these_tasks(3, 7)[0], SobolQMCNormalSampler(torch.Size([3]), seed=1))
-        x = points(2, 1, 2).requires_grad_()
-        first, posterior = model.posterior(x), model.posterior(x)
-        slopes = gradients(weighted(posterior.mean) + weighted(posterior.variance), x, model)
-        return [first.mean.detach(), posterior.mean.detach(), posterior.variance.detach(), *slopes]
-
-    close(*both(run), rtol=1e-8, atol=1e-8)
-
-
 @pytest.mark.parametrize("of", ["mean", "variance"])
 @each_model
 def test_gradients_of_one_of_the_two(make, of):
@@ -792,15 +777,6 @@ def test_noisy_improvement():
         return [value.detach(), *torch.autograd.grad(value.sum(), x)]
 
     close(*both(run), rtol=1e-8, atol=1e-8)
-
-
-def test_candidates_of_an_optimisation():
-    def run():
-        torch.manual_seed(0)
-        bounds = torch.stack((torch.zeros(D, **F64), torch.ones(D, **F64)))
-        return optimize_acqf(improved(MODELS["usual"]()), bounds, q=2, num_restarts=3, raw_samples=16)
-
-    close(*both(run, times=1, calls=5), rtol=1e-5, atol=1e-6)
 
 
 def test_thompson_sampling_and_noise():

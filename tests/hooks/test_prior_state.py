@@ -9,7 +9,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.kernels import LinearKernel, MaternKernel, MultitaskKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import LinearKernel, MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -240,23 +240,3 @@ def test_chains_leave_their_parameters_too():
     expected = found()
     with autokern.enabled(), autokern.using(force={"exact_log_prob": "fused"}):
         torch.testing.assert_close(found(), expected)
-
-
-@pytest.mark.parametrize("candidate", [("objective", "arrays"), ("exact_log_prob", "arrays")], ids=":".join)
-def test_points_that_are_written_before_the_backward_pass(candidate):
-    """The gradients are those of the call; stock raises for a kernel that saves its points, and for no other."""
-
-    def gradient(write=lambda model: None, kernel=None):
-        model = Regression(kernel=kernel or RQKernel())
-        loss = by_mll(model, model(*model.train_inputs))
-        write(model)
-        loss.backward()
-        return [parameter.grad for parameter in model.parameters()]
-
-    expected, by_matern = gradient(), gradient(kernel=MaternKernel())
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        gradient(scaled)
-    torch.testing.assert_close(gradient(scaled, MaternKernel()), by_matern)
-    with autokern.enabled(), autokern.using(force=dict([candidate])):
-        torch.testing.assert_close(gradient(scaled), expected)
-        torch.testing.assert_close(gradient(scaled, MaternKernel()), by_matern)

@@ -170,37 +170,6 @@ def test_by_default_what_fits_a_factor_is_exact_and_one_factor_serves_both_passe
     assert all(far(one, exact) < 1e-8 for one, exact in zip(own, slopes, strict=True))
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        lambda: library.max_preconditioner_size(9),
-        lambda: library.cg_tolerance(2),
-        lambda: library.fast_computations(solves=False),
-        lambda: library.min_preconditioning_size(5000),
-    ],
-)
-def test_orders_of_the_user_are_obeyed(order):
-    system = System(wanted=False)
-    with order():
-        expected = system.matrix(formed=True).solve(system.rhs)
-        with autokern.enabled():
-            before = {"stock": 0, **autokern.stats().get("solve", {})}
-            assert system.matrix(formed=True).solve(system.rhs).allclose(expected, rtol=1e-9, atol=1e-9)
-            after = {"stock": 0, **autokern.stats().get("solve", {})}
-            assert after.pop("stock") - before.pop("stock") in (0, 1)
-            assert after == before
-
-
-def test_conjugate_gradients_that_are_ordered_run():
-    with autokern.enabled(), library.max_cholesky_size(50):
-        System(wanted=False).matrix(formed=True).solve(points(N, 1))
-        ordered, _ = next(
-            pair for pair in autokern.explain().decisions if pair[0].problem.orders == {"max_cholesky_size": 50}
-        )
-    assert ordered.candidate == "stock"
-    assert "cholesky" in ordered.excluded
-
-
 @pytest.mark.parametrize("change", ["lengthscale", "noise", "points"])
 def test_what_is_kept_of_a_system_holds_for_its_values_alone(change):
     system = System(wanted=False)

@@ -14,7 +14,6 @@ from support.models import ExactModel
 
 import autokern
 from autokern import kernels
-from autokern.gp import marginal
 from autokern.kernels import graph
 from autokern.kernels.tree import Node, Parts
 
@@ -255,14 +254,6 @@ def test_what_is_traced_remembers_nothing_of_its_caller():
     finally:
         torch.set_default_dtype(torch.float32)
     assert covariances.scripted(known, x, x).dtype is torch.float32
-
-
-def test_a_kernel_called_with_more_than_points_is_none_of_ours():
-    x = torch.rand(20, 2, dtype=torch.float64)
-    with torch.enable_grad():
-        lazy = gpytorch.lazy.LazyEvaluatedKernelTensor(x, x, kernel=RBFKernel().double(), task=torch.tensor([1, 2]))
-        prior = gpytorch.distributions.MultivariateNormal(torch.zeros(20, dtype=torch.float64), lazy)
-    assert marginal.read(prior, torch.ones(1, dtype=torch.float64)) is None
 
 
 @pytest.mark.parametrize("layout", covariances.LAYOUTS)

@@ -79,25 +79,6 @@ def test_the_matrix_itself_and_its_gradients(make, same, dtype):
         assert_near(one, other, dtype, 10)
 
 
-@pytest.mark.thin
-@each_plan
-@either_side
-@pytest.mark.parametrize("n", [1, 16, 17, 33, 64])
-@pytest.mark.parametrize("m", [1, 47])
-def test_sizes_around_those_of_a_tile(plan, same, n, m):
-    if not same or m == 1:
-        assert_right(*arguments(KERNELS["sum of products"], n, m, same=same), plan)
-
-
-@pytest.mark.thin
-@each_plan
-@either_side
-@pytest.mark.parametrize("t", [1, 11, 16, 64])
-@pytest.mark.parametrize("d", [1, 9])
-def test_numbers_of_columns_and_dimensions(plan, same, t, d):
-    assert_right(*arguments(KERNELS["matern 5/2"], t=t, same=same, d=d), plan)
-
-
 @each_plan
 def test_points_given_twice_are_those_of_one_side(plan):
     kernel, x1, _, rhs = arguments(KERNELS["scaled rbf"])
@@ -150,18 +131,6 @@ def test_an_empty_batch_is_what_dense_gives(where):
 
 @each_plan
 @either_side
-def test_no_layout_matters(plan, same):
-    kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=same)
-    expected = product(kernel, x1, x2, rhs, plan)
-    first = x1.detach().mT.contiguous().mT
-    second = first if same else x2.detach().repeat_interleave(2, 0)[::2]
-    wide = rhs.detach().repeat(1, 2)[:, :3]
-    torch.testing.assert_close(product(kernel, first, second, wide, plan), expected, rtol=1e-12, atol=1e-12)
-    assert_right(kernel, first.requires_grad_(), second.requires_grad_(), wide.requires_grad_(), plan)
-
-
-@each_plan
-@either_side
 def test_gradients_that_are_expanded_or_zero(plan, same):
     kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=same)
     expected, (exact, *tensors) = truth(kernel, x1, x2, rhs)
@@ -200,19 +169,6 @@ def test_modes_without_gradients_give_the_same(plan):
         assert product(kernel, x1 * 1, x2 * 1, rhs * 1, plan).equal(expected)
         assert formed(*read(kernel, x1 * 1, x2 * 1)).is_inference()
     assert found.equal(expected)
-
-
-@each_plan
-@either_side
-def test_arguments_are_left_alone(plan, same):
-    kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=same)
-    tensors = [x1, x2, rhs, *kernel.parameters()]
-    before = [t.detach().clone() for t in tensors]
-    out = product(kernel, x1, x2, rhs, plan)
-    cotangent = torch.ones_like(out)
-    out.backward(cotangent)
-    assert cotangent.eq(1).all()
-    assert all(t.equal(b) for t, b in zip(tensors, before, strict=True))
 
 
 def test_backward_twice_is_the_same_and_after_a_change_an_error():

@@ -163,13 +163,6 @@ def test_density_and_gradients_are_the_plain_formula(make, batch, dtype, block, 
 
 
 @each_kernel
-@pytest.mark.parametrize("batch", BATCHES[:2], ids=str)
-def test_the_tree_is_the_kernel_of_gpytorch(make, batch):
-    kernel, (x, *_) = prepared(make, batch), data(batch=batch)
-    torch.testing.assert_close(trees.dense(trees.read(kernel, x)), kernel(x).to_dense(), rtol=0, atol=1e-7)
-
-
-@each_kernel
 @pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["along one", "along all"])
 def test_first_and_second_derivatives_by_finite_differences(make, fast):
     """Along one direction of all inputs at once, or along each of them."""
@@ -202,25 +195,6 @@ class _Density(torch.nn.Module):
         return likelihood.log_prob(trees.read(self.kernel, x), noise, residual, LADDER)
 
 
-@pytest.mark.parametrize("make", [RBFKernel, lambda: MaternKernel(2.5)], ids=["rbf", "matern52"])
-def test_second_derivative_by_the_raw_lengthscale_that_stock_gets_wrong(make):
-    """Through gpytorch's own closed-form kernels a second derivative is silently wrong; here it is the true one."""
-
-    def slope(raw, order):
-        model = regression(12, 1, kernel=make())
-        model.covar_module.raw_lengthscale.data.fill_(raw)
-        objective = ExactMarginalLogLikelihood(model.likelihood, model)
-        with autokern.enabled(), autokern.using(force=FUSED):
-            loss = objective(model(*model.train_inputs), model.train_targets)
-        parameter = model.covar_module.raw_lengthscale
-        (first,) = torch.autograd.grad(loss, parameter, create_graph=True)
-        return first.item() if order == 1 else torch.autograd.grad(first.sum(), parameter)[0].item()
-
-    step = 1e-5
-    truth = (slope(0.3 + step, 1) - slope(0.3 - step, 1)) / (2 * step)
-    assert slope(0.3, 2) == pytest.approx(truth, rel=1e-6)
-
-
 def test_only_what_is_wanted_is_computed():
     kernel, (x, noise, residual) = prepared(KERNELS["sum of products"]), data()
     kernel.requires_grad_(False)
@@ -230,15 +204,6 @@ def test_only_what_is_wanted_is_computed():
         out = likelihood.log_prob(trees.read(kernel, ins[0]), ins[1], ins[2], LADDER)
         full = likelihood.log_prob(trees.read(kernel, x), noise, residual, LADDER)
         torch.testing.assert_close(torch.autograd.grad(out, ins[at]), torch.autograd.grad(full, wanted))
-
-
-def test_duplicate_points_and_far_away_points():
-    kernel = prepared(KERNELS["matern 5/2"])
-    x = torch.cat((torch.zeros(4, 3), torch.full((3, 3), 1e6), torch.randn(5, 3))).double().requires_grad_()
-    noise, residual = torch.tensor([0.1]).double().requires_grad_(), torch.randn(12).double()
-    out = likelihood.log_prob(trees.read(kernel, x), noise, residual, LADDER)
-    grads = torch.autograd.grad(out, [x, noise, *kernel.parameters()])
-    assert all(g.isfinite().all() for g in grads)
 
 
 # --- jitter, errors ---------------------------------------------------------------------------------------------------
@@ -294,15 +259,6 @@ def test_nan_is_reported_as_stock_does():
     assert stock[0] is NanError
 
 
-@pytest.mark.usefixtures("trusted")
-def test_one_factorisation_by_name():
-    with autokern.enabled(), autokern.using(force=FUSED):
-        real, count = torch.linalg.cholesky_ex, []
-        with mock.patch("torch.linalg.cholesky_ex", lambda *a, **k: count.append(1) or real(*a, **k)):
-            objective_and_gradients(regression(400))
-        assert len(count) == 1
-
-
 # --- the seams --------------------------------------------------------------------------------------------------------
 
 MODELS = {
@@ -331,16 +287,6 @@ def strided(model):
     return model
 
 
-def batched():
-    generator = torch.Generator().manual_seed(2)
-    x, batch = torch.rand(3, 40, 2, generator=generator).double(), torch.Size([3])
-    y = x.sum(-1).sin()
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=2, batch_shape=batch), batch_shape=batch)
-    model = Regression(x, y, kernel, GaussianLikelihood(batch_shape=batch)).train()
-    model.mean_module = gpytorch.means.ConstantMean(batch_shape=batch).double()
-    return model
-
-
 @pytest.mark.parametrize("fast", [True, False], ids=["lazy", "BoTorch's route"])
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_models_give_stocks_loss_and_gradients(make, fast):
@@ -355,25 +301,6 @@ def test_models_give_stocks_loss_and_gradients(make, fast):
     assert ours == pytest.approx(loss, rel=1e-4 if single else 1e-10)
     for one, other in zip(found, grads, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-3 if single else 1e-7, atol=1e-5 if single else 1e-10)
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_batches_of_models(fast):
-    def run():
-        model = batched()
-        objective = ExactMarginalLogLikelihood(model.likelihood, model)
-        loss = -objective(model(*model.train_inputs), model.train_targets)
-        loss.sum().backward()
-        return loss, [p.grad for p in model.parameters()]
-
-    with gpytorch.settings.fast_computations(log_prob=fast):
-        loss, grads = run()
-        with autokern.enabled(), autokern.using(force=FUSED):
-            ours, found = run()
-    assert calls("exact_log_prob") == {"fused": 1}
-    torch.testing.assert_close(ours, loss, rtol=1e-10, atol=1e-12)
-    for one, other in zip(found, grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-10)
 
 
 def unserved(kind):
@@ -394,15 +321,6 @@ def test_what_is_not_served_runs_stock(kind):
     assert ours == pytest.approx(loss, rel=1e-9)
     for one, other in zip(found, grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
-
-
-def test_missing_observations_go_stocks_way():
-    model = regression()
-    model.train_targets[3] = torch.nan
-    with gpytorch.settings.observation_nan_policy("mask"):
-        loss, _ = objective_and_gradients(model)
-        with autokern.enabled(), autokern.using(force=FUSED):
-            assert objective_and_gradients(model)[0] == pytest.approx(loss, rel=1e-9)
 
 
 def test_a_second_density_of_one_distribution_is_left_to_stock():
@@ -447,19 +365,6 @@ def test_where_no_matrix_is_formed_the_classes_of_keops_are_left_alone(kind, ser
     described = marginal.read(prior, noise)
     assert problem_of(described, model.train_targets, True) is not None
     assert (problem_of(described, model.train_targets, False) is not None) == served
-
-
-def test_no_jump_above_800_rows():
-    """The loss at 801 points is exact where the library turns to conjugate gradients (botorch #1211)."""
-    model = regression(801, 2)
-    model.likelihood.noise = 1e-3
-    with gpytorch.settings.max_cholesky_size(10**6):
-        loss, grads = objective_and_gradients(model)
-    with autokern.enabled(), autokern.using(force=FUSED):
-        ours, found = objective_and_gradients(model)
-    assert ours == pytest.approx(loss, rel=1e-9)
-    for one, other in zip(found, grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -592,27 +497,6 @@ def test_derivatives_of_inv_quad_logdet(candidate):
     first = torch.autograd.grad(values, [root, rhs], [torch.ones_like(v) for v in values], retain_graph=True)
     second = torch.autograd.grad(values, [root, rhs], [torch.ones_like(v) for v in values])
     torch.testing.assert_close(first, second)
-
-
-def test_direct_call_on_tensors_and_operators():
-    k, rhs = spd(8), torch.randn(8, 2).double()
-    truth = ((rhs * torch.linalg.solve(k, rhs)).sum(), torch.logdet(k))
-    for matrix in (k, DenseLinearOperator(k)):
-        torch.testing.assert_close(autokern.linalg.inv_quad_logdet(matrix, rhs), truth, rtol=1e-10, atol=1e-10)
-    by_column, _ = autokern.linalg.inv_quad_logdet(k, rhs, reduce=False)
-    assert by_column.shape == (2,)
-    failed, warned = outcome(lambda: autokern.linalg.inv_quad_logdet(-k, rhs))
-    assert failed[0] is NotPSDError
-    assert warned
-
-
-def test_sizes_that_do_not_fit_raise_stocks_error():
-    def run():
-        return DenseLinearOperator(spd(6)).inv_quad_logdet(torch.randn(5, 1).double(), logdet=True)
-
-    stock, _ = outcome(run)
-    with autokern.enabled(), autokern.using(force=FUSED):
-        assert outcome(run)[0] == stock
 
 
 # --- threads, memory --------------------------------------------------------------------------------------------------

@@ -110,43 +110,6 @@ def test_gradients_by_noise_mean_and_targets():
         torch.testing.assert_close(one, again, rtol=1e-9, atol=1e-12)
 
 
-def test_all_points_are_the_same_one():
-    x, y = repeated(250, 1)
-    model = regression(x, y)
-    exact_model, exact = truth(model)
-    with autokern.enabled(), autokern.using(force=MERGED):
-        loss = loss_of(model)
-    assert served() == {"merged": 1}
-    torch.testing.assert_close(loss, exact, rtol=1e-11, atol=0)
-    close(gradients(loss, model), gradients(exact, exact_model), 1e-9)
-
-
-def test_a_fit_ends_where_stock_ends():
-    def fitted():
-        model = regression(*repeated(seed=5))
-        optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
-        for _ in range(15):
-            optimiser.zero_grad()
-            (-loss_of(model)).backward()
-            optimiser.step()
-        return [p.detach().clone() for p in model.parameters()]
-
-    stock = fitted()
-    with autokern.enabled(), autokern.using(force=MERGED):
-        ours = fitted()
-    assert served() == {"merged": 15}
-    torch.testing.assert_close(ours, stock, rtol=1e-6, atol=1e-8)
-
-
-def test_where_stock_iterates_the_density_is_the_exact_one():
-    model = regression(*repeated(1000, 150))
-    exact = truth(model)[1]
-    with autokern.enabled(), autokern.using(force=MERGED):
-        loss = loss_of(model)
-    assert served() == {"merged": 1}
-    torch.testing.assert_close(loss, exact, rtol=1e-10, atol=0)
-
-
 # --- which points are the same ----------------------------------------------------------------------------------------
 
 

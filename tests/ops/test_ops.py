@@ -424,24 +424,6 @@ def test_what_is_not_ours_runs_stock(op):
             assert_same_outcome(lambda: op.stock.run(*choice), lambda: call(*choice))  # noqa: B023  (run at once)
 
 
-@each_plain_op
-def test_empty_matrices_run_stock(op):
-    usual = next(p for p in grid(op.name, "float64") if p.m > 4 and not p.grad and p.batch == 1)
-    args = [a.detach() if isinstance(a, torch.Tensor) else a for a in sample(op, usual)]
-    call = dispatch.route(op)
-    cuts = [
-        lambda t: t[..., :0, :],
-        lambda t: t[..., :0],
-        lambda t: t[..., :0, :0],
-        lambda t: t.expand(0, *t.shape),
-        lambda t: t[..., 0],
-    ]
-    for chosen in itertools.product([lambda t: t, *cuts], repeat=sum(isinstance(a, torch.Tensor) for a in args)):
-        cut = iter(chosen)
-        choice = [next(cut)(a) if isinstance(a, torch.Tensor) else a for a in args]
-        assert_same_outcome(lambda: op.stock.run(*choice), lambda: call(*choice))  # noqa: B023  (run at once)
-
-
 def assert_same_outcome(stock: Any, dispatched: Any) -> None:
     outcomes = []
     for run in (stock, dispatched):

@@ -15,8 +15,6 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import autokern
-from autokern.core.registry import get
-from autokern.core.settings import Settings
 from autokern.runtime import dispatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -140,67 +138,3 @@ def test_keyword_arguments_of_kernels(kernel, task):
         noisy = MultivariateNormal(torch.zeros(900), lazy.add_diagonal(torch.tensor(0.1)))
         with gpytorch.settings.max_cholesky_size(1000):
             assert noisy.log_prob(torch.zeros(900)).isfinite()
-
-
-def test_targets_that_are_a_number():
-    def value(model):
-        return ExactMarginalLogLikelihood(model.likelihood, model)(model(*model.train_inputs), 0.3)
-
-    expected = value(regression())
-    with autokern.enabled(), forced():
-        torch.testing.assert_close(value(regression()), expected)
-
-
-def test_targets_of_a_wrong_size_raise_stocks_error_and_nothing_else():
-    def message():
-        model = regression()
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            with pytest.raises(RuntimeError) as raised:
-                mll(model(*model.train_inputs), torch.zeros(7, dtype=torch.float64))
-        return str(raised.value), [str(w.message) for w in seen]
-
-    expected = message()
-    for force in (None, dict(pair.split("=") for pair in FORCED.split(","))):
-        with autokern.enabled(), autokern.using(force=force):
-            assert message() == expected
-
-
-def test_random_numbers_of_the_caller_are_those_of_stock_when_an_op_is_measured_at_its_first_use(monkeypatch):
-    dispatch.reset(Settings(calibrate="first-use", budget=1.0))
-    with autokern.enabled():
-        monkeypatch.setattr(dispatch, "_session", dispatch.reset(Settings(calibrate="first-use", budget=1.0)))
-        torch.manual_seed(5)
-        state = torch.random.get_rng_state()
-        torch.linalg.qr(torch.eye(3))
-        autokern.linalg.qr(torch.rand(40, 20, generator=torch.Generator().manual_seed(1)))
-        assert dispatch.session().profile.trials
-        assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_kernel_matrices_of_two_dtypes_have_the_dtype_of_stock():
-    x = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
-    kernel = ScaleKernel(RBFKernel()).requires_grad_(False)
-    kernel.raw_outputscale.data = kernel.raw_outputscale.data.double()
-    expected = kernel(x).to_dense()
-    with autokern.enabled():
-        for name in get("kernel_matrix").names():
-            if name not in ("compiled", "accelerator", "cpu"):
-                with autokern.using(force={"kernel_matrix": name}):
-                    assert kernel(x).to_dense().dtype is expected.dtype
-
-
-@pytest.mark.parametrize("part", ["scale", "base"])
-def test_a_forward_that_was_put_on_one_kernel_is_what_is_trained(part):
-    def value(changed):
-        model = regression()
-        kernel = model.covar_module if part == "scale" else model.covar_module.base_kernel
-        if changed:
-            kernel.forward = lambda x1, x2, **params: type(kernel).forward(kernel, 0.5 * x1, 0.5 * x2, **params)
-        return loss(model)
-
-    expected = value(changed=True)
-    with autokern.enabled(), forced():
-        value(changed=False)
-        torch.testing.assert_close(value(changed=True), expected)

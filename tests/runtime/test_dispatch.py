@@ -91,10 +91,6 @@ def test_a_call_is_decided_once(toy, monkeypatch):
     assert len(decided) == 2
 
 
-def test_the_dispatched_form_has_the_name_of_the_op(toy):
-    assert toy.call.__name__ == "double"
-
-
 def test_the_memo_is_bounded_and_counts_survive(toy, monkeypatch):
     monkeypatch.setattr(session_module, "_MOST_KEYS", 5)
     for n in range(1, 24):
@@ -232,16 +228,6 @@ def test_using_ends_with_an_exception(toy):
     assert toy.runs == ["fast"]
 
 
-def test_using_is_a_decorator_too(toy):
-    @autokern.using(force={"double": "other"})
-    def work():
-        toy.call(matrix())
-
-    work()
-    work()
-    assert toy.runs == ["other", "other"]
-
-
 def test_excluding(toy):
     with autokern.using(exclude=["double=fast"]):
         toy.call(matrix())
@@ -316,18 +302,6 @@ def test_forcing_what_is_not_there_is_refused(toy, monkeypatch, text):
     assert dispatch.session() is before
 
 
-def test_random_choice_is_various_and_reproducible(toy):
-    drawn = []
-    for seed in (1, 1, 2):
-        toy.runs.clear()
-        with autokern.using(force=f"random:{seed}"):
-            for n in range(2, 32):
-                assert toy.call(matrix(n)).equal(2 * matrix(n))
-        drawn.append(list(toy.runs))
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert set(drawn[0]) == {"stock", "fast", "other"}
-
-
 def test_random_choice_is_drawn_for_each_call(toy):
     drawn = []
     for seed in (1, 1, 2):
@@ -338,15 +312,6 @@ def test_random_choice_is_drawn_for_each_call(toy):
         drawn.append(list(toy.runs))
     assert drawn[0] == drawn[1] != drawn[2]
     assert all(set(runs) == {"stock", "fast", "other"} for runs in drawn)
-
-
-def test_random_choice_from_the_environment_yields_to_using(toy, monkeypatch):
-    monkeypatch.setenv("AUTOKERN_FORCE", "random:3")
-    dispatch.reset()
-    with autokern.using(force={"double": "other"}):
-        for n in range(2, 12):
-            toy.call(matrix(n))
-    assert toy.runs == ["other"] * 10
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -765,19 +730,6 @@ def test_a_profile_whose_trials_lack_stock_costs_only_speed(make_op, measured):
 # --- telling ----------------------------------------------------------------------------------------------------------
 
 
-def test_stats_count_calls_by_candidate(toy):
-    assert autokern.stats() == {}
-    for _ in range(3):
-        toy.call(matrix())
-    with autokern.using(force={"double": "other"}):
-        toy.call(matrix())
-        assert autokern.stats() == {"double": {"fast": 3, "other": 1}}
-        with autokern.using(force={"double": "stock"}):
-            toy.call(matrix())
-        assert autokern.stats() == {"double": {"fast": 3, "other": 1, "stock": 1}}
-    assert autokern.stats() == {"double": {"fast": 3, "other": 1, "stock": 1}}
-
-
 def test_explain_a_problem(toy):
     found = autokern.explain("double", n=4)
     assert isinstance(found, Decision)
@@ -809,23 +761,6 @@ def test_a_session_is_made_from_the_environment_once(monkeypatch):
     assert dispatch.session() is dispatch.session()
 
 
-def test_many_threads_make_one_session_and_lose_no_call(toy):
-    barrier = threading.Barrier(8)
-
-    def work():
-        barrier.wait()
-        for n in range(1, 20):
-            assert toy.call(matrix(n)).equal(2 * matrix(n))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(toy.runs) == 8 * 19
-    assert sum(dispatch.stats()["double"].values()) == 8 * 19
-
-
 def test_threads_that_decide_a_key_at_once_lose_no_call(toy, monkeypatch):
     decided, entry = threading.Barrier(2), dispatch.Session.entry
 
@@ -841,19 +776,6 @@ def test_threads_that_decide_a_key_at_once_lose_no_call(toy, monkeypatch):
     for thread in threads:
         thread.join()
     assert dispatch.stats()["double"] == {"fast": 2}
-
-
-def test_what_was_decided_is_told_after_another_profile_came(make_op):
-    """To measure one op at its first use does not make a program forget why it runs the others as it does."""
-    op = make_op("told")
-    op.candidate("stock")(lambda a: 2 * a)
-    call, a = dispatch.route(op), torch.ones(2, 2)
-    for turn in range(1, 3):
-        call(a)
-        call(a)
-        dispatch.session().adopt(Profile())
-        ((decision, calls),) = dispatch.decisions()
-        assert (decision.problem.op, decision.candidate, calls) == ("told", "stock", 2 * turn)
 
 
 def test_decisions_that_are_told_are_bounded(make_op):

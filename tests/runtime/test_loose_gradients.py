@@ -26,7 +26,6 @@ from autokern.tuning.drawing import measurable
 from autokern.tuning.policy import decide, described
 from autokern.tuning.profile import Profile, Timing, Trial
 
-A = torch.ones(4, 4, dtype=torch.float64)
 LOOSE = Problem(op="exact_log_prob", m=1500, n=1500, d=3, variant="rbf/cg", grad="theta")
 
 
@@ -95,15 +94,6 @@ def test_samples_tell_nothing_of_what_iterates_tightly(make_op):
         assert [c.name for c in measured] == ["stock", "formless"]
         large = LOOSE.replace(m=2600, n=2600)
         assert "preconditioned" not in [c.name for c in measurable(get("exact_log_prob"), large, level)]
-
-
-def test_without_a_preference_nothing_has_changed(make_op):
-    op = make_op("close", approximates=lambda problem: True)
-    op.candidate("stock")(lambda a: a)
-    op.candidate("exact", accuracy="better")(lambda a: a)
-    assert chosen(op, exact=1.02).candidate == "exact"
-    assert chosen(op, exact=1.2).candidate == "stock"
-    assert not chosen(op, exact=1.2).remark
 
 
 # --- what the package ships -------------------------------------------------------------------------------------------
@@ -233,13 +223,3 @@ def test_a_matrix_without_a_factor_is_left_to_conjugate_gradients(candidate, mon
     assert len(failed) == 2
     torch.testing.assert_close(loss, expected, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(gradient, slopes, rtol=0.1, atol=0.1 * slopes.abs().max().item())
-
-
-def test_a_looser_tolerance_is_an_order(monkeypatch):
-    from autokern.hooks import solver_choice
-
-    assert solver_choice.regime(1000) == solver_choice.ITERATIVE
-    with gpytorch.settings.cg_tolerance(0.01):
-        assert solver_choice.regime(1000) == solver_choice.ITERATIVE
-    with gpytorch.settings.cg_tolerance(10):
-        assert solver_choice.regime(1000) == solver_choice.ORDERED

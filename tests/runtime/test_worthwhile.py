@@ -220,17 +220,6 @@ def test_a_first_use_that_leaves_a_few_trials_is_marked(call, budgets, monkeypat
     assert dispatch.session().profile.trials == [trial]
 
 
-def test_other_orders_stand(call, budgets, monkeypatch):
-    monkeypatch.setenv("AUTOKERN_CALIBRATE", "never")
-    dispatch.reset()
-    call(300, took=0.1)
-    assert budgets == []
-    monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
-    dispatch.reset()
-    call(1, took=0.1)
-    assert [near for _, near in budgets] == [None]
-
-
 def test_the_time_of_a_call_that_raises_counts(make_op, clock, budgets):
     op = make_op("double", features=lambda p: Features(calls=1, flops=float(p.m * p.n)))
 

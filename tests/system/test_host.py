@@ -201,12 +201,6 @@ def test_equal_gpus_count_once_and_in_any_order(monkeypatch):
     assert with_gpus(monkeypatch, gpu("NVIDIA L4", 23 * GIB, 58), gpu()).fingerprint == mixed.fingerprint
 
 
-def test_slices_of_a_gpu_differ(monkeypatch):
-    small = with_gpus(monkeypatch, gpu("NVIDIA A100 MIG 1g.5gb", 5 * GIB, 14))
-    large = with_gpus(monkeypatch, gpu("NVIDIA A100 MIG 3g.20gb", 20 * GIB, 42))
-    assert small.fingerprint != large.fingerprint
-
-
 def test_the_driver_is_read(monkeypatch, tmp_path):
     version = tree(tmp_path, {"v": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build"})
     monkeypatch.setattr(host, "_NVIDIA_DRIVER", version / "v")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import autokern
-from autokern.system import thread_pool, threads
+from autokern.system import thread_pool
 
 CPU = torch.device("cpu")
 each_count = pytest.mark.parametrize("count", [1, 2, 5])
@@ -105,11 +105,6 @@ def test_a_crew_is_as_large_as_torch_uses_threads(several):
     assert thread_pool.size(CPU) == 1
 
 
-def test_threads_that_are_forbidden_make_a_crew_of_one(several, monkeypatch):
-    monkeypatch.setattr(threads, "_allowed", False)
-    assert thread_pool.size(CPU) == 1
-
-
 def test_threads_off_in_the_environment_makes_a_crew_of_one(several, monkeypatch):
     monkeypatch.setenv("AUTOKERN_THREADS", "off")
     with autokern.enabled():
@@ -179,17 +174,6 @@ def test_errors_keep_their_kind(count, error):
 
     with pytest.raises(error):
         thread_pool.run(work, count)
-
-
-def test_members_that_wait_are_released_when_another_ends_with_an_error():
-    def work(member):
-        if member.number:
-            member.wait()
-        time.sleep(0.05)
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match=r"^no$"):
-        thread_pool.run(work, 3)
 
 
 @each_count

@@ -109,14 +109,6 @@ def test_nothing_measured_means_stock(op):
     assert (found.candidate, found.source, found.order[0]) == ("stock", "unmeasured", "stock")
 
 
-def test_decisions_are_deterministic(op):
-    ratios = {"fast": 0.5, "other": 0.5, "exact": 0.5}
-    first = chosen(op, ratios, square(77))
-    assert all(chosen(op, ratios, square(77)) == first for _ in range(3))
-    known = chooser(ratios)
-    assert all(decide(Feasibility(op, square(77)), known, ORDERS_NOTHING) == first for _ in range(2))
-
-
 def test_deterministic_means_stock_unless_a_profile_is_pinned(op, tmp_path):
     orders = Settings(deterministic=True)
     found = chosen(op, {"fast": 0.5}, square(64), orders)
@@ -227,21 +219,6 @@ def test_random_choice_is_feasible_reproducible_and_various(op):
     assert decide(table, known, Settings(random_seed=1), seen=7).review == 8, "each call is drawn anew"
     forced = [Settings(random_seed=seed, force=(("synthetic", "other"),)) for seed in range(9)]
     assert {decide(table, known, order).candidate for order in forced} == {"other"}
-
-
-def test_approximate_candidates_run_only_when_asked_for_and_close_enough(op):
-    ratios, asked = {"sloppy": 0.1, "exact": 0.5}, Settings(accuracy="approximate")
-    found = chosen(op, ratios, square(64))
-    assert found.candidate == "exact"
-    assert "accuracy is approximate" in found.excluded["sloppy"]
-    assert chosen(op, ratios, square(64), asked).candidate == "sloppy"
-    rough = chosen(op, ratios, square(64), asked, error=0.01)
-    assert rough.candidate == "exact"
-    assert rough.excluded["sloppy"] == "its error was measured to be 1e-02, and at most 1e-03 is allowed"
-    allowed = Settings(accuracy="approximate", max_error=0.1)
-    assert chosen(op, ratios, square(64), allowed, error=0.01).candidate == "sloppy"
-    unmeasured = chosen(op, {"exact": 0.5}, square(64), asked).excluded["sloppy"]
-    assert unmeasured.startswith("its error was not measured on this machine")
 
 
 def test_memory(op):

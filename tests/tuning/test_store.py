@@ -7,7 +7,6 @@ import errno
 import json
 import logging
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -175,15 +174,6 @@ def test_any_bytes_are_a_profile_or_none(settings, data):
     assert found is None or found.trials == []
     assert store.save(settings, profile(16)) is not None
     assert sizes(store.load(settings, HOST)) == {16}
-
-
-def test_a_profile_of_another_host_is_a_miss(settings):
-    other = "f" * 32
-    place(settings).replace(settings.home / f"{other}.json")
-    assert store.load(settings, other) is None
-    store.save(settings, profile(16, fingerprint=other))
-    assert names(settings, ".bad") == [f"{other}.bad"]
-    assert sizes(store.load(settings, other)) == {16}
 
 
 def test_a_huge_sparse_file_is_not_read(settings):
@@ -450,19 +440,6 @@ def test_writes_of_nothing_end(settings, monkeypatch):
         assert store.save(settings, profile(8)) is None
 
 
-def test_file_size_limit(settings):
-    place(settings)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        with pytest.warns(AutokernWarning):
-            assert store.save(settings, profile(16)) is None
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert sizes(store.load(settings, HOST)) == {8}
-    assert names(settings, ".tmp") == []
-
-
 def test_a_folder_that_cannot_be_synced_is_no_trouble(settings, monkeypatch):
     real = os.fsync
 
@@ -529,13 +506,6 @@ def test_concurrent_writers_lose_no_key(settings):
     found = {(trial.problem.m, trial.problem.n) for trial in store.load(settings, HOST).trials}
     assert found == {(who + 1, i + 1) for who in range(writers) for i in range(keys)}
     assert names(settings, ".tmp") == names(settings, ".bad") == []
-
-
-def test_the_later_measurement_of_a_problem_counts(settings):
-    store.save(settings, profile(8, 16, seconds=1e-3))
-    store.save(settings, profile(8, seconds=2.0))
-    found = {t.problem.n: t.timings["stock"].seconds for t in store.load(settings, HOST).trials}
-    assert found == {8: 2.0, 16: 1e-3}
 
 
 def test_save_does_not_wait_for_a_stuck_lock(settings, monkeypatch):

@@ -306,17 +306,6 @@ def test_a_true_gap_is_found(clock):
     assert found >= 99
 
 
-def test_a_single_slow_round_moves_no_median(clock):
-    hits = iter([False] * 5 + [True] + [False] * 100)
-
-    def hiccup() -> None:
-        clock.now += 1.0 if next(hits) else 1e-3
-
-    calls = {"stock": clock.work("stock", 1e-3), "other": hiccup}
-    found = compare(calls, rounds=(7, 7), min_time=0, warm=dict.fromkeys(calls, 1e-3))
-    assert found["other"].ratio == pytest.approx(1.0)
-
-
 def test_garbage_is_collected_again_afterwards(clock):
     seen = []
     assert gc.isenabled()
