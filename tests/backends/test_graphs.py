@@ -14,6 +14,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from support import fakes
+from support.models import ExactModel
 
 import autokern
 from autokern.backends import graphs
@@ -261,16 +262,7 @@ def test_a_model_trains_by_recorded_steps_on_a_gpu(monkeypatch):
     losses = {}
     for force in ({"exact_log_prob": "fused"}, {"exact_log_prob": "graph"}):
         likelihood = gpytorch.likelihoods.GaussianLikelihood().double().cuda()
-
-        class Model(gpytorch.models.ExactGP):
-            def __init__(self, likelihood=likelihood):
-                super().__init__(x, y, likelihood)
-                self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(RBFKernel())
-
-            def forward(self, x):
-                return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-        model = Model().double().cuda()
+        model = ExactModel(x, y, likelihood=likelihood).double().cuda()
         marginal = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         before = autokern.stats().get("exact_log_prob", {})

@@ -15,9 +15,9 @@ from gpytorch.kernels import (
     ScaleKernel,
 )
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOperator
+from support.models import ExactModel
 
 import autokern
 from autokern.hooks.matrixfree import _looked_up as looked_up
@@ -31,18 +31,9 @@ class Own(RBFKernel):
         return super().forward(x1, x2, **params) * 1.5
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = ConstantMean(), kernel
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-class Hadamard(Model):
-    def __init__(self, x, y, likelihood, kernel):
-        super().__init__((x[:, :1], (torch.arange(len(x)) % 2)[:, None]), y, likelihood, kernel)
+class Hadamard(ExactModel):
+    def __init__(self, x, y, kernel, likelihood):
+        super().__init__((x[:, :1], (torch.arange(len(x)) % 2)[:, None]), y, kernel, likelihood)
         self.task_covar_module = IndexKernel(num_tasks=2, rank=1)
 
     def forward(self, x, i):
@@ -51,18 +42,18 @@ class Hadamard(Model):
 
 
 MODELS = {
-    "a kernel of one's own": (Model, lambda: ScaleKernel(Own())),
-    "a piecewise polynomial": (Model, lambda: PiecewisePolynomialKernel(0, ard_num_dims=2)),
+    "a kernel of one's own": (ExactModel, lambda: ScaleKernel(Own())),
+    "a piecewise polynomial": (ExactModel, lambda: PiecewisePolynomialKernel(0, ard_num_dims=2)),
     "tasks": (Hadamard, RBFKernel),
 }
 
 
-def made(kind=Model, kernel=None, likelihood=None, dtype=torch.float64, n=N):
+def made(kind=ExactModel, kernel=None, likelihood=None, dtype=torch.float64, n=N):
     torch.manual_seed(1)
     x = torch.rand(n, 2, dtype=torch.float64)
     y = x.sum(-1).sin() + 0.1 * torch.randn(n, dtype=torch.float64)
     likelihood = likelihood or GaussianLikelihood()
-    model = kind(x.to(dtype), y.to(dtype), likelihood, kernel or ScaleKernel(Own()))
+    model = kind(x.to(dtype), y.to(dtype), kernel or ScaleKernel(Own()), likelihood)
     return ExactMarginalLogLikelihood(likelihood, model).to(dtype).train()
 
 

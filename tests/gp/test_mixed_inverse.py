@@ -14,6 +14,7 @@ from gpytorch.kernels import (
     RQKernel,
     ScaleKernel,
 )
+from support.models import ExactModel
 
 import autokern
 from autokern.gp import likelihood
@@ -240,19 +241,13 @@ def test_residuals_of_zero_and_batches_of_one():
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, n, kernel="matern52", noise=0.05, dtype=torch.float64):
-        draw = torch.Generator().manual_seed(n)
-        x = torch.rand(n, 2, generator=draw, dtype=dtype)
-        y = (6 * x[:, 0]).sin() + 0.2 * torch.randn(n, generator=draw, dtype=dtype)
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = KERNELS[kernel]()
-        self.to(dtype).likelihood.noise = noise
-        self.train()
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+def model_of(kernel, n=1000):
+    draw = torch.Generator().manual_seed(n)
+    x = torch.rand(n, 2, generator=draw, dtype=torch.float64)
+    y = (6 * x[:, 0]).sin() + 0.2 * torch.randn(n, generator=draw, dtype=torch.float64)
+    model = ExactModel(x, y, KERNELS[kernel]()).double().train()
+    model.likelihood.noise = 0.05
+    return model
 
 
 def step(model):
@@ -270,7 +265,7 @@ def exact(model):
 
 @pytest.mark.parametrize("kernel", ["matern52", "sum"])
 def test_a_model_in_training_gets_it_by_default(kernel):
-    model = Model(1000, kernel)
+    model = model_of(kernel)
     before = autokern.stats()
     for change in (1.0, 0.7, 1.4):
         with torch.no_grad():

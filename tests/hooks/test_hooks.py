@@ -21,6 +21,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel
+from support.outcomes import outcome
 
 import autokern
 from autokern.core.errors import SettingsError
@@ -334,17 +335,6 @@ MATRICES = {
     "empty": torch.zeros(0, 0, dtype=torch.float64),
     "empty batch": torch.zeros(0, 3, 3, dtype=torch.float64),
 }
-
-
-def outcome(run):
-    """The result of a call or its error, and the warnings on the way."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            found = run()
-        except Exception as error:
-            found = (type(error), str(error))
-    return found, [(w.category, str(w.message)) for w in caught]
 
 
 @pytest.mark.thin

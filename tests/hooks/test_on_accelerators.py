@@ -16,9 +16,9 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
 from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.optim.closures.core import NdarrayOptimizationClosure
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.models import ExactModel
 
 import autokern
 from autokern.gp.mirrors import Mirrors, fetched, placed
@@ -109,16 +109,6 @@ def test_a_gradient_that_autograd_wrote_last_is_the_one_that_is_told(device):
     np.testing.assert_allclose(ours, stock, rtol=1e-8, atol=1e-10)
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, kernel):
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood(gpytorch.priors.GammaPrior(1.1, 0.05)))
-        self.mean_module, self.covar_module = gpytorch.means.LinearMean(x.shape[-1]), kernel
-        self.to(x)
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 @on_every_device
 @pytest.mark.parametrize("points", [1, 2, 40])
 def test_steps_and_their_second_derivatives_are_those_of_stock(points, device):
@@ -128,7 +118,8 @@ def test_steps_and_their_second_derivatives_are_those_of_stock(points, device):
         x = torch.rand(points, 2, dtype=torch.float64).to(device).requires_grad_()
         y = (4 * x.detach().sum(-1)).sin().requires_grad_()
         kernel = ScaleKernel(MaternKernel(2.5, ard_num_dims=2)) + ScaleKernel(RBFKernel() * PeriodicKernel())
-        model = Model(x, y, kernel)
+        noisy = gpytorch.likelihoods.GaussianLikelihood(gpytorch.priors.GammaPrior(1.1, 0.05))
+        model = ExactModel(x, y, kernel, noisy, gpytorch.means.LinearMean(2)).to(x)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         with autokern.using(force={"objective": side, "exact_log_prob": "stock"}):
             for _ in range(2):

@@ -8,11 +8,12 @@ import pickle
 import gpytorch
 import pytest
 import torch
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.kernels import LinearKernel, MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.models import ExactModel
 
 import autokern
 from autokern.core.registry import get
@@ -25,16 +26,12 @@ SERVING = [("objective", "arrays"), ("exact_log_prob", "arrays"), ("exact_log_pr
 each_that_serves = pytest.mark.parametrize("candidate", SERVING, ids=":".join)
 
 
-class Regression(gpytorch.models.ExactGP):
+class Regression(ExactModel):
     def __init__(self, kind=GaussianLikelihood, n=N, kernel=None):
         x = torch.linspace(0, 1, n, dtype=torch.float64).unsqueeze(-1)
         noise = (torch.full((n,), 0.1, dtype=torch.float64),) if kind is FixedNoiseGaussianLikelihood else ()
-        super().__init__(x, (4 * x[:, 0]).sin(), kind(*noise))
-        self.mean_module, self.covar_module = ConstantMean(), kernel or ScaleKernel(MaternKernel(1.5))
+        super().__init__(x, (4 * x[:, 0]).sin(), kernel or ScaleKernel(MaternKernel(1.5)), kind(*noise))
         self.double().train()
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 def by_likelihood(model, prior):

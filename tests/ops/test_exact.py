@@ -26,7 +26,7 @@ from gpytorch.kernels import (
     ScaleKernel,
     keops,
 )
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import (
     AddedDiagLinearOperator,
@@ -38,8 +38,9 @@ from linear_operator.operators import (
     SumLinearOperator,
     ToeplitzLinearOperator,
 )
-from linear_operator.utils.errors import NanError, NotPSDError
-from linear_operator.utils.warnings import NumericalWarning
+from linear_operator.utils.errors import NanError
+from support.models import ExactModel
+from support.outcomes import outcome
 
 import autokern
 from autokern.core.problem import Problem
@@ -105,22 +106,11 @@ def data(n=23, batch=BATCHES[0], dtype=torch.float64, seed=1, noise=1):
     return [t.to(dtype).requires_grad_() for t in (x, levels, residual)]
 
 
-class Regression(gpytorch.models.ExactGP):
-    def __init__(self, x, y, kernel=None, likelihood=None):
-        super().__init__(x, y, likelihood or GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = kernel or ScaleKernel(RBFKernel(ard_num_dims=x.shape[-1]))
-        self.to(x)
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def regression(n=60, d=3, dtype=torch.float64, kernel=None, likelihood=None, seed=3):
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(n, d, generator=generator, dtype=torch.float64).to(dtype)
     y = (5 * x[:, 0]).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
-    return Regression(x, y, kernel, likelihood).train()
+    return ExactModel(x, y, kernel or ScaleKernel(RBFKernel(ard_num_dims=d)), likelihood).to(x).train()
 
 
 def objective_and_gradients(model, **options):
@@ -207,17 +197,6 @@ def test_only_what_is_wanted_is_computed():
 
 
 # --- jitter, errors ---------------------------------------------------------------------------------------------------
-
-
-def outcome(run):
-    """Value, or kind and text of the error, and the warnings on the way."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            found = run()
-        except (NanError, NotPSDError, RuntimeError) as error:
-            found = (type(error), str(error))
-    return found, [str(w.message) for w in caught if issubclass(w.category, NumericalWarning)]
 
 
 def degenerate(noise, dtype=torch.float64):

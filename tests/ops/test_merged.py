@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import gpytorch
@@ -12,6 +11,7 @@ import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from support.outcomes import outcome
 from support.structured import Regression, close, gradients, loss_of, served
 
 import autokern
@@ -216,17 +216,6 @@ def truth_at(model, x):
     tree = trees.read(model.covar_module, x)
     residual = model.train_targets - model.mean_module(x)
     return likelihood.reference(tree, model.likelihood.noise, residual) / len(residual)
-
-
-def outcome(run):
-    """Value, or kind and text of the error, and the warnings on the way."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            found = run()
-        except Exception as error:
-            found = type(error), str(error)
-    return found, [str(w.message) for w in caught]
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-17, 1e-13, -1e-3])

@@ -1,0 +1,16 @@
+"""How a call ends: its value or its error, and the warnings on the way; what two sides of a comparison share."""
+
+from __future__ import annotations
+
+import warnings
+
+
+def outcome(run, *args):
+    """The value of a call, or kind and text of its error, and kind and text of each warning."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = run(*args)
+        except Exception as error:
+            found = type(error), str(error)
+    return found, [(w.category, str(w.message)) for w in caught]
