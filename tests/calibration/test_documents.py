@@ -40,10 +40,6 @@ def test_what_explain_told_is_what_the_docs_show(tmp_path, capsys):
     assert "run --readme" in capsys.readouterr().out
 
 
-def test_the_ways_through_the_packages_are_those_of_the_code():
-    assert picture.main(["--check"]) == 0, "run calibration/picture.py"
-
-
 @pytest.mark.parametrize(
     "line",
     ["gp/steps.py: step_off | |", "gp/no.py: loss | |", "gp/steps.py: loss | nothing_like_it |", "auto.py: x | |"],

@@ -455,30 +455,6 @@ def test_partial_runs_add_up_in_the_file(
     assert stop.value.code == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "order", "known"),
-    [
-        ("", "--readme", True),
-        ("<!-- figures: here -->\n", "--readme", True),
-        ("<!-- /figures --> <!-- figures: here -->\n", "--readme", True),
-        ("<!-- figures: here -->\n<!-- /figures -->\n", "--check", False),  # of figures that there are not
-        ("", "c02", True),
-    ],
-)
-def test_bad_usage_ends_with_2_and_writes_nothing(
-    script: ModuleType, written: Path, capsys: pytest.CaptureFixture[str], text: str, order: str, known: bool
-) -> None:
-    readme, nowhere = written / "README.md", written / "empty"
-    nowhere.mkdir()
-    readme.write_text(text, encoding="utf-8")
-    files = [str(readme)] if order.startswith("--") else []
-    with pytest.raises(SystemExit) as stop:
-        script.main([order, *files, "--output-dir", str(written if known else nowhere)])
-    assert stop.value.code == 2
-    assert readme.read_text(encoding="utf-8") == text
-    assert order.startswith("--") or ", ".join(WORKLOADS) in capsys.readouterr().err
-
-
 def test_markdown_holds_headlines_and_has_even_rows(script: ModuleType, results: dict[str, Any]) -> None:
     table = script.figures.markdown_table(results).split("\n\n")[0].splitlines()
     assert len({line.count("|") for line in table}) == 1

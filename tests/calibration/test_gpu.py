@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import products
 import programs
 import pytest
 
-CALIBRATION = Path(gpu.__file__).parent
 WITHOUT_DEVICE = [name for name in gpu.SECTIONS if name != "waits"]
 
 
@@ -90,11 +87,6 @@ def test_a_row_that_fails_is_told_and_the_next_one_is_measured(
     assert gpu.summary({"sections": found}) == ["peaks: 2 rows, 1 failed"]
 
 
-def test_an_unknown_section_is_named() -> None:
-    with pytest.raises(SystemExit):
-        gpu.main(["crossover", "--output", "gpu.json"])
-
-
 def test_a_checkout_that_is_not_installed_gets_its_entry_points(tmp_path: Path) -> None:
     metadata = entry_points.written(tmp_path)
     (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
@@ -104,8 +96,3 @@ def test_a_checkout_that_is_not_installed_gets_its_entry_points(tmp_path: Path) 
     own = importlib.metadata.entry_points(group="autokern.candidates")
     assert there == {p.name: p.value for p in own if p.value.startswith("autokern.")}
     assert metadata.parent == tmp_path
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
-def test_the_script_is_one_that_a_shell_reads() -> None:
-    subprocess.run(["bash", "-n", str(CALIBRATION / "gpu.sh")], check=True)

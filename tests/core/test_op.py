@@ -55,10 +55,6 @@ def test_unknown_op():
         get("nonsense")
 
 
-def test_the_registry_is_left_alone_by_these_tests():
-    assert not known("double")
-
-
 def test_the_first_candidate_is_stock(make_op):
     made = make_op("first")
     with pytest.raises(AutokernError, match=r"first\.fast"):

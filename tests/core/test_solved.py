@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 
 import msgspec
 import pytest
@@ -45,25 +44,6 @@ def test_what_is_noted_before_an_exception_is_collected():
     with pytest.raises(ValueError, match="it failed"), solved.collecting(found.extend):
         fails()
     assert found == [ONE]
-
-
-def test_threads_collect_their_own():
-    found, both = {}, threading.Barrier(2)
-
-    def call(name):
-        both.wait()
-        solved.note(msgspec.structs.replace(ONE, preconditioner=name))
-        both.wait()
-
-    def work(name):
-        found[name] = collected(lambda: call(name))
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {name: [one.preconditioner for one in seen] for name, seen in found.items()} == {"a": ["a"], "b": ["b"]}
 
 
 def test_the_worst_of_several_is_told_for_each_preconditioner():

@@ -251,21 +251,6 @@ def test_what_is_known_of_training_data(n, batch):
     assert_knows(conditioned(x), noisy(x), x.sum(-1).sin())
 
 
-@pytest.mark.parametrize("batch", BATCHES[:2], ids=str)
-@pytest.mark.parametrize("q", [1, 2, 5])
-def test_new_points_become_rows_of_the_strips(q, batch):
-    x, new = points(*batch, 30), points(*batch, q, seed=1)
-    parent = conditioned(x)
-    child = extended(parent, x, new)
-    assert child.border is None
-    assert child.grown
-    assert not child.requires_grad
-    assert memories(child.inverse)[0] == memories(parent.inverse)[0]
-    everything = joined(x, new)
-    assert_knows(child, noisy(everything), everything.sum(-1).sin())
-    assert_knows(parent, noisy(x), x.sum(-1).sin())
-
-
 @pytest.mark.parametrize(
     ("old", "new", "targets"),
     [

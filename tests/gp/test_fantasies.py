@@ -33,7 +33,6 @@ from support.exact_models import (
     truth,
     values,
 )
-from support.fakes import unpickled_without_autokern
 
 from autokern.runtime import dispatch
 
@@ -247,19 +246,6 @@ def test_a_fantasy_keeps_the_hyperparameters_that_its_parent_had():
         change(parent)
         predicted(parent)
         assert_close(moments(imagined(points(6, seed=8))), expected)
-
-
-def test_inference_mode():
-    x = points(9, seed=4)
-    with ours(), torch.inference_mode():
-        model = regression()
-        moments(model(x))
-        grown = fantasy(model, points(1, seed=8))
-        assert unpickled_without_autokern(pickle.dumps(grown)) is not None
-        assert_close(moments(grown(x)), moments(refitted(grown)(x)))
-    with ours(), torch.no_grad():
-        later = fantasy(grown, points(1, seed=9))
-        assert_close(moments(later(x)), moments(refitted(later)(x)))
 
 
 @pytest.mark.slow

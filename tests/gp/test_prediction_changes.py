@@ -19,7 +19,6 @@ from support.exact_models import (
     assert_stock,
     change,
     fantasy,
-    fixed_noise,
     moments,
     ours,
     points,
@@ -160,50 +159,6 @@ def test_noise_written_through_data_is_not_seen_by_fast_variances():
             assert_close(moments(model(x)), moments(refitted(model)(x)))
 
 
-NOISES = {
-    "assigned": lambda noise: setattr(noise, "noise", torch.full((40,), 0.7, dtype=torch.float64)),
-    "in place": lambda noise: noise.noise.mul_(5),
-    "through data": lambda noise: noise.noise.data.mul_(5),
-    "setter": lambda noise: noise.initialize(noise=torch.full((40,), 0.7, dtype=torch.float64)),
-}
-
-
-@each_candidate
-@pytest.mark.parametrize("how", NOISES.values(), ids=NOISES)
-def test_fixed_noise_that_changes(how, candidate):
-    model, x = regression(likelihood=fixed_noise()), points(300, seed=5)
-    with ours(candidate):
-        moments(model(x))
-        how(model.likelihood.noise_covar)
-        found = moments(model(x))
-    assert_close(found, moments(refitted(model)(x)))
-
-
-class Wrapped(torch.nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        return self.model(x)
-
-
-@pytest.mark.thin("candidate", "m")
-@pytest.mark.parametrize("m", [7, 300, 1100])
-@each_candidate
-def test_gradients_reach_the_parameters_that_were_swapped_in(candidate, m):
-    x, kernel = points(m, seed=5), "model.covar_module."
-    names = [kernel + "raw_outputscale", kernel + "base_kernel.raw_lengthscale"]
-
-    def gradients():
-        wrapped = Wrapped(regression())
-        parameters = {name: (p.detach() * 1.1 + 0.1).requires_grad_() for name, p in wrapped.named_parameters()}
-        posterior = torch.func.functional_call(wrapped, parameters, (x,))
-        return torch.autograd.grad(posterior.variance.sum(), [parameters[name] for name in names])
-
-    assert_stock(gradients, candidate, rtol=1e-6, atol=1e-6)
-
-
 # --- what is read late ------------------------------------------------------------------------------------------------
 
 
@@ -261,20 +216,6 @@ def test_gradients_of_what_is_read_late_are_those_of_the_call(candidate, how):
     expected = gradients(lambda model: None)
     with ours(candidate):
         assert_close(gradients(CHANGES[how]), expected, rtol=1e-6, atol=1e-6)
-
-
-@each_candidate
-def test_what_is_read_late_under_autocast_or_in_inference_mode(candidate):
-    x = points(300, seed=5)
-
-    def read():
-        model = regression()
-        posterior, other = model(x), model(x)
-        with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
-            found = posterior.lazy_covariance_matrix.to_dense(), other.variance
-        return found, torch.autograd.grad(found[0].sum(), model.covar_module.raw_outputscale)
-
-    assert_stock(read, candidate, rtol=1e-6, atol=1e-6)
 
 
 # --- what users write -------------------------------------------------------------------------------------------------
@@ -378,22 +319,6 @@ def test_a_strategy_of_the_users_is_left_alone():
         change(model)
         moments(model(points(9, seed=4)))
         assert model.prediction_strategy is own
-
-
-@each_candidate
-@pytest.mark.parametrize("late", [False, True])
-def test_a_forward_that_is_put_on_one_kernel(candidate, late):
-    def read(late):
-        model, x = regression(), points(300, seed=5)
-        base = model.covar_module.base_kernel
-        if late:
-            model(x)
-        base.forward = lambda x1, x2, **params: RBFKernel.forward(base, 0.5 * x1, 0.5 * x2, **params)
-        return moments(model(x))
-
-    expected = read(late=False)
-    with ours(candidate):
-        assert_close(read(late), expected)
 
 
 @each_candidate

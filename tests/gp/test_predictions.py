@@ -98,19 +98,6 @@ def test_everything_read_of_a_prediction_is_stocks(make, candidate):
     assert_stock(read, candidate, **loose)
 
 
-@pytest.mark.thin("make", "candidate")
-@pytest.mark.parametrize("make", [batched, regression], ids=["models", "points"])
-@each_candidate
-def test_batches_and_their_parts(make, candidate):
-    def read():
-        model = make()
-        x = points(3, 1, 11, seed=6) if make is batched else points(3, 11, seed=6)
-        parts = [model(x)[0], model(x)[-1], model(x)[1:, ..., 2:5], model(x)[..., [0, 3]]]
-        return [moments(part) for part in parts], everything(model(x), model.likelihood)
-
-    assert_stock(read, candidate)
-
-
 @pytest.mark.parametrize("fixed", [True, False])
 @each_candidate
 def test_noise_with_a_batch_that_the_kernel_has_not(fixed, candidate):
@@ -210,20 +197,6 @@ def test_above_800_points_a_prediction_is_exact(candidate):
         posterior = model(x)
         found = [posterior.mean, posterior.variance, posterior.covariance_matrix]
         assert_close(found, [mean, covariance.diagonal(), covariance], rtol=0, atol=1e-8)
-
-
-def test_the_tolerance_for_predictions_holds_when_variances_are_read():
-    """Where the user orders conjugate gradients, they run to `eval_cg_tolerance`, not to that of training."""
-    model, x = regression(300, kernel=kernels.MaternKernel(0.5)), points(400, seed=5)
-
-    def off():
-        torch.manual_seed(0)
-        with settings.max_cholesky_size(20), settings.eval_cg_tolerance(1e-5), torch.no_grad():
-            return (copy.deepcopy(model)(x).variance - truth(model, x)[1].diagonal()).abs().max().item()
-
-    stock = off()
-    with ours():
-        assert off() <= 1.1 * stock + 1e-12
 
 
 @each_of_all

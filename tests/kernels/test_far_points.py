@@ -88,16 +88,6 @@ def test_single_precision_is_no_further_from_the_truth_than_stock(name, span, of
     assert (ours - stock).exp().max() <= 6  # few seeds; a factor of 100 where distances are not looked after
 
 
-@pytest.mark.thin("way", "span")
-@pytest.mark.parametrize("way", _WAYS)
-@pytest.mark.parametrize("span", [100, 200, 300])
-def test_repeated_points_a_span_of_hundreds_apart_are_trained(way, span):
-    x, y = repeated(300, 2, span, 0.0, 0)
-    truth = found(_KERNELS["rbf"], x, y, 1e-3, torch.float64, _STOCK, False)
-    values = found(_KERNELS["rbf"], x, y, 1e-3, torch.float32, _WAYS[way], False)
-    assert errors(values, truth)[0] <= 3e-5
-
-
 def trees_of(name, x):
     kernel = {
         "rbf": RBFKernel,
@@ -224,25 +214,3 @@ def test_not_a_number_is_far_and_stays_what_it_is():
             for layout in covariances.LAYOUTS:
                 assert covariances.matrix(own, x.to(dtype), x.to(dtype), layout).isnan().all()
     assert far.reach(kernels.family("rbf"), 1.0, torch.tensor([torch.nan])).far
-
-
-def test_predictions_of_far_points_are_no_further_from_the_truth_than_stock():
-    x, y = repeated(120, 2, 300.0, 0.0, 6)
-    xs = x[:50] + 0.3
-
-    def predicted(dtype, force):
-        likelihood = gpytorch.likelihoods.GaussianLikelihood()
-        model = ExactModel(x.to(dtype), y.to(dtype), _KERNELS["rbf"](2), likelihood, gpytorch.means.ZeroMean()).to(
-            dtype
-        )
-        likelihood.noise = 1e-3
-        model.eval()
-        with torch.no_grad(), autokern.using(force=force):
-            out = model(xs.to(dtype))
-            return torch.cat((out.mean, out.variance)).double()
-
-    truth = predicted(torch.float64, {**_STOCK, "predict": "stock"})
-    bound = (predicted(torch.float32, {**_STOCK, "predict": "stock"}) - truth).abs().max()
-    for name in ("gemm", "tiled"):
-        gap = (predicted(torch.float32, {**_STOCK, "kernel_matrix": name}) - truth).abs().max()
-        assert gap <= 2 * bound + 1e-5

@@ -47,16 +47,6 @@ def test_points_that_coincide_give_finite_values_and_gradients(make, dtype, same
         torch.testing.assert_close(one.double(), other, rtol=0, atol=10 * root * scale)
 
 
-@each_kernel
-@each_plan
-def test_all_points_one_and_the_same(make, plan):
-    kernel = prepared(make)
-    x = torch.full((40, 3), 0.3).double().requires_grad_()
-    out = product(kernel, x, x, torch.ones(40, 1).double(), plan)
-    torch.testing.assert_close(out, 40 * kernel(x[:1]).to_dense().expand(40, 1), rtol=1e-9, atol=1e-9)
-    assert torch.autograd.grad(out.sum(), x)[0].abs().max() < 1e-6
-
-
 @pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("plan", [Plan(16), Plan(16, False)], ids=["symmetric", "from the left"])
 @either_side

@@ -139,15 +139,6 @@ def test_groups_and_counts(dtype):
     assert torch.equal(found.group.bincount(), found.counts.long())
 
 
-def test_points_are_looked_at_again_when_their_values_change():
-    x, _ = repeated(300, 60)
-    assert distinct(x) == 60
-    x.data.copy_(torch.rand(300, 2))
-    assert distinct(x) == 300
-    x.data[150:] = x.data[:150]
-    assert distinct(x) == 150
-
-
 def test_what_is_kept_is_bounded(monkeypatch):
     monkeypatch.setattr(repeats, "_kept", {})
     monkeypatch.setattr(repeats, "_KEPT", 3)

@@ -11,7 +11,6 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.models import ExactModel
-from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import autokern
@@ -49,42 +48,6 @@ def test_nothing_is_dispatched_under_autocast():
         assert calls() > 0
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(under, loss(regression()))
-
-
-def test_a_formula_traced_after_autocast_has_the_precision_of_its_arguments():
-    x = torch.rand(50, 2, generator=torch.Generator().manual_seed(0))
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).requires_grad_(False)
-    expected = kernel(x).to_dense()
-    with autokern.enabled(), autokern.using(force={"kernel_matrix": "torchscript"}):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            kernel(x).to_dense()
-        torch.testing.assert_close(kernel(x).to_dense(), expected, rtol=0, atol=1e-5)
-
-
-def test_nothing_is_dispatched_in_forward_mode():
-    def tangent():
-        x, kernel = (
-            torch.rand(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
-            RBFKernel().double(),
-        )
-        with forward_ad.dual_level():
-            k = kernel.forward(forward_ad.make_dual(x, torch.ones_like(x).cumsum(0)), x.flip(0))
-            return forward_ad.unpack_dual(k).tangent
-
-    expected = _outcome(tangent)
-    with autokern.enabled(), forced():
-        found = _outcome(tangent)
-        assert calls() == 0
-    assert type(found) is type(expected)
-    if isinstance(expected, torch.Tensor):
-        torch.testing.assert_close(found, expected)
-
-
-def _outcome(call):
-    try:
-        return call()
-    except Exception as error:
-        return error
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
-import threading
-
 import linear_operator
 import pytest
 import torch
@@ -119,22 +116,6 @@ def test_with_an_order_of_the_settings_there_is_no_floor(order):
         assert sum(calls().values()) == 1
         if "force" in order:
             assert calls() == {"choleskyqr2": 1}
-
-
-def test_an_order_is_one_of_its_own_thread_or_task(measured):
-    def elsewhere():
-        qr(SMALL)
-        seen.append(calls())
-
-    seen = []
-    with autokern.using(force={"qr": "choleskyqr2"}):
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        task = contextvars.copy_context()
-    assert seen == [{}]
-    task.run(qr, SMALL)  # goes on after the block
-    assert task.run(calls) == {"choleskyqr2": 1}
 
 
 def test_a_candidate_of_a_plugin_lowers_the_floor_once_it_is_measured(measured):

@@ -183,12 +183,6 @@ def test_nothing_tells_whose_machine_it_is(monkeypatch):
     assert [word for word in private if len(word) > 2 and word != "root" and word in text] == []
 
 
-def test_values_do_not_move_with_load(monkeypatch):
-    before = host.current()
-    monkeypatch.setattr(host, "ram", lambda: (7 * GIB, GIB))
-    assert anew().fingerprint == before.fingerprint
-
-
 # --- accelerators ---------------------------------------------------------------------------------------------------
 
 

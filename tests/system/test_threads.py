@@ -107,16 +107,6 @@ def test_restored_when_the_interrupt_comes_while_setting(monkeypatch, step):
     assert mkl_before == 3
 
 
-@each_way
-def test_nested():
-    @lambda run: threads.limited(run, 2)
-    def outer():
-        return [threads.current(), wrapped(1), wrapped(3), threads.current()]
-
-    assert outer() == [2, 1, 2, 2]
-    assert threads.current() == 3
-
-
 def test_other_threads_are_left_alone():
     """One that has used torch before, and one that first does so inside, which `torch.set_num_threads` would bind."""
     entered, leave = threading.Event(), threading.Event()
