@@ -80,6 +80,7 @@ def walked(of: Iterable[Any]) -> dict[int, Any] | str:
         if isinstance(one, torch.Tensor):
             if type(one) not in (torch.Tensor, torch.nn.Parameter):
                 return f"a tensor of class {type(one).__name__}"
+            seen[id(one)] = one
             continue
         if len(seen) > _MOST:
             return "more objects than are looked at"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import warnings
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from types import CodeType, FunctionType, ModuleType
@@ -18,14 +19,14 @@ from autokern.core.recovery import caught
 __all__ = ["Held"]
 
 _SMALL = 256
-"""Elements of tensors whose numbers are compared."""
+"""Elements of tensors whose numbers are compared, unless told otherwise."""
 
 
 class Held:
     """What objects consist of, to notice whether anything was put elsewhere: attributes, items, variables, settings.
 
-    Of numbers that were written in place, those of small parameters and buffers and of NumPy's arrays are noticed, but
-    for parameters that are `inputs`. Attributes whose names are in `without` may change.
+    Of numbers that were written in place, those of NumPy's arrays are noticed, and those of tensors of at most `most`
+    elements that are no `inputs`. Attributes whose names are in `without` may change.
     """
 
     def __init__(
@@ -35,22 +36,18 @@ class Held:
         inputs: Iterable[torch.Tensor] = (),
         spaces: Iterable[Mapping[str, Any]] = (),
         without: Iterable[str] = (),
+        most: int = _SMALL,
     ) -> None:
         seen = walked(of)
         self.effect = seen if isinstance(seen, str) else None
         """What calling these objects may do beside computing."""
-        self._objects = [] if isinstance(seen, str) else list(seen.values())
+        every = [] if isinstance(seen, str) else list(seen.values())
+        self.tensors = [one for one in every if isinstance(one, torch.Tensor)]
+        self._objects = [one for one in every if not isinstance(one, torch.Tensor)]
         self._functions = [one for one in self._objects if isinstance(one, FunctionType)]
         self._arrays = [one for one in self._objects if isinstance(one, np.ndarray)]
-        parts = [
-            part
-            for one in self._objects
-            if isinstance(one, torch.nn.Module)
-            for part in (*one._parameters.values(), *one._buffers.values())
-        ]
         varying = set(map(id, inputs))
-        kept = {id(one): one for one in parts if one is not None and id(one) not in varying and _is_small(one)}
-        self._tensors = list(kept.values())
+        self._tensors = [one for one in self.tensors if id(one) not in varying and _is_small(one, most)]
         self._settings, self._more, self._without = list(settings), list(spaces), frozenset(without)
         self.renew()
 
@@ -73,6 +70,7 @@ class Held:
         self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
         self._globals = [(f.__globals__, name) for f in self._functions for name in _names(f)]
         self._kept = self._contents()  # the same address is the same object while it is kept
+        self._filters = list(warnings.filters)
         self._copies = [one.tobytes() for one in self._arrays]
         self._places = [one.data_ptr() for one in self._tensors]
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -89,6 +87,7 @@ class Held:
         return (
             len(found) == len(self._kept)
             and all(map(operator.is_, found, self._kept))
+            and warnings.filters == self._filters  # a warning of the recording was filtered
             and [one.tobytes() for one in self._arrays] == self._copies
             and [one.data_ptr() for one in self._tensors] == self._places
             and all(torch.equal(torch.cat(parts), numbers) for parts, numbers in self._numbers)
@@ -101,16 +100,17 @@ class Held:
         found += map(content, self._cells)
         found += [space.get(name) for space, name in self._globals]
         found += [getattr(kind, name) for kind, name in self._settings]
+        found.append(torch.get_default_dtype())
         return found
 
 
 _values = operator.methodcaller("values")
 
 
-def _is_small(tensor: torch.Tensor) -> bool:
+def _is_small(tensor: torch.Tensor, most: int) -> bool:
     """Whether it takes no time to compare a tensor's numbers, of which none is a NaN."""
     plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_inference()
-    return plain and tensor.is_contiguous() and tensor.numel() <= _SMALL and not bool(tensor.isnan().any())
+    return plain and tensor.is_contiguous() and tensor.numel() <= most and not bool(tensor.isnan().any())
 
 
 @functools.lru_cache(4096)

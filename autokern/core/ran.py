@@ -8,19 +8,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
+
 from autokern.core.recorded import functions
 
 __all__ = ["Ran"]
 
 _LIBRARIES = ("botorch", "gpytorch", "linear_operator")
 _Place = tuple[Mapping[str, Any], str]
-_code = operator.attrgetter("__code__")
+_code = operator.attrgetter("__code__", "__defaults__")
 _places: dict[CodeType, list[_Place]] = {}
 """Where the libraries keep a function: namespaces of modules and classes, and names."""
 
 
 class Ran:
-    """Notes the functions that this thread runs while it is entered, those of the libraries and of given classes."""
+    """Notes the functions that this thread runs while it is entered, those of the libraries and of given classes.
+
+    Of torch, all functions that may have been called count.
+    """
 
     def __init__(self) -> None:
         self.seen = True
@@ -59,7 +64,12 @@ class Ran:
         found = [place for code in self._codes for place in _places.get(code, ())]
         for kind in own:  # of a library's class, only what has run, or may hide it
             found += [(vars(kind), name) for name in vars(kind) if name in names or not _is_library(kind.__module__)]
+        called = {name for code in self._codes for name in code.co_names}
+        torchs = [vars(one) for one in (torch, torch.linalg, torch.nn.functional)]
+        found += [(space, name) for space in torchs for name in called.intersection(space)]
+        self._modules |= {id(space): space for space in torchs}
         classes = {id(space): space for space, _ in found if not isinstance(space, dict)}
+        classes[id(torch.Tensor)] = vars(torch.Tensor)
         classes |= {id(kind): vars(kind) for kind in own}
         several: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
         for space, name in found:

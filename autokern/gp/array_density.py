@@ -203,7 +203,9 @@ def replacing(
 
     def of(*tensors: torch.Tensor) -> torch.Tensor:
         own = len(tensors) - len(names)
-        replaced = {f"root.{name}": raw for name, raw in zip(names, tensors[own:], strict=True)}
+        every = list(root.named_parameters(remove_duplicate=False))  # one tensor may have several names
+        at = {id(tensor): own + names.index(name) for name, tensor in every if name in names}
+        replaced = {f"root.{name}": tensors[at[id(tensor)]] for name, tensor in every if id(tensor) in at}
         # torch does not restore tied weights of modules that are shared, as `root` is
         found: torch.Tensor = functional_call(_Calling(root, function), replaced, tensors[:own], tie_weights=False)
         return found

@@ -30,12 +30,6 @@ def evaluate(closure: Any, stock: Any) -> Found:
     return found
 
 
-def _data(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield tensors of a module besides its parameters."""
-    for value in (*vars(module).values(), *module._buffers.values()):
-        yield from (t for t in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(t, torch.Tensor))
-
-
 class OfParameters(Repeated):
     """A function of parameters, which the optimiser writes in place."""
 
@@ -47,15 +41,17 @@ class OfParameters(Repeated):
         if any(p.dtype is torch.float32 for p in self._parameters):
             self.agreement = _SINGLE
 
-    def obstacle(self, modules: Iterable[torch.nn.Module]) -> str | None:
-        """Return why a function of parameters and modules cannot be recorded."""
+    def held(self, *of: Any, **options: Any) -> Held | str:
+        """Return what a function of the parameters consists of, or why it cannot be recorded."""
         if any(p.device.type != "cpu" or not p.is_leaf for p in self._parameters):
             return "parameters on another device"
         if not self.is_plain():
             return "a hook on a parameter"
-        if any(t.requires_grad for one in modules for part in one.modules() for t in _data(part)):
-            return "data that require a gradient"
-        return None
+        found = held(*of, inputs=self._parameters, **options)
+        known = set(map(id, self._parameters))
+        if any(t.requires_grad and id(t) not in known for t in found.tensors):
+            return "other tensors that require a gradient"
+        return found
 
     def is_plain(self) -> bool:
         """Whether a backward pass does no more with the parameters than to set their gradients."""
@@ -104,7 +100,7 @@ class _Closure(OfParameters):
         wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
         if not self._of or wanted != set(map(id, self._parameters)):
             return "parameters of which the optimiser has not all"
-        return self.obstacle(self._of) or held(self._forward, inputs=self._parameters)
+        return self.held(self._forward)
 
     def evaluated(self, stock: Any) -> Any:
         """Return the parameters, and what computes the loss and its gradients."""

@@ -22,14 +22,17 @@ from autokern.core.beside import Beside
 from autokern.core.effects import is_library
 from autokern.core.held import Held
 from autokern.core.locks import Lock
+from autokern.core.recovery import caught
 from autokern.core.replay import UnrecordedError
 from autokern.gp import memoized, prior_state
 from autokern.hooks.later.fits import OfParameters
-from autokern.hooks.later.repeated import held
 
 __all__ = ["loss"]
 
 _known = Beside["_Loss"]()
+_MOST = 2**18
+"""Elements of tensors whose numbers are compared before each replay, at most."""
+_SPACES = "_modules", "_priors", "_added_loss_terms"
 _UNFIT = 8
 """Calls one after another that a recording does not fit before it is dropped."""
 
@@ -66,20 +69,30 @@ class _Loss(OfParameters):
 
     def stock(self, mll: Any, stock: Any, *call: Any) -> None:
         """Compute the marginal likelihood and its gradients by the library, from what a replay has read."""
-        self._expected = self._computed(mll, stock)
+        try:
+            self._expected = self._computed(mll, stock)
+        except UnrecordedError:  # the library must say what happens
+            self._expected = []
 
     def consists(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Held | str:
         """Return what a marginal likelihood consists of, or why it cannot be recorded."""
         self._given = _Given.of(prior, target)
         if self._given is None:
             return "a prior that is evaluated already, or of another kind"
-        self._modules = dict(mll._modules)
+        if prior.batch_shape:
+            return "a loss of several numbers"
+        self._modules, self._methods = dict(mll._modules), _methods(mll)
+        if not all(is_library(getattr(one, "__module__", "")) for one in (type(mll), *self._methods)):
+            return "a method of your own"
         if any(True for _ in mll.model.added_loss_terms()):
             return "a loss that the model adds"
         priors = [one for _, *parts, _ in mll.model.named_priors() for one in parts]
-        spaces = [space for one in mll.model.modules() for space in (one._modules, getattr(one, "_priors", {}))]
-        modules = mll.likelihood, *self._given.objects
-        return self.obstacle(modules) or held(*modules, *priors, inputs=self._parameters, spaces=spaces)
+        of = [one for part in self._given.objects for one in part.modules() if not is_library(type(one).__module__)]
+        known = {id(t) for one in of for t in (*vars(one).values(), *one._buffers.values())}
+        spaces = [getattr(one, name, {}) for one in mll.model.modules() for name in _SPACES]
+        found = self.held(mll.likelihood, *self._given.objects, *priors, spaces=spaces, most=_MOST)
+        self._own = [] if isinstance(found, str) else [t for t in found.tensors if id(t) in known]
+        return found
 
     def evaluated(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Any:
         """Return prior, target and parameters, and what computes the marginal likelihood and its gradients."""
@@ -95,7 +108,10 @@ class _Loss(OfParameters):
             if loss.dim() or not loss.requires_grad:
                 raise UnrecordedError("a loss of several numbers, or without a gradient")
             leaves = (*(t for t in given.copies if t.requires_grad), *self._parameters)
-            slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
+            try:
+                slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
+            except caught(Exception) as error:  # which is for the user's backward pass to raise
+                raise UnrecordedError(str(error)) from error
         self._used = [slope is not None for slope in slopes]
         found = [loss.detach(), *(slope for slope in slopes if slope is not None)]
         if any(t.dtype is not loss.dtype for t in found):
@@ -113,7 +129,8 @@ class _Loss(OfParameters):
     def put(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> bool:
         """Write prior and target to where the recorded ones were; false where they are of another kind."""
         assert self._given is not None
-        return mll._modules == self._modules and super().put() and self._given.take(prior, target)
+        same = mll._modules == self._modules and _methods(mll) == self._methods
+        return same and super().put() and self._given.take(prior, target)
 
     def result(
         self, results: tuple[torch.Tensor, ...], mll: Any, stock: Any, ours: Any, prior: Any, target: Any
@@ -133,7 +150,8 @@ class _Loss(OfParameters):
         every = (*self._parameters, *self._fixed)
         for lazy in given.lazies(prior):
             with torch.no_grad():
-                prior_state.remember(lazy, every, torch._foreach_mul(every, 1.0))
+                values = *torch._foreach_mul(every, 1.0), *(t.clone() for t in self._own)
+            prior_state.remember(lazy, (*every, *self._own), values)
 
         def plain(*values: torch.Tensor) -> Any:
             return self._plain(mll, stock, prior, tensors, dict(zip(map(id, used), values, strict=True)))
@@ -154,6 +172,13 @@ class _Loss(OfParameters):
     def numbers(self, found: Any) -> Iterator[Any]:
         """Yield the marginal likelihood and its gradients."""
         yield from (t.numpy() for t in (self._expected if found is None else self._results))
+
+
+def _methods(mll: Any) -> list[Any]:
+    """Return the functions that add the other terms, which are not those of kernel and likelihood."""
+    model = mll.model
+    found = mll._add_other_terms, model.added_loss_terms, model.named_added_loss_terms, model.named_priors
+    return [getattr(one, "__func__", one) for one in found]
 
 
 class _Given:

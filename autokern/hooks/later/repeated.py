@@ -18,7 +18,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -58,18 +58,11 @@ def is_wanted() -> bool:
     return order.replay and not ordered and plain and not stay_out_of_models()
 
 
-def held(
-    *of: Any,
-    inputs: Iterable[torch.Tensor] = (),
-    spaces: Iterable[Mapping[str, Any]] = (),
-    without: Iterable[str] = (),
-) -> Held:
-    """Return what some objects consist of, more namespaces, and the settings of the libraries."""
+def held(*of: Any, **options: Any) -> Held:
+    """Return what some objects consist of, with the settings of the libraries, and options of `Held`."""
     modules = [sys.modules.get(f"{name}.settings") for name in ("linear_operator", "gpytorch", "botorch")]
     kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
-    return Held(
-        of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], inputs, spaces, without
-    )
+    return Held(of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], **options)
 
 
 class _History:

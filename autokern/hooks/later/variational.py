@@ -26,7 +26,7 @@ from autokern.core.recovery import caught
 from autokern.core.replay import Recorder, Replay, UnrecordedError
 from autokern.hooks.later.fits import OfParameters
 from autokern.hooks.later.losses import _Given
-from autokern.hooks.later.repeated import held, is_wanted
+from autokern.hooks.later.repeated import is_wanted
 
 __all__ = ["called", "loss"]
 
@@ -106,7 +106,7 @@ class _Step(OfParameters):
         self._own = _attributes(mll)
         _cleared(mll.model)
         parts = mll.model, mll.likelihood
-        return self.obstacle(parts) or held(*parts, inputs=self._parameters, without=(_CACHE,))
+        return self.held(*parts, without=(_CACHE,))
 
     def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         """Return points, targets and parameters, and what computes the marginal likelihood and its gradients."""

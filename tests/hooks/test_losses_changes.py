@@ -1,0 +1,265 @@
+"""Replayed marginal likelihoods of models that hold, add or change more than a kernel's parameters."""
+
+from __future__ import annotations
+
+import warnings
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls.added_loss_term import AddedLossTerm
+from support.losses import DOUBLE, Model, Own, at_once, called, points, replays, same, single, trained
+
+from autokern.hooks import install
+
+GLOBAL = torch.ones(1, dtype=DOUBLE)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    at_once(monkeypatch)
+
+
+class Plain(Kernel):
+    """A kernel of the user's with a tensor, a buffer and a function with a default."""
+
+    has_lengthscale = True
+
+    def __init__(self, **options):
+        super().__init__(lengthscale_constraint=Interval(0.01, 5.0), **options)
+        self.factor = torch.ones(1, dtype=DOUBLE)
+        self.register_buffer("many", torch.ones(1000, dtype=DOUBLE))
+
+    def forward(self, x1, x2, diag=False, power=1.0, **params):
+        distance = self.covar_dist(x1 / self.lengthscale, x2 / self.lengthscale, diag=diag, square_dist=True)
+        third = torch.tensor(1 / 3).to(DOUBLE)
+        return torch.exp(-power * distance) * self.factor * self.many.mean() * GLOBAL + third
+
+
+def plain():
+    return single(ScaleKernel(Plain()))
+
+
+def compared(make, change, served=1):
+    """Compare training with a change after some replays to the library's."""
+
+    def at_six(mll, at):
+        if at == 6:
+            change(mll)
+
+    theirs = trained(make, change=at_six)
+    _restore()
+    with install.enabled():
+        before = replays()
+        ours = trained(make, change=at_six)
+        assert replays() - before >= served
+    _restore()
+    same(ours, theirs)
+
+
+def _restore():
+    GLOBAL.data.fill_(1.0)
+    Plain.forward.__defaults__ = (False, 1.0)
+    torch.set_default_dtype(torch.float32)
+
+
+def kernel_of(mll):
+    return mll.model.covar_module.base_kernel
+
+
+class Term(AddedLossTerm):
+    def __init__(self, parameter):
+        self.parameter = parameter
+
+    def loss(self, *params):
+        return self.parameter.square().sum()
+
+
+def term_added(mll):
+    mll.model.register_added_loss_term("late")
+    mll.model.update_added_loss_term("late", Term(mll.model.covar_module.raw_outputscale))
+
+
+def terms_doubled(mll):
+    stock = mll._add_other_terms
+    mll._add_other_terms = lambda *args: 2 * stock(*args)
+
+
+def defaults_changed(mll):
+    Plain.forward.__defaults__ = (False, 2.0)
+
+
+def dtype_changed(mll):
+    torch.set_default_dtype(torch.float64)
+
+
+CHANGES = {
+    "an attribute, through data": lambda mll: kernel_of(mll).factor.data.mul_(2),
+    "an attribute, through NumPy": lambda mll: kernel_of(mll).factor.numpy().fill(2.0),
+    "a large buffer, through data": lambda mll: kernel_of(mll).many.data.mul_(2),
+    "a global tensor": lambda mll: GLOBAL.data.mul_(2),
+    "defaults of a function": defaults_changed,
+    "the default dtype": dtype_changed,
+    "a loss term": term_added,
+    "a method of the marginal likelihood": terms_doubled,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_kernel_holds_may_change(change):
+    compared(plain, CHANGES[change])
+
+
+def test_fixed_noise_may_be_written_unseen():
+    def noisy():
+        return single(likelihood=FixedNoiseGaussianLikelihood(torch.full((12,), 0.05, dtype=DOUBLE)))
+
+    compared(noisy, lambda mll: mll.likelihood.noise_covar.noise.data.mul_(3))
+
+
+@pytest.mark.parametrize("name", ["exp", "nn.functional.softplus"])
+def test_a_function_of_torch_may_be_replaced(monkeypatch, name):
+    *path, last = name.split(".")
+    owner = torch
+    for part in path:
+        owner = getattr(owner, part)
+    stock = getattr(owner, last)
+
+    def patched(mll):
+        setattr(owner, last, lambda *args, **options: 2 * stock(*args, **options))
+
+    monkeypatch.setattr(owner, last, stock)  # restored at the end
+    theirs = trained(single, change=lambda mll, at: patched(mll) if at == 6 else None)
+    setattr(owner, last, stock)
+    with install.enabled():
+        ours = trained(single, change=lambda mll, at: patched(mll) if at == 6 else None)
+        setattr(owner, last, stock)
+    same(ours, theirs)
+
+
+class Weighted(ExactMarginalLogLikelihood):
+    """A marginal likelihood of the user's, which counts and prints."""
+
+    calls = 0
+
+    def _add_other_terms(self, res, params):
+        self.calls += 1
+        return super()._add_other_terms(res, params) / self.calls
+
+
+class Without(Model):
+    """A model whose priors count at first only."""
+
+    without = False
+
+    def named_priors(self, *args, **options):
+        return iter(()) if self.without else super().named_priors(*args, **options)
+
+
+@pytest.mark.parametrize("case", ["marginal likelihood", "model"])
+def test_methods_of_the_users_run_each_time(case):
+    def make():
+        if case == "marginal likelihood":
+            return single(kind=Weighted)
+        mll = single()
+        model = Without(points(), mll.model.train_targets, mll.likelihood, mll.model.covar_module, ConstantMean())
+        return ExactMarginalLogLikelihood(mll.likelihood, model.double())
+
+    compared(make, lambda mll: setattr(mll.model, "without", True), served=0)
+
+
+class Hidden(Model):
+    """A model whose kernel is in a list that torch does not know."""
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.kind[0](x))
+
+
+@pytest.mark.parametrize("case", ["kernel", "global"])
+def test_gradients_reach_what_is_no_parameter(case):
+    found = {}
+    for on in (False, True):
+        with install.enabled() if on else torch.enable_grad():
+            hidden = ScaleKernel(Own()).double()
+            x = points()
+            mll = plain()
+            if case == "kernel":
+                model = Hidden(x, x.sum(-1), mll.likelihood, None, ConstantMean(), kind=[hidden]).double()
+                mll = ExactMarginalLogLikelihood(mll.likelihood, model)
+            GLOBAL.requires_grad_(case == "global")
+            for _ in range(8):
+                called(mll)[0].backward()
+            found[on] = [p.grad for p in hidden.parameters()] if case == "kernel" else [GLOBAL.grad]
+            GLOBAL.requires_grad_(False).grad = None
+    torch.testing.assert_close(found[True], found[False])
+
+
+def test_a_shared_parameter_has_its_second_derivatives():
+    found = {}
+    for on in (False, True):
+        with install.enabled() if on else torch.enable_grad():
+            one, other = Plain(), Plain()
+            other.raw_lengthscale = one.raw_lengthscale
+            mll = single(ScaleKernel(one) + ScaleKernel(other))
+            for _ in range(6):
+                parameters = list(mll.parameters())
+                slopes = torch.autograd.grad(called(mll)[0], parameters, create_graph=True)
+                whole = sum(slope.square().sum() for slope in slopes)
+                found[on] = [*slopes, *torch.autograd.grad(whole, parameters)]
+    for ours, theirs in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+class Noisy(Kernel):
+    has_lengthscale = True
+
+    def forward(self, x1, x2, diag=False, **params):
+        distance = self.covar_dist(x1 / self.lengthscale, x2 / self.lengthscale, diag=diag, square_dist=True)
+        return torch.exp(-distance) * (1 + 0.1 * torch.nn.functional.dropout(torch.ones(1, dtype=DOUBLE)))
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_random_numbers_are_drawn_once(batch):
+    def make():
+        x, shape = points().expand(*batch, 12, 2), torch.Size(batch)
+        torch.manual_seed(0)
+        mean = ConstantMean(batch_shape=shape)
+        model = Model(x, x.sum(-1), GaussianLikelihood(batch_shape=shape), Noisy(batch_shape=shape), mean).double()
+        return ExactMarginalLogLikelihood(model.likelihood, model)
+
+    found = {}
+    for on in (False, True):
+        with install.enabled() if on else torch.enable_grad():
+            mll = make()
+            found[on] = [called(mll)[0].detach().clone() for _ in range(8)]
+            found[on].append(torch.rand(1))
+    torch.testing.assert_close(found[True], found[False])
+
+
+def test_a_warning_that_was_filtered_while_recording_comes():
+    with install.enabled():
+        mll = single(likelihood=FixedNoiseGaussianLikelihood(torch.full((1,), 0.05, dtype=DOUBLE)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(8):
+                called(mll)
+        with pytest.warns(gpytorch.utils.warnings.GPInputWarning):
+            called(mll)
+
+
+def test_a_covariance_has_the_buffers_of_its_time():
+    found = {}
+    for on in (False, True):
+        with install.enabled() if on else torch.enable_grad():
+            mll = plain()
+            for _ in range(8):
+                prior = called(mll)[1]
+                kernel_of(mll).factor.mul_(1.1)
+            found[on] = prior.covariance_matrix.detach()
+    torch.testing.assert_close(found[True], found[False])
