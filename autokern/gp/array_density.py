@@ -203,9 +203,10 @@ def replacing(
 
     def of(*tensors: torch.Tensor) -> torch.Tensor:
         own = len(tensors) - len(names)
-        every = list(root.named_parameters(remove_duplicate=False))  # one tensor may have several names
-        at = {id(tensor): own + names.index(name) for name, tensor in every if name in names}
-        replaced = {f"root.{name}": tensors[at[id(tensor)]] for name, tensor in every if id(tensor) in at}
+        modules = [(f"{at}." if at else "", one) for at, one in root.named_modules()]
+        places = [(at + name, raw) for at, one in modules for name, raw in one._parameters.items()]
+        given = {id(raw): tensors[own + names.index(name)] for name, raw in places if name in names}
+        replaced = {f"root.{name}": given[id(raw)] for name, raw in places if id(raw) in given}  # tied ones too
         # torch does not restore tied weights of modules that are shared, as `root` is
         found: torch.Tensor = functional_call(_Calling(root, function), replaced, tensors[:own], tie_weights=False)
         return found
