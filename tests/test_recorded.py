@@ -82,7 +82,7 @@ class TestRecordedHost:
         }
         densities = {f"{op} recursive" for op in ("exact_log_prob", "inv_quad_logdet")}
         threads = {name for name in gone if name.endswith(("@2", "@4", "@8", "@16"))}
-        others = {"qr looped", "kernel_matrix symmetric", "exact_log_prob kronecker"}
+        others = {"qr looped", "kernel_matrix symmetric", "exact_log_prob kronecker", "exact_log_prob mixed"}
         assert gone <= {*others, *predictions, *products, *tiles, *densities, *threads}
         left = {trial.problem: trial for trial in summary.present(profile).trials}
         for trial in served(profile):

@@ -11,7 +11,6 @@ Log determinant and inverse come from the float32 factor.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,15 +18,12 @@ import torch
 
 from autokern.core.problem import Problem
 from autokern.gp.factors import factorised, inverted
-from autokern.gp.marginal import Marginal, ingredients
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
-from autokern.kernels.matrix import matrix
 from autokern.kernels.partition import usual
 from autokern.ops._product_costs import in_tiles, of_outputs
 from autokern.ops._quadratic_forms import Method, closed_form, factorise
-from autokern.ops._shared import needs_few, of_trees, only, squares
-from autokern.ops.exact_log_prob import EXACT_LOG_PROB
+from autokern.ops._shared import needs_few, only, squares
 from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 
@@ -158,31 +154,12 @@ def _factorise(
 MIXED = Method(_factorise, lambda lower, found: found, lambda lower: inverted(lower).to(torch.float64))
 
 
-def _mixed_memory(plain: float, graded: float) -> Callable[[Problem], int]:
-    """Return a memory rule: half a matrix more on a GPU."""
-    rules = {False: squares(plain, graded), True: squares(plain + 0.5, graded + 0.5)}
-    return lambda problem: rules[problem.device != "cpu"](problem)
+def _mixed_memory(problem: Problem) -> int:
+    """Return the bytes of a call: half a matrix more on a GPU."""
+    return squares(0.6, 1.6)(problem) if problem.device == "cpu" else squares(1.1, 2.1)(problem)
 
 
-@INV_QUAD_LOGDET.candidate("mixed", accuracy="approximate", unsupported=_only_float64, memory=_mixed_memory(0.6, 1.6))
+@INV_QUAD_LOGDET.candidate("mixed", accuracy="approximate", unsupported=_only_float64, memory=_mixed_memory)
 def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Factor and inverse in float32, solutions refined to float64 by conjugate gradients."""
     return closed_form(*dense_and_diagonal(operator), rhs, MIXED, reduce)
-
-
-@EXACT_LOG_PROB.candidate(
-    "mixed",
-    accuracy="approximate",
-    unsupported=lambda p: of_trees(p) or _only_float64(p),
-    memory=_mixed_memory(1.6, 2.6),
-)
-def log_prob_mixed(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    """The kernel in float64, its factor and inverse in float32, solutions refined to float64."""
-    tree, added, residual = ingredients(marginal, value)
-    k = matrix(tree, None, True, "again")
-    batch = torch.broadcast_shapes(k.shape[:-2], added.shape[:-1], residual.shape[:-1])
-    n = residual.shape[-1]
-    whole, diagonal = k.expand(*batch, n, n), added.expand(*batch, added.shape[-1])
-    columns = residual.unsqueeze(-1).expand(*batch, n, 1)
-    quadratic, logdet = closed_form(whole, diagonal, columns, MIXED)
-    return -0.5 * (quadratic.squeeze(-1) + logdet + n * math.log(2 * math.pi))
