@@ -18,7 +18,6 @@ from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.op import Feasibility, inside
 from autokern.core.problem import Features, Problem
-from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.kernels import precision as narrow
 from autokern.kernels import tiles
