@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from autokern import __version__  # waits for the package where another thread imports it
-from autokern.cli import commands_calibrate, compare, doctor, report, run, summary, tables, thresholds
+from autokern.cli import commands_calibrate, compare, doctor, report, run, summary, tables
 from autokern.cli.console import Json, app, emit, message
 from autokern.core import registry
 from autokern.core.errors import SettingsError
@@ -70,7 +70,7 @@ def show(
     settings = dispatch.session().settings
     found = summary.known(api.profile(), None if op is None else [registry.get(op).name])
     if op is not None:
-        choices = thresholds.lines(registry.get(op), dispatch.session().chooser, settings)
+        choices = summary.thresholds(registry.get(op), dispatch.session().chooser, settings)
         found = msgspec.structs.replace(found, thresholds=choices)
     if json:
         emit(found)

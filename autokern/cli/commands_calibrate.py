@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from autokern.cli import doctor, quiet, summary, tables
+from autokern.cli import doctor, summary, tables
 from autokern.cli.console import Json, app, emit, message
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.hooks import calibrate as measuring
 from autokern.runtime import api, dispatch
-from autokern.system import load
+from autokern.system import load, threads
 from autokern.system.files import write_whole
 from autokern.tuning import calibration, drawing, store
+from autokern.tuning.profile import Profile
 
 _BUDGET = {"quick": 20.0, "full": 300.0}
 _ACCURACY = "approximate: also candidates of lower precision."
@@ -62,7 +64,8 @@ def calibrate(
     if output is not None:
         write_whole(output, None)
     before, interrupted = api.profile(), False
-    quiet.warn(message)
+    if (busy := load.look()).crowded(threads.current()):
+        message(f"{busy}; measuring with what is free: what is disturbed too much is not kept")
     began, watch = time.perf_counter(), load.Watch()
     try:
         profile = measuring.calibrate(names, level, seconds, kinds, accuracy=accuracy, thorough=thorough)
@@ -81,7 +84,7 @@ def calibrate(
     if interrupted:
         message(f"interrupted after {took:.0f} s; the profile of before stays in force")
         raise typer.Exit(130)
-    judgement, trusted = quiet.verdict(before, profile, names, watch.reading())
+    judgement, trusted = verdict(before, profile, names, watch.reading())
     if judgement:
         message(judgement)
     if not trusted:
@@ -98,3 +101,19 @@ def _nothing(names: list[str] | None, kinds: list[str] | None, level: str, secon
         return f"nothing could be measured within {seconds:g} s; allow more with --budget"
     asked = "any op" if names is None else ", ".join(names)
     return f"there is nothing to measure: no problem of {asked} has more than one candidate on this machine"
+
+
+def verdict(before: Profile, after: Profile, ops: Collection[str] | None, found: load.Load) -> tuple[str, bool]:
+    """Judge a calibration by the load during it; `before` and `after` are the profiles.
+
+    Return a message to the user, empty if the machine was quiet, and whether the ops' measurements can be trusted.
+    """
+    if not found.crowded(threads.current()):
+        return "", True
+    known = {trial.problem: trial for trial in before.trials}
+    own = [trial for trial in after.trials if ops is None or trial.problem.op in ops]
+    new = [trial for trial in own if trial != known.get(trial.problem)]
+    told = f"meanwhile {found}: {len(new)} problems measured, {sum(t.disturbed for t in new)} disturbed; "
+    told += "`autokern calibrate` measures again when the machine is quiet"
+    trusted = bool(own) and not doctor.is_disturbed(new or own)
+    return told if trusted else f"nothing trustworthy was measured: {told}", trusted

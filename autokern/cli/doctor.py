@@ -10,14 +10,13 @@ import importlib.util
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from autokern.cli import quiet
 from autokern.cli.findings import Finding, of_plugins, seen
 from autokern.cli.probe import Answer, Probe
 from autokern.core import known, releases
@@ -28,9 +27,10 @@ from autokern.hooks import install
 from autokern.hooks.later import generation
 from autokern.system import cgroups, host, keops
 from autokern.system.files import Folder
-from autokern.system.load import Load
+from autokern.system.load import Load, look
 from autokern.system.progress import Progress, silent
 from autokern.tuning import store, timer
+from autokern.tuning.profile import Trial
 
 _LONGEST = 27.0
 """Seconds after which a probe counts as failed."""
@@ -42,7 +42,7 @@ _SLOW_GEMM = 2e9
 
 def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
     """Run all checks, in less than half a minute."""
-    load = _load(quiet.look())  # before autokern itself keeps cores busy
+    load = _load(look())  # before autokern itself keeps cores busy
     with contextlib.ExitStack() as stack:
         names = ["hooks"] + ([] if host.accelerator() is None else ["GPU"])
         names += [] if quick else ["torch.compile"] + (["KeOps"] if importlib.util.find_spec("pykeops") else [])
@@ -159,11 +159,16 @@ def _profile(settings: Settings, where: Path) -> Finding:
         text += f", {store.origin(settings, fingerprint)}".replace("\n", " ")
     if kept.banned:
         text += f", {len({(b.op, b.candidate) for b in kept.banned})} candidates banned"
-    if quiet.disturbed(kept.trials):
+    if is_disturbed(kept.trials):
         return Finding("profile", "note", text, f"{again} these on a quiet machine")
     if bad := sum(path.suffix == ".bad" for path in where.iterdir()):
         return Finding("profile", "note", f"{text}; {bad} damaged files put aside", "`autokern clear` removes them")
     return Finding("profile", "ok", text)
+
+
+def is_disturbed(trials: Sequence[Trial]) -> bool:
+    """Whether other programs disturbed more than a third of the trials."""
+    return 3 * sum(trial.disturbed for trial in trials) > len(trials)
 
 
 def _threads(settings: Settings) -> Finding:

@@ -9,14 +9,20 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from autokern.cli.thresholds import Line
+from autokern.core.op import Feasibility, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
-from autokern.tuning.profile import Ban, Examined, Profile, Trial, group_key
+from autokern.core.settings import Settings
+from autokern.system import host
+from autokern.tuning.chooser import Chooser
+from autokern.tuning.policy import decide
+from autokern.tuning.profile import Ban, Examined, Profile, Trial, group_key, key_of
 
 _TIE = 0.97
 """A ratio above this is no gain: stock wins ties."""
 _MOST_NAMED = 3
+_MOST_KINDS = 24  # most kinds of problems of an op whose thresholds are shown, by number of trials
+_LEAST_TRIALS = 3  # fewest trials of a kind that is shown
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +60,22 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float  # paired ratio of stock's time to its own
     seconds: float
     stock_seconds: float
+
+
+class Line(msgspec.Struct, frozen=True):
+    """The choices for one kind of problem: pairs of a largest n and the candidate that serves up to it, in order.
+
+    m grows with n; all other sizes are the medians of the measured problems. The last n is the largest measured.
+    """
+
+    problem: Problem
+    steps: list[tuple[int, str]]
+
+    def __str__(self) -> str:
+        *steps, (_, last) = self.steps
+        if not steps:
+            return f"{last} throughout"
+        return "; ".join([*(f"n ≤ {size}: {name}" for size, name in steps), f"above: {last}"])
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,3 +148,32 @@ def _winner(trial: Trial) -> Winner:
     stock = timings["stock"].seconds if "stock" in timings else best.seconds / best.ratio
     times = {"speedup": 1 / best.ratio, "seconds": best.seconds, "stock_seconds": stock}
     return Winner(problem=trial.problem, candidate=name, **times)
+
+
+def thresholds(op: Op, chooser: Chooser, settings: Settings) -> list[Line]:
+    """Return the choices by number of columns for the kinds of problems that this machine measured most."""
+    kinds: dict[tuple[str, str, str, str, bool, bool], list[Problem]] = {}
+    for trial in chooser.profile.trials:
+        p = trial.problem
+        if p.op == op.name and p.device in host.current().devices and "stock" in trial.timings:
+            kinds.setdefault((p.device, p.dtype, p.variant, p.grad, p.batch > 1, p.m == p.n), []).append(p)
+    often = sorted(kinds, key=lambda kind: len(kinds[kind]), reverse=True)[:_MOST_KINDS]
+    return [
+        _threshold(op, chooser, settings, kinds[kind]) for kind in sorted(often) if len(kinds[kind]) >= _LEAST_TRIALS
+    ]
+
+
+def _threshold(op: Op, chooser: Chooser, settings: Settings, problems: Sequence[Problem]) -> Line:
+    first, ratio = problems[0], statistics.median(p.m / p.n for p in problems)
+    usual = {size: int(statistics.median_low(getattr(p, size) for p in problems)) for size in ("d", "rhs", "batch")}
+    base, low, high = first.replace(**usual), min(p.n for p in problems), max(p.n for p in problems)
+    forest = chooser.profile.forests.get(key_of(first))
+    splits = {n for size in (forest.sizes if forest else ()) for n in (size, size + 1) if low < n < high}
+    steps: list[tuple[int, str]] = []
+    for n in sorted({low, high, *splits}):
+        problem = op.nearest(base.replace(n=n, m=n if first.m == first.n else max(1, round(ratio * n))))
+        name = decide(Feasibility(op, problem), chooser, settings).candidate
+        if steps and steps[-1][1] == name:
+            steps.pop()
+        steps.append((n, name))
+    return Line(base, steps)

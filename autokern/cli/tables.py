@@ -14,8 +14,7 @@ from rich.table import Table as Rendered
 from rich.text import Text
 
 from autokern.cli.findings import Finding
-from autokern.cli.summary import Known, Winner
-from autokern.cli.thresholds import Line
+from autokern.cli.summary import Known, Line, Winner
 from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.units import duration, legible

@@ -96,6 +96,13 @@ class Waited:
         return total / 1e9
 
 
+def look(seconds: float = 0.25) -> Load:
+    """Measure how busy other programs keep the cores."""
+    watch = Watch()
+    time.sleep(seconds)
+    return watch.reading()
+
+
 def snapshot() -> Snapshot:
     """Read the counters."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import autokern
-from autokern.cli import quiet, summary, tables
+from autokern.cli import commands_calibrate, summary, tables
 from autokern.cli import run as runner
 from autokern.cli.commands import app
 from autokern.core import units
@@ -205,7 +205,7 @@ def test_calibrate_says_where_no_problem_has_a_choice(run, make_op):
 
 
 def test_a_second_calibration_measures_only_what_the_first_one_left_and_what_is_new(run, make_op, monkeypatch):
-    monkeypatch.setattr(quiet, "verdict", lambda *_: ("", True))  # others may use the cores
+    monkeypatch.setattr(commands_calibrate, "verdict", lambda *_: ("", True))  # others may use the cores
     monkeypatch.setattr(measuring, "WORTHLESS", 2.0)
     op = make_op("tiny")
     op.candidate("stock")(lambda a: 2 * a)
