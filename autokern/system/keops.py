@@ -26,7 +26,6 @@ from autokern.core.recovery import caught
 _ADVICE = "`autokern doctor` tries it and advises; AUTOKERN_EXCLUDE=keops leaves it out"
 
 _lock = Lock()
-_working, _verbose = 0, (True, True)
 _failure = ""
 
 
@@ -105,8 +104,7 @@ def at_work(device: str = "cpu") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Switch off KeOps' messages, a setting of the process, until the last thread leaves the block."""
-    global _working, _verbose
+    """Switch off KeOps' messages, a setting of the process; KeOps holds the GIL, so one thread works at a time."""
     import keopscore
     import pykeops
 
@@ -114,14 +112,9 @@ def _silence() -> Iterator[None]:
         yield
         return
     with _lock.here():
-        if not _working:
-            _verbose = (pykeops.verbose, keopscore.verbose)
-            pykeops.verbose = keopscore.verbose = False
-        _working += 1
-    try:
-        yield
-    finally:
-        with _lock.here():
-            _working -= 1
-            if not _working:
-                pykeops.verbose, keopscore.verbose = _verbose
+        before = pykeops.verbose, keopscore.verbose
+        pykeops.verbose = keopscore.verbose = False
+        try:
+            yield
+        finally:
+            pykeops.verbose, keopscore.verbose = before

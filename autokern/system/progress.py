@@ -32,13 +32,7 @@ def display(title: str, show: bool = True) -> Iterator[Progress]:
 
     console = Console(stderr=True)
     room = max(0, console.width - _BAR - len(" -:--:-- ") - 2)  # longer text would displace the bar
-    title = title[:room]
-    room -= len(title)
-    columns = (BarColumn(_BAR), TimeRemainingColumn(), TextColumn("[dim]{task.fields[at]}"))
-    with Bar(TextColumn("{task.description}"), *columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=1.0, at="")
-
-        def update(fraction: float, text: str) -> None:
-            bar.update(task, completed=fraction, at=text[:room] if room > 0 else "")
-
-        yield update
+    columns = BarColumn(_BAR), TimeRemainingColumn(), TextColumn("{task.description}", markup=False)
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title[:room], total=1.0)
+        yield lambda fraction, text: bar.update(task, completed=fraction, description=f"{title} {text}"[:room])
