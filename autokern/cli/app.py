@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from autokern.cli import run
@@ -22,18 +21,5 @@ def main() -> int:
             return 2
     from autokern.cli.commands import app  # only now: a program under `run` imports neither typer nor rich
 
-    try:
-        app(prog_name="autokern")
-    finally:
-        _flush()
+    app(prog_name="autokern")
     return 0
-
-
-def _flush() -> None:
-    """Flush standard output; a reader that has closed the pipe, as `head` does, is no error."""
-    if sys.stdout is None:  # closed by the shell
-        return
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
