@@ -30,7 +30,6 @@ _FRESH = 64
 """Number of calls after which an unused recording may be replaced."""
 _WARM = 3
 """Warm-up runs before a recording, in which libraries create handles and plans."""
-_own = threading.local()
 _busy = Lock()  # no launch may run during a capture
 _allowed = False
 _failed = ""
@@ -53,12 +52,15 @@ class _Recording:
             return self._result.clone()
 
 
-class _Kept:
+class _Kept(threading.local):
     """The recordings of one thread, the most recently used last, and the number of calls."""
 
     def __init__(self) -> None:
         self.recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
         self.calls = 0
+
+
+_kept = _Kept()
 
 
 def allow(yes: bool) -> None:
@@ -82,46 +84,43 @@ def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch
     and has no gradients.
     """
     global _failed
-    if not hasattr(_own, "kept"):
-        _own.kept = _Kept()
-    kept: _Kept = _own.kept
-    kept.calls += 1
+    _kept.calls += 1
     device = inputs[0].device
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     precision = torch.backends.cuda.matmul.fp32_precision
     whole = (key, device, stream, precision, tuple((t.shape, t.dtype) for t in inputs))
     with torch.autocast(device.type, enabled=False):
-        found = kept.recordings.get(whole)
+        found = _kept.recordings.get(whole)
         if found is None:
-            if _failed or threading.active_count() > 1 or not _is_room(kept):
+            if _failed or threading.active_count() > 1 or not _is_room():
                 return step(*inputs)
             try:
-                found = kept.recordings[whole] = _Recording(step, inputs)
+                found = _kept.recordings[whole] = _Recording(step, inputs)
             except Exception as error:
                 if recoverable(error, step):
                     forget()
                     _failed = f"{type(error).__name__}: {error}"
                     _log.warning("this process records no more steps: %s", _failed)
                 raise
-        kept.recordings.move_to_end(whole)
-        found.used = kept.calls
+        _kept.recordings.move_to_end(whole)
+        found.used = _kept.calls
         return found(inputs)
 
 
-def _is_room(kept: _Kept) -> bool:
+def _is_room() -> bool:
     """Whether one more recording may be kept; deletes the least recently used one if it is unused for long."""
-    if len(kept.recordings) < _KEPT:
+    if len(_kept.recordings) < _KEPT:
         return True
-    oldest = next(iter(kept.recordings))
-    if kept.calls - kept.recordings[oldest].used < _FRESH:
+    oldest = next(iter(_kept.recordings))
+    if _kept.calls - _kept.recordings[oldest].used < _FRESH:
         return False
-    del kept.recordings[oldest]
+    del _kept.recordings[oldest]
     return True
 
 
 def forget() -> None:
     """Free all recordings of this thread and their memory."""
-    _own.__dict__.clear()
+    _kept.recordings.clear()
 
 
 def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, Callable[[], None]]:
