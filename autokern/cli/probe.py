@@ -14,8 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from autokern.system import keops
-
 _TRIALS = Path(__file__).with_name("probe_programs") / "trials.py"
 PROGRAMS = dict.fromkeys(("torch.compile", "GPU", "KeOps", "hooks"), _TRIALS)
 """Program of each trial; the name of the trial is its argument."""
@@ -94,5 +92,6 @@ class Probe:
 
 def _path() -> list[str]:
     """Return `sys.path` for another working directory, without the build folder that pykeops adds to it."""
-    built = keops.build_folder()
-    return [place for place in sys.path if place and (built is None or Path(place) != built)]
+    pykeops = sys.modules.get("pykeops")
+    built = None if pykeops is None else Path(pykeops.get_build_folder())
+    return [place for place in sys.path if place and Path(place) != built]

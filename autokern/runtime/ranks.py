@@ -69,7 +69,8 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
         system.use(here)
         dispatch.replace(Session(settings, profile, mine.asked))
     except BaseException:
-        end_of(here)
+        system.use(None)
+        here.leave()
         raise
 
 
@@ -92,17 +93,12 @@ def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any]:
     return settings, profile
 
 
-def end_of(here: system.Ranks) -> None:
-    """Leave ranks that were joined, or are being joined."""
-    system.use(None)
-    here.leave()
-
-
 def end(decide: bool = False) -> None:
     """Leave the other ranks; with `decide`, start a session of this process's own settings."""
     here = system.held()
     if here is not None:
-        end_of(here)
+        system.use(None)
+        here.leave()
         if decide:
             dispatch.reset(dispatch.session().asked)
 

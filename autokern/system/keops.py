@@ -58,12 +58,6 @@ def _obstacle(pykeops: Any, device: str) -> str | None:
     return None
 
 
-def build_folder() -> Path | None:
-    """Return the folder that KeOps compiles into; None if pykeops is not imported."""
-    pykeops = sys.modules.get("pykeops")
-    return None if pykeops is None else Path(pykeops.get_build_folder())
-
-
 def _plain(folder: Path) -> str:
     home = Path.home()
     return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
