@@ -32,8 +32,9 @@ else:
             from autokern.core.releases import Status
             from autokern.gp import originals as _originals  # noqa: F401  (before any hook is installed)
             from autokern.hooks.calibrate import calibrate
-            from autokern.hooks.install import disable, enable, enabled, status
-            from autokern.runtime.api import Explanation, explain, op, profile
+            from autokern.hooks.install import disable, enable, enabled, is_enabled, status
+            from autokern.hooks.served import Served, explain
+            from autokern.runtime.api import Explanation, op, profile
             from autokern.runtime.dispatch import stats, using
             from autokern.runtime.ranks import ranks
             from autokern.tuning.profile import Profile
@@ -58,6 +59,7 @@ __all__ = [
     "Profile",
     "ProfileError",
     "RanksError",
+    "Served",
     "SettingsError",
     "Status",
     "calibrate",
@@ -66,6 +68,7 @@ __all__ = [
     "enable",
     "enabled",
     "explain",
+    "is_enabled",
     "linalg",
     "op",
     "profile",

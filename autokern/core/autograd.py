@@ -244,11 +244,18 @@ def computed(
     return found
 
 
-def is_computed(value: Any) -> bool:
-    """Whether a value, or what few steps made it from, is `computed`."""
+def is_computed(value: Any, most: int = 8) -> bool:
+    """Whether a value is `computed`, or made of such a one in few steps, from leaves, or from what few steps made."""
     node = getattr(value, "grad_fn", None)
     for _ in range(4):
         if node is None or type(node).__name__ == "_ComputedBackward":
-            return node is not None
+            break
         node = next((one for one, _ in node.next_functions), None)
-    return False
+    else:
+        return False
+    seen, waiting = set[Any](), [] if node is None else [node]
+    while waiting and len(seen) <= most:
+        seen.add(one := waiting.pop())
+        waiting += [below for below, _ in one.next_functions if below not in seen and hasattr(below, "name")]
+        waiting = [below for below in waiting if below is not None and below.next_functions]
+    return node is not None and not waiting and len(seen) <= most

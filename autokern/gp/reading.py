@@ -6,7 +6,6 @@ Parts are recognised by exact type; any other part makes the model unsupported.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -18,6 +17,7 @@ from gpytorch.models import ExactGP
 
 from autokern.core.beside import Weak
 from autokern.core.locks import Lock
+from autokern.core.reasons import left
 from autokern.core.recovery import caught
 from autokern.gp.botorch_inputs import numbered, parts_of, transformed
 from autokern.gp.inspected import Inspected, UnreadError
@@ -37,7 +37,6 @@ DTYPES = (torch.float32, torch.float64)
 """Supported dtypes of models."""
 _TRANSFORM = ("botorch.models.model", "Model.transform_inputs")
 _NEW: Any = object()
-_log = logging.getLogger("autokern")
 
 
 def _named(function: Any) -> tuple[str, str]:
@@ -226,6 +225,6 @@ class Readings(Generic[Read]):
                 return self._known.put(owner, made)
             reason = "it is not in training mode, or is hooked"
         except caught(Exception) as error:  # the library raises or serves it
-            reason = repr(error)
-        _log.debug("a %s is not evaluated in one piece: %s", type(owner).__name__, reason)
+            reason = str(error) or repr(error)
+        left(f"the parts of a {type(owner).__name__}", reason)
         return self._known.put(owner, None)

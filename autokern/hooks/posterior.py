@@ -6,7 +6,6 @@ BoTorch's ``model.posterior(X)`` calls it. The prediction strategy is the librar
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 import gpytorch
@@ -15,6 +14,7 @@ from gpytorch.models import ExactGP
 
 from autokern.core.autograd import has_duals
 from autokern.core.beside import Beside
+from autokern.core.reasons import left
 from autokern.gp import factor_cache
 from autokern.gp.botorch_inputs import parts_of
 from autokern.gp.inspected import UnreadError
@@ -35,7 +35,6 @@ _left_alone = Beside[bool]()
 False: a fantasy that has predicted once. Most predict no more, so it is read at the second prediction.
 """
 _DTYPES = torch.float32, torch.float64
-_log = logging.getLogger("autokern")
 _stock = stock_of(ExactGP, "__call__")
 
 
@@ -113,7 +112,7 @@ def _made(model: Any, strategy: Any) -> Posterior | None:
         if not made.holds():
             raise UnreadError("a part that changed meanwhile")
     except UnreadError as reason:
-        _log.debug("predictions of %s are not in one piece: %s", type(model).__name__, reason)
+        left(f"the parts of predictions of {type(model).__name__}", reason)
         _left_alone.put(strategy, True)
         return None
     return _known.put(strategy, made)

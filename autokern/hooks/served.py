@@ -1,0 +1,171 @@
+"""`explain(model)`: which parts of a model candidates serve, and why the library computes the others.
+
+A copy of the model takes a training step and predicts. The reasons are those of the code that refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gpytorch
+import msgspec
+import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models import GP, ApproximateGP, ExactGP
+
+from autokern.core import known, reasons, releases
+from autokern.core.decision import Decision
+from autokern.core.errors import SettingsError
+from autokern.core.recovery import caught
+from autokern.core.shown import Shown
+from autokern.gp.leaves import FAMILIES
+from autokern.hooks import install
+from autokern.runtime import api, dispatch
+from autokern.runtime.api import Explanation
+
+__all__ = ["Served", "explain"]
+
+_HINTS = {
+    "a kernel ": f"kernels that are read: {', '.join(sorted(FAMILIES))}; their scales, sums and products",
+    "a forward ": "read: one that returns MultivariateNormal(self.mean_module(x), self.covar_module(x))",
+    "a mean ": "means that are read: constant, zero, linear",
+    "a likelihood ": "likelihoods that are read: GaussianLikelihood, FixedNoiseGaussianLikelihood",
+}
+"""What would change it, by the beginning of a reason."""
+
+
+class Served(Shown, msgspec.Struct, frozen=True):
+    """How a model is served; prints as a table.
+
+    Parameters
+    ----------
+    title : str
+        The model's class, its points, dtype and device.
+    rows : list
+        For each part: its name, the candidates that served it, and reasons why the library computed the rest.
+    """
+
+    title: str
+    rows: list[tuple[str, str, str]]
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        lines = [self.title]
+        for part, by, why in self.rows:
+            lines += [f"  {part + ':':<15} {by}", *(f"{'':18}{line}" for line in why.splitlines())]
+        off = releases.summary(known.unknown())
+        return "\n".join(filter(None, [*lines, off]))
+
+
+def explain(op: str | GP | None = None, **fields: Any) -> Decision | Explanation | Served:
+    """Return how a model is served, or the candidate that would run for a problem; alone, all decisions so far.
+
+    Parameters
+    ----------
+    op : str or gpytorch model, optional
+        Name of an op, or a model, of which a copy is trained for one step and predicts.
+    **fields
+        Fields of the Problem: ``m``, ``n``, ``d``, ``rhs``, ``batch``, ``dtype``, ``device``, ``grad``, ``variant``.
+
+    Returns
+    -------
+    Decision, Explanation or Served
+        Times in seconds, memory in bytes; ``print`` shows a table.
+
+    Raises
+    ------
+    SettingsError
+        For an unknown op or field, a value that is out of range, or a model that is neither exact nor variational.
+
+    Examples
+    --------
+    >>> decision = autokern.explain("qr", m=500, n=50)
+    >>> decision.problem.n, decision.candidate in autokern.op("qr").names()
+    (50, True)
+    """
+    if not isinstance(op, torch.nn.Module):
+        return api.explain(op, **fields)
+    several = getattr(op, "models", None) or [op]
+    if not all(isinstance(one, (ExactGP, ApproximateGP)) for one in several):
+        raise SettingsError(
+            f"a {type(op).__name__} was asked for; explain takes an ExactGP, an ApproximateGP or a list"
+        )
+    rows, titles = [], []
+    with install.enabled():
+        if not install.is_enabled():
+            raise SettingsError("nothing is served: AUTOKERN=0 switches autokern off")
+        for number, one in enumerate(several):
+            label = f"{number + 1}, " if len(several) > 1 else ""
+            titles.append(_title(one))
+            rows += [(f"{label}{part}", by, why) for part, by, why in _rows(_copied(one))]
+    return Served(title="; ".join(dict.fromkeys(titles)), rows=rows)
+
+
+def _title(model: Any) -> str:
+    parameter = next(iter(model.parameters()), torch.zeros(0))
+    count = f"{model.train_inputs[0].shape[-2]} points, " if isinstance(model, ExactGP) and model.train_inputs else ""
+    return f"{type(model).__name__}: {count}{str(parameter.dtype).removeprefix('torch.')}, {parameter.device.type}"
+
+
+def _copied(model: Any) -> Any:
+    """Return a copy, so that no cache and no counter of the model changes; the model itself if it has no copy."""
+    try:
+        return copy.deepcopy(model)
+    except caught(Exception):
+        return model
+
+
+def _rows(model: Any) -> Iterator[tuple[str, str, str]]:
+    if isinstance(model, ApproximateGP):
+        points = model.variational_strategy.inducing_points.detach()[..., :2, :] + 0.1
+        yield "training", "the library; steps of long loops are recorded and replayed", ""
+        yield _told("prediction", lambda: model.eval()(points).variance)
+        return
+    if model.train_inputs is None:
+        yield "all", "the library", "the model has no data"
+        return
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    model.train()
+    yield _told("training step", lambda: mll(model(*model.train_inputs), model.train_targets).sum().backward(), True)
+    new = [t[..., :1, :] + (0.01 if t.is_floating_point() else 0) for t in model.train_inputs]
+    model.eval()
+    yield _told("prediction", lambda: _predicted(model, new))
+    settings = gpytorch.settings
+    with settings.fast_pred_var(), settings.detach_test_caches(), settings.debug(False):
+        new = [t.clone().requires_grad_(t.is_floating_point()) for t in new]
+        yield _told("acquisition", lambda: model(*new).variance.sum().backward())
+
+
+@torch.no_grad()
+def _predicted(model: Any, new: Any) -> torch.Tensor:
+    found: torch.Tensor = model(*new).variance
+    return found
+
+
+def _told(part: str, run: Callable[[], Any], step: bool = False) -> tuple[str, str, str]:
+    """Run a part, and return its name, what served it, and why the library computed the rest."""
+    before = dispatch.stats()
+    try:
+        with reasons.heard() as told:
+            run()
+    except caught(Exception) as error:
+        return part, "fails", f"{type(error).__name__}: {error}".splitlines()[0]
+    served = [
+        f"{op} by {name}"
+        for op, by in dispatch.stats().items()
+        for name, count in by.items()
+        if name != "stock" and count > before.get(op, {}).get(name, 0)
+    ]
+    whole = not told
+    why = "" if whole else "\n".join(dict.fromkeys(_hinted(reason) for _, reason in told))
+    by = ", ".join(served) or "the library"
+    return part, by + ("; steps of long loops are recorded and replayed" if step and not whole else ""), why
+
+
+def _hinted(reason: str) -> str:
+    hint = next((hint for start, hint in _HINTS.items() if reason.startswith(start)), "")
+    return f"{reason} is not read" + (f" ({hint})" if hint else "")
