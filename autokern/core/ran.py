@@ -15,10 +15,14 @@ from autokern.core.recorded import functions
 __all__ = ["Ran"]
 
 _LIBRARIES = ("botorch", "gpytorch", "linear_operator")
-_Place = tuple[Mapping[str, Any], str]
+_OTHERS = frozenset(("abc", "builtins", "collections", "contextlib", "enum", "functools", "numpy", "torch", "types",
+                     "typing", "weakref"))  # fmt: skip
+"""Packages whose classes are not looked at."""
+_TORCH = torch, torch.linalg, torch.nn.functional
+_Place = tuple[Any, str]
 _code = operator.attrgetter("__code__", "__defaults__")
 _places: dict[CodeType, list[_Place]] = {}
-"""Where the libraries keep a function: namespaces of modules and classes, and names."""
+"""Where the libraries keep a function: classes, or namespaces of modules, and names."""
 
 
 class Ran:
@@ -31,7 +35,8 @@ class Ran:
         self.seen = True
         """Whether it can note anything: Python has one tracer only."""
         self._codes: set[CodeType] = set()
-        self._modules: dict[int, Mapping[str, Any]] = {}
+        self._called: dict[int, set[str]] = {}
+        """The names that functions look up, by the address of their globals."""
         self._kept: list[tuple[Mapping[str, Any], Any]] = []
         self._classes: list[Mapping[str, Any]] = []
         self._functions: list[FunctionType] = []
@@ -52,35 +57,38 @@ class Ran:
         """Note a function when it is called; its lines are not traced."""
         if frame.f_code not in self._codes:
             self._codes.add(frame.f_code)
-            self._modules[id(frame.f_globals)] = frame.f_globals
+            self._called.setdefault(id(frame.f_globals), set()).update(frame.f_code.co_names)
 
     def keep(self, kinds: Iterable[type]) -> None:
         """Take the functions as they are now for unchanged, and those of some classes."""
         if not _places.keys() >= {code for code in self._codes if not code.co_name.startswith("<")}:
             _places.update({code: [] for code in self._codes})
             _find(_of_libraries())
-        own = {base for kind in kinds for base in kind.__mro__ if base.__module__ != "builtins"}
+        own = {base for kind in kinds for base in kind.__mro__ if base.__module__.partition(".")[0] not in _OTHERS}
         names = {code.co_name for code in self._codes}
         found = [place for code in self._codes for place in _places.get(code, ())]
         for kind in own:  # of a library's class, only what has run, or may hide it
-            found += [(vars(kind), name) for name in vars(kind) if name in names or not _is_library(kind.__module__)]
-        called = {name for code in self._codes for name in code.co_names}
-        torchs = [vars(one) for one in (torch, torch.linalg, torch.nn.functional)]
-        found += [(space, name) for space in torchs for name in called.intersection(space)]
-        self._modules |= {id(space): space for space in torchs}
-        classes = {id(space): space for space, _ in found if not isinstance(space, dict)}
-        classes[id(torch.Tensor)] = vars(torch.Tensor)
-        classes |= {id(kind): vars(kind) for kind in own}
-        several: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
-        for space, name in found:
-            if not isinstance(space, dict) or id(space) in self._modules:
-                several.setdefault(id(space), (space, {}))[1][name] = None
-        self._kept = [(space, operator.itemgetter(*of, *list(of)[:1])) for space, of in several.values()]
-        self._classes = list(classes.values())
+            found += [(kind, name) for name in vars(kind) if name in names or not _is_library(kind.__module__)]
+        called = set[str]().union(*self._called.values())
+        found += [(vars(one), name) for one in _TORCH for name in called.intersection(vars(one))]
+        several: dict[int, tuple[Any, dict[str, None]]] = {}
+        for owner, name in found:
+            if isinstance(owner, type) or self._is_used(owner, name):
+                several.setdefault(id(owner), (owner, {}))[1][name] = None
+        owners = [(vars(owner) if isinstance(owner, type) else owner, of) for owner, of in several.values()]
+        self._kept = [(space, operator.itemgetter(*of, *list(of)[:1])) for space, of in owners]
+        self._classes = [vars(owner) for owner, _ in several.values() if isinstance(owner, type)]
+        self._classes.append(vars(torch.Tensor))
         self._values = self._present()
         ran = (one for value in self._values for one in functions(value) if one.__code__ in self._codes)
         self._functions = list({id(one): one for one in ran}.values())
         self._state = self._now()
+
+    def _is_used(self, space: Mapping[str, Any], name: str) -> bool:
+        """Whether a module's functions look up a name of it, or other modules do where it is defined."""
+        if name in self._called.get(id(space), ()) or any(space is vars(one) for one in _TORCH):
+            return True
+        return any(one.__globals__ is space for one in functions(space.get(name)))
 
     def _present(self) -> list[Any]:
         return [value for space, of in self._kept for value in of(space)]
@@ -100,23 +108,24 @@ def _is_library(module: str) -> bool:
     return module.partition(".")[0] in _LIBRARIES
 
 
-def _of_libraries() -> Iterator[Mapping[str, Any]]:
-    """Yield the namespaces of the libraries' modules and classes."""
+def _of_libraries() -> Iterator[Any]:
+    """Yield the classes of the libraries, and the namespaces of their modules."""
     classes = dict[int, type]()
     for name, module in list(sys.modules.items()):
         if _is_library(name) and module is not None:
             yield vars(module)
             own = list(vars(module).values())
             classes |= {id(one): one for one in own if isinstance(one, type) and _is_library(one.__module__)}
-    yield from map(vars, classes.values())
+    yield from classes.values()
 
 
-def _find(spaces: Iterable[Mapping[str, Any]]) -> None:
+def _find(owners: Iterable[Any]) -> None:
     """Note where the functions are that have been run."""
     names = {code.co_name for code in _places}
-    for space in spaces:
+    for owner in owners:
+        space = vars(owner) if isinstance(owner, type) else owner
         for name in names.intersection(space):
             for one in functions(space[name]):
                 places = _places.get(one.__code__) if one.__code__.co_name == name else None
-                if places is not None and not any(space is there for there, _ in places):
-                    places.append((space, name))
+                if places is not None and not any(owner is there for there, _ in places):
+                    places.append((owner, name))

@@ -148,9 +148,7 @@ class _Loss(OfParameters):
         assert given is not None
         if not math.isfinite(results[0].item()):
             return None
-        apart = torch.cat([t.reshape(-1) for t in results])  # the next replay overwrites the results
-        value, *slopes = torch.split(apart, [t.numel() for t in results])
-        slopes = [slope.view_as(t) for slope, t in zip(slopes, results[1:], strict=True)]
+        value, *slopes = (t.clone() for t in results)  # the next replay overwrites the results
         tensors, given.present = given.present, []
         wanted = [t for t in tensors if t.requires_grad]
         used = list(itertools.compress((*wanted, *self._parameters), self._used))
@@ -164,7 +162,7 @@ class _Loss(OfParameters):
         def plain(*values: torch.Tensor) -> Any:
             return self._plain(mll, stock, prior, tensors, dict(zip(map(id, used), values, strict=True)))
 
-        return computed(value.view(()).clone(), slopes, plain, *used[:own], saved=used[own:])
+        return computed(value, slopes, plain, *used[:own], saved=used[own:])
 
     def _plain(self, mll: Any, stock: Any, prior: Any, tensors: list[torch.Tensor], values: dict[int, Any]) -> Any:
         """Return the marginal likelihood by the library, as a function of tensors and parameters."""
