@@ -266,17 +266,6 @@ def test_a_joint_covariance_that_is_read_late_has_the_noise_of_the_call():
         assert (late.covariance_matrix - truth).abs().max() <= 1e-12
 
 
-def test_noise_that_states_have_no_digits_for_is_a_factors():
-    generator = torch.Generator().manual_seed(0)
-    points = torch.rand(500, 1, generator=generator, dtype=torch.float64) * 7
-    tree = _tree(("matern12",), [points], torch.ones(1, dtype=torch.float64))
-    residual = points.squeeze(-1).sin()
-    for noise, exact, is_given in ((1e-3, True, True), (1e-9, True, False), (1e-9, False, True), (1e-13, False, False)):
-        variance = torch.tensor([noise], dtype=torch.float64)
-        found = markov.log_prob(tree, variance, residual, exact)
-        assert (found is not None) == is_given, (noise, exact)
-
-
 @pytest.mark.parametrize("families", [("matern12",), ("matern32", "matern12"), ("matern52", "matern32")])
 @pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6, 1e-7, 3e-8])
 def test_digits_that_states_lose_are_a_factors(families, noise):

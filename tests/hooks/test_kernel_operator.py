@@ -8,14 +8,11 @@ import pickle
 import pytest
 import torch
 from support.tiling import (
-    BATCH,
     FOR_OPERATORS,
     KERNELS,
-    NONE,
     SOME,
     assert_as_dense,
     assert_near,
-    dense_of,
     each_batch,
     each_kernel,
     each_size,
@@ -48,6 +45,7 @@ def test_products_of_batches(batch, own, m):
     assert_as_dense(lambda op: op.mT @ random(op.shape[-2], 3, seed=4), batch=batch, own=own, m=m)
 
 
+# The library's own tests, in test_kernel_operator_library.py, take parts of every other kind.
 READS = {
     "vector": lambda op: op @ random(op.shape[-1], seed=4),
     "from the left": lambda op: random(3, op.shape[-2], seed=4) @ op,
@@ -59,37 +57,11 @@ READS = {
     "sum of two": lambda op: (op + op) @ random(op.shape[-1], 2, seed=4),
     "sum of rows": lambda op: op.sum(-2),
     "sum of columns": lambda op: op.sum(-1),
-    "rows": lambda op: op[3:9],
-    "columns": lambda op: op[:, 2:11],
-    "block": lambda op: op[2:7, 1:9],
     "block on the diagonal": lambda op: op[2:9, 2:9],
     "every second": lambda op: op[::2, 1::3],
     "product of a block": lambda op: op[2:9, 4:] @ random(op.shape[-1] - 4, 2, seed=4),
-    "one row": lambda op: op[4],
-    "one column": lambda op: op[:, 3],
-    "one entry": lambda op: op[3, 5].unsqueeze(0),
-    "chosen rows": lambda op: op[torch.tensor([3, 1, 1])],
-    "chosen entries": lambda op: op[torch.tensor([3, 1, 1]), torch.tensor([0, 1, 7])],
-    "chosen block": lambda op: op[torch.tensor([3, 1, 1]).unsqueeze(-1), torch.tensor([0, 1])],
     "rows of a slice": lambda op: op[1:8][2:4, :5],
-    "unsqueezed": lambda op: op.unsqueeze(0),
-    "expanded": lambda op: op.expand(2, *op.shape),
     "product of an expanded one": lambda op: op.expand(2, *op.shape) @ random(2, op.shape[-1], 2, seed=4),
-    "repeated": lambda op: op.repeat(2, 1, 1),
-}
-SQUARE = {
-    "diagonal": lambda op: op.diagonal(dim1=-1, dim2=-2),
-    "with a diagonal": lambda op: op.add_diagonal(torch.arange(1.0, op.shape[-1] + 1).double()),
-    "with jitter": lambda op: op.add_jitter(0.1),
-    "product with jitter": lambda op: op.add_jitter(0.1) @ random(op.shape[-1], 2, seed=4),
-    "factor": lambda op: op.add_jitter(0.1).cholesky(),
-    "with more rows": lambda op: op.add_jitter(1.0).cat_rows(
-        1e-2 * torch.ones(1, op.shape[-1]).double(),
-        torch.ones(1, 1).double(),
-        generate_roots=False,
-        generate_inv_roots=False,
-    ),
-    "root": lambda op: op.add_jitter(0.1).root_decomposition(),
 }
 
 
@@ -98,41 +70,6 @@ SQUARE = {
 @each_size
 def test_reads_are_those_of_the_dense_matrix(read, m):
     assert_as_dense(read, m=m)
-
-
-@pytest.mark.parametrize("read", SQUARE.values(), ids=SQUARE)
-def test_reads_of_square_ones(read):
-    assert_as_dense(read)
-
-
-OF_BATCHES = {
-    "one": lambda op: op[1],
-    "last": lambda op: op[-1],
-    "slice": lambda op: op[1:],
-    "rows of one": lambda op: op[0, 3:5],
-    "block of all": lambda op: op[:, 3:5, 2:9],
-    "block on the diagonal": lambda op: op[..., 3:9, 3:9],
-    "chosen": lambda op: op[torch.tensor([1, 0, 1])],
-    "chosen of each": lambda op: op[torch.tensor([1, 0]), torch.tensor([3, 4]), torch.tensor([5, 6])],
-    "chosen rows": lambda op: op[:, torch.tensor([1, 2]), :],
-    "one row of each": lambda op: op[:, 3],
-    "entry of each": lambda op: op[:, 3, 4],
-    "sum": lambda op: op.sum(-3),
-    "unsqueezed": lambda op: op.unsqueeze(-3),
-    "expanded": lambda op: op.expand(3, *op.shape),
-    "repeated": lambda op: op.repeat(2, 1, 1),
-    "permuted": lambda op: op.unsqueeze(0).permute(1, 0, 2, 3),
-    "transposed": lambda op: op.mT,
-    "diagonal": lambda op: op.diagonal(dim1=-1, dim2=-2),
-    "with jitter": lambda op: op.add_jitter(0.1),
-}
-
-
-@pytest.mark.thin("read", "own")
-@pytest.mark.parametrize("read", OF_BATCHES.values(), ids=OF_BATCHES)
-@pytest.mark.parametrize("own", [NONE, BATCH], ids=["shared", "own"])
-def test_reads_of_batches(read, own):
-    assert_as_dense(read, batch=BATCH, own=own)
 
 
 def test_only_a_part_with_rows_and_columns_the_same_stays_symmetric():
@@ -189,28 +126,6 @@ def test_parts_transposes_and_elementwise_products_are_pickled_too():
     op = operator(SOME)[0]
     for part in (op[2:9, 2:9], op[2:9], operator(SOME, 23, 19)[0].mT, op._mul_matrix(op)):
         assert_near(pickle.loads(pickle.dumps(part)).to_dense(), part.to_dense().detach(), op.dtype)
-
-
-@each_size
-def test_other_dtypes(m):
-    op = operator(SOME, 23, m)[0].detach()
-    single = op.float()
-    assert single.dtype == torch.float32
-    found = single @ random(op.shape[-1], 2, seed=4, dtype=torch.float32)
-    assert found.dtype == torch.float32
-    assert_near(found, op @ random(op.shape[-1], 2, seed=4), torch.float32)
-    assert single.double().dtype == torch.float64
-
-
-def test_gradients_switched_on_later_go_to_the_tensors_of_the_operator():
-    op = operator(SOME)[0].detach().requires_grad_(True)
-    (op @ random(23, 2, seed=4)).sum().backward()
-    other = op.detach().requires_grad_(True)
-    dense_of(other).matmul(random(23, 2, seed=4)).sum().backward()
-    for one, two in zip(op.representation(), other.representation(), strict=True):
-        assert (one.grad is None) == (two.grad is None)
-        if one.grad is not None:
-            assert_near(one.grad, two.grad, torch.float64, 10)
 
 
 def test_parts_that_want_no_gradient_get_none():

@@ -556,18 +556,14 @@ def test_a_second_session_finds_what_the_first_measured(make_op, measured):
     assert measured == ["double"]
 
 
-def test_nothing_is_measured_in_multi_rank_jobs(make_op, measured, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    toy = Toy(make_op)
-    toy.call(matrix())
-    assert (measured, toy.runs) == ([], ["stock"])
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("AUTOKERN_CALIBRATE", "never"), ("AUTOKERN_BUDGET", "0"), ("AUTOKERN_DETERMINISTIC", "1"), ("AUTOKERN", "0")],
-)
-def test_nothing_is_measured_against_orders(make_op, measured, monkeypatch, name, text):
+    [
+        ("AUTOKERN_CALIBRATE", "never"), ("AUTOKERN_BUDGET", "0"), ("AUTOKERN_DETERMINISTIC", "1"), ("AUTOKERN", "0"),
+        ("WORLD_SIZE", "2"),
+    ],
+)  # fmt: skip
+def test_nothing_is_measured_against_orders_or_by_one_of_several_ranks(make_op, measured, monkeypatch, name, text):
     monkeypatch.setenv(name, text)
     dispatch.reset()
     toy = Toy(make_op)

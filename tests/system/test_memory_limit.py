@@ -8,6 +8,7 @@ import gpytorch
 import pytest
 import torch
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+from support.models import ExactModel
 
 import autokern
 from autokern.core.errors import MemoryBudgetError
@@ -135,16 +136,7 @@ def test_a_kernel_matrix_takes_the_way_that_fits():
 def test_training_goes_on_where_only_the_frugal_way_fits():
     x = torch.rand(2400, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
-    class Model(gpytorch.models.ExactGP):
-        def __init__(self) -> None:
-            super().__init__(x, x.sum(-1).sin(), gpytorch.likelihoods.GaussianLikelihood())
-            self.mean_module = gpytorch.means.ZeroMean()
-            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    model = Model().double()
+    model = ExactModel(x, x.sum(-1).sin(), mean=gpytorch.means.ZeroMean()).double()
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     factorised = gpytorch.settings.fast_computations(log_prob=False)  # to iterate takes no matrix
     with autokern.enabled(), factorised, autokern.using(memory="80MiB"):  # of 44 MiB each
