@@ -30,20 +30,10 @@ class _Handler(logging.Handler):
 
 
 _handler = _Handler()
-_levels: tuple[int, int] | None = None
-"""The logger's level before autokern set it, and the level that autokern set."""
 
 
 def apply(level: str | None) -> None:
-    """Set the logger's level and show its records; None restores the former level."""
-    global _levels
-    before, ours = _levels or (_log.level, -1)
-    if level is None:
-        if _log.level == ours:  # else the program has set another since
-            _log.setLevel(before)
-        _levels = None
-        _log.removeHandler(_handler)
-        return
-    _log.setLevel(level.upper())
-    _levels = before, _log.level
-    _log.addHandler(_handler)
+    """Set the logger's level and show its records, if a level is given."""
+    if level is not None:
+        _log.setLevel(level.upper())
+        _log.addHandler(_handler)
