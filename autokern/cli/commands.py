@@ -58,6 +58,58 @@ def _global(version: Annotated[bool, _Version] = False) -> None:
     pass
 
 
+@app.command("compare", options_metavar="[OPTIONS] [--] SCRIPT | -m MODULE [ARGS]...", context_settings=_PROGRAM)
+def compare_program(
+    context: typer.Context,
+    module: _Module = None,
+    pairs: Annotated[int, typer.Option(metavar="N", min=1, help="Most pairs of runs.")] = 20,
+    budget: Annotated[float, typer.Option(metavar="S", min=0.0, help="Seconds after which no pair begins.")] = 600.0,
+    json: Json = False,
+) -> None:
+    """Say what autokern saves a program.
+
+    The program runs without and with autokern in turn, until the difference is known. Its standard output is not
+    shown. Exit status 1: the difference is not known well enough.
+    """
+    order = run.parse([*(["-m", module] if module else []), *context.args], "compare")
+    if order is None:
+        raise typer.Exit(0)
+    run.check(order)
+    if not dispatch.session().settings.enabled:
+        raise SettingsError("AUTOKERN=0 leaves nothing to compare with stock; unset it")
+    if not api.profile().trials:
+        message("nothing was measured on this machine yet; `autokern calibrate` does in 20 s")
+    found = compare.compare(order, pairs, budget, message)
+    if json:
+        emit(found)
+    else:
+        typer.echo(legible(str(found)))
+    for doubt in found.warnings:
+        message(f"warning: {doubt}")
+    raise typer.Exit(0 if found.known else 1)
+
+
+@app.command("run", options_metavar="[OPTIONS] SCRIPT | -m MODULE [ARGS]...", context_settings=_PROGRAM)
+def run_program(
+    context: typer.Context,
+    module: _Module = None,
+    stats: Annotated[bool, typer.Option("--stats", help="At the end, count calls by op and candidate.")] = False,
+    decisions: Annotated[bool, typer.Option("--explain", help="At the end, list the decisions taken.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page: savings, choices, why.")
+    ] = None,
+) -> None:
+    """Run a program with autokern enabled.
+
+    A script or module runs just as python would run it. Options of autokern come before it; everything after belongs
+    to the program.
+
+    Python processes that it starts are served too (AUTOKERN_WORKERS=0: forked ones only).
+    """
+    flags = ["--stats"] * stats + ["--explain"] * decisions + (["--report", str(html)] if html else [])
+    raise typer.Exit(run.started([*flags, *(["-m", module] if module else []), *context.args]) or 0)
+
+
 @app.command()
 def show(
     op: Annotated[str | None, typer.Argument(metavar="OP", help="Show every measured problem of this op.")] = None,
@@ -118,9 +170,8 @@ def explain(
     there = {*calibration.chosen_devices(None), *(trial.problem.device for trial in api.profile().trials)}
     if device is not None and device.partition(":")[0] not in there:
         raise SettingsError(f"device {device!r} was asked for; torch or the profile knows {', '.join(sorted(there))}")
-    sizes = {"m": m, "n": n, "d": d, "rhs": rhs, "batch": batch}
     words = {"dtype": dtype, "device": device, "grad": grad, "variant": variant}
-    decision = api.explain(op, **{k: v for k, v in {**sizes, **words}.items() if v is not None})
+    decision = api.explain(op, m=m, n=n, d=d, rhs=rhs, batch=batch, **words)
     if json:
         emit(decision)
     else:
@@ -140,58 +191,6 @@ def examine(
     else:
         tables.show(tables.findings(found))
     raise typer.Exit(int(any(finding.status == "problem" for finding in found)))
-
-
-@app.command("run", options_metavar="[OPTIONS] SCRIPT | -m MODULE [ARGS]...", context_settings=_PROGRAM)
-def run_program(
-    context: typer.Context,
-    module: _Module = None,
-    stats: Annotated[bool, typer.Option("--stats", help="At the end, count calls by op and candidate.")] = False,
-    decisions: Annotated[bool, typer.Option("--explain", help="At the end, list the decisions taken.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page: savings, choices, why.")
-    ] = None,
-) -> None:
-    """Run a program with autokern enabled.
-
-    A script or module runs just as python would run it. Options of autokern come before it; everything after belongs
-    to the program.
-
-    Python processes that it starts are served too (AUTOKERN_WORKERS=0: forked ones only).
-    """
-    flags = ["--stats"] * stats + ["--explain"] * decisions + (["--report", str(html)] if html else [])
-    raise typer.Exit(run.started([*flags, *(["-m", module] if module else []), *context.args]) or 0)
-
-
-@app.command("compare", options_metavar="[OPTIONS] [--] SCRIPT | -m MODULE [ARGS]...", context_settings=_PROGRAM)
-def compare_program(
-    context: typer.Context,
-    module: _Module = None,
-    pairs: Annotated[int, typer.Option(metavar="N", min=1, help="Most pairs of runs.")] = 20,
-    budget: Annotated[float, typer.Option(metavar="S", min=0.0, help="Seconds after which no pair begins.")] = 600.0,
-    json: Json = False,
-) -> None:
-    """Say what autokern saves a program.
-
-    The program runs without and with autokern in turn, until the difference is known. Its standard output is not
-    shown. Exit status 1: the difference is not known well enough.
-    """
-    order = run.parse([*(["-m", module] if module else []), *context.args], "compare")
-    if order is None:
-        raise typer.Exit(0)
-    run.check(order)
-    if not dispatch.session().settings.enabled:
-        raise SettingsError("AUTOKERN=0 leaves nothing to compare with stock; unset it")
-    if not api.profile().trials:
-        message("nothing was measured on this machine yet; `autokern calibrate` does in 20 s")
-    found = compare.compare(order, pairs, budget, message)
-    if json:
-        emit(found)
-    else:
-        typer.echo(legible(str(found)))
-    for doubt in found.warnings:
-        message(f"warning: {doubt}")
-    raise typer.Exit(0 if found.known else 1)
 
 
 profiles = typer.Typer(no_args_is_help=True)

@@ -19,15 +19,9 @@ SCHEMA = 2
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
-_ORDER = ("calibrate", "compare", "run", "show", "explain", "doctor", "profile", "clear", "bench", "record")
-
 
 class _Commands(TyperGroup):
     """Prints every error of autokern as one message, and its warnings without source lines."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of commands in the order of their use."""
-        return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command of a context."""
