@@ -116,8 +116,8 @@ def stock_entry(op: Op, reason: str) -> Entry:
 
 
 def is_large(decision: Decision, table: Feasibility) -> bool:
-    """Whether the chosen candidate, or stock if feasible, takes so much memory that each call must be checked."""
-    names = {decision.candidate, "stock"} & {decision.candidate, *decision.excluded}
+    """Whether the chosen candidate, or stock if it was left out, takes so much memory that each call is checked."""
+    names = {decision.candidate} | {"stock"} & decision.excluded.keys()
     return max(table.memory[name] for name in names) >= memory_limit.LARGE
 
 
