@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokern.core.operations import Kind, kind_of
+from autokern.core.pooled import Noted, share
 from autokern.core.recovery import caught
 from autokern.core.unseen import Leaving, warnings_noticed
 
@@ -77,7 +78,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
         self._empty: set[int] = set()  # memory that no operation has written yet
         self._restored: list[Step] = []
-        self._steps: list[tuple[Step, set[int], set[int]]] = []  # with the memory that a step reads, and writes
+        self._begun: set[int] = set()  # memory with contents that are restored
+        self._steps: list[Noted] = []
         self._bytes, self._reason = 0, ""
         self._leaving, self._middle = Leaving(self), 0
 
@@ -130,30 +132,34 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Begin the second of the `parts`."""
         self._middle = len(self._steps)
 
-    def parts(self, first: Iterable[torch.Tensor], *results: torch.Tensor) -> tuple[Replay, Replay]:
-        """Return what computes `first` before the `mark`, and what computes the results after it."""
-        rest = self.replay(*results)
-        memories = set(map(_memory, results))
-        later = self._needed(memories, self._steps[self._middle :])
-        memories.update(map(_memory, first))
-        sooner = [*self._restored, *self._needed(memories, self._steps[: self._middle])]
-        return Replay(sooner, rest._constants), Replay(later, rest._constants)
-
     def replay(self, *results: torch.Tensor) -> Replay:
         """Return what computes the results again, in their memory; UnrecordedError if that is not possible."""
+        return self.parts((), *results)[1]
+
+    def parts(self, first: Iterable[torch.Tensor], *results: torch.Tensor) -> tuple[Replay, Replay]:
+        """Return what computes `first` before the `mark`, and what computes the results after it."""
         if not self._reason and self._varying.isdisjoint(map(_memory, results)):
             self.fail("no result depends on an input")
         if self._reason:
             raise UnrecordedError(self._reason)
-        needed = self._needed(set(map(_memory, results)), self._steps)
-        return Replay([*self._restored, *needed], self._constants.values())
+        memories = set(map(_memory, results))
+        kept = memories | set(map(_memory, first)) | self._inputs | self._constants.keys() | self._begun
+        later = self._needed(memories, self._steps[self._middle :])
+        memories.update(map(_memory, first))
+        sooner = self._needed(memories, self._steps[: self._middle])
+        steps = share([*sooner, *later], kept, _memory)
+        begin, constants = self._restored, self._constants.values()
+        if not self._middle:
+            return Replay((), ()), Replay([*begin, *steps], constants)
+        return Replay([*begin, *steps[: len(sooner)]], constants), Replay(steps[len(sooner) :], constants)
 
-    def _needed(self, memories: set[int], steps: Sequence[Any]) -> list[Step]:
+    def _needed(self, memories: set[int], steps: Sequence[Noted]) -> list[Noted]:
         """Return the steps that check or write one of these memories, to which what they read is added."""
         found = []
-        for step, reads, writes in reversed(steps):
+        for noted in reversed(steps):
+            _, reads, writes = noted
             if not writes or not writes.isdisjoint(memories):
-                found.append(step)
+                found.append(noted)
                 memories |= reads
         return found[::-1]
 
@@ -205,6 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if varies and memory not in self._varying:  # a replay begins with what is there now
                 whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
                 self._restored.append(functools.partial(whole.copy_, whole.clone()))
+                self._begun.add(memory)
                 self._varying.add(memory)
 
     def _after(self, func: Any, args: Any, kwargs: Any, out: Any, memories: dict[int, Any], varies: bool) -> None:

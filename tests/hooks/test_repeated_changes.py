@@ -35,7 +35,7 @@ WEIGHTS = [1.0]
 def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Replay every evaluation after the fifth, and count replays."""
     hooks.look()
-    for name, value in {"_GAIN": 1e9, "_MISSES": 10**9, "_EVERY": 10**9}.items():
+    for name, value in {"_GAIN": 1e9, "_MISSES": 10**9, "_EVERY": 10**9, "_AGAIN": 0}.items():
         monkeypatch.setattr(repeated, name, value)
     monkeypatch.setattr(repeated._History, "spent", lambda self: 0.0)
     count, run = [0], Replay.run

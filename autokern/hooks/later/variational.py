@@ -79,7 +79,7 @@ def _is_plain(x: Any) -> bool:
 class _Step(OfParameters):
     """A training step of a variational model: of points, targets, and the parameters of model and likelihood."""
 
-    name = "training step"
+    name, repeatable = "training step", False
 
     def __init__(self, mll: Any) -> None:
         parameters = list(mll.parameters())
