@@ -139,14 +139,6 @@ def test_ratios_are_of_pairs_and_not_of_medians(script: ModuleType) -> None:
     assert script.compare({"exact": [4.0], "on": [2.0], "default": [3.0]}, off="exact")["ratio"] == 2.0
 
 
-def test_window_is_cut_at_both_ends_of_the_stream(script: ModuleType) -> None:
-    ticks = [float(n) for n in range(script.START, script.START + 50)]
-    seconds = {"off": ticks, "on": ticks}
-    assert script.around(seconds, script.START)["off"] == script.START + 6
-    assert script.around(seconds, script.START + 30)["off"] == script.START + 30
-    assert script.around(seconds, script.START + 50)["pairs"] == 12
-
-
 # figures
 
 
@@ -199,15 +191,6 @@ def test_all_copies_go_back_to_where_they_were(script: ModuleType) -> None:
     rewind()
     for side in script.SIDES:
         assert script.positives(trainers[side].model).equal(before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_floor_inverts_in_buffers_of_its_own(script: ModuleType, dtype: torch.dtype) -> None:
-    floor = sys.modules["training"].Floor(30, dtype)
-    buffers = floor.factor.data_ptr(), floor.inverse.data_ptr()
-    floor()
-    assert buffers == (floor.factor.data_ptr(), floor.inverse.data_ptr())
-    torch.testing.assert_close(floor.inverse @ floor.covariance, torch.eye(30, dtype=dtype), atol=1e-4, rtol=0)
 
 
 def test_below_its_limit_stock_is_exact(results: dict[str, Any]) -> None:

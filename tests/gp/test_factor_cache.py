@@ -64,20 +64,6 @@ def narrow(monkeypatch):
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thin("n", "batch")
-@pytest.mark.parametrize("batch", BATCHES, ids=str)
-@pytest.mark.parametrize("n", [1, 255, 256, 257, 600])
-def test_products_are_those_of_the_dense_matrix(n, batch):
-    matrix = lower(n, batch)
-    blocks = RowBlocks(matrix)
-    assert torch.equal(blocks.dense(), matrix)
-    assert (blocks.n, blocks.batch) == (n, batch)
-    for lead in {(), batch, (5, *[1] * len(batch)), (5, *batch)}:
-        b = drawn(*lead, 4, n, seed=1)
-        close(blocks.right_transposed(b), b @ matrix.mT)
-        close(blocks.right(b), b @ matrix)
-
-
 @often
 @given(
     start=st.sampled_from([1, 2, 255, 256, 257, 300]),

@@ -315,14 +315,6 @@ def test_gradients_by_hyperparameters(fast, of, candidate):
         assert_stock(lambda: by_hyperparameters(of), candidate, rtol=1e-6)
 
 
-@each_way
-@each_reading
-def test_gradients_by_hyperparameters_with_detached_caches(fast, of):
-    """Where nothing is cached of variances, without `fast_pred_var`, stock detaches the noise only."""
-    with settings.fast_pred_var(fast):
-        assert_stock(lambda: by_hyperparameters(of), rtol=1e-6)
-
-
 @pytest.mark.thin("candidate", "detached")
 @each_of_all
 @either_cache

@@ -581,22 +581,6 @@ def test_training_and_prediction_as_stock(orders, accelerator):
     assert_equal_predictions(own, predict(stock))
 
 
-@pytest.mark.thin("orders", "points")
-@pytest.mark.parametrize("orders", [{}, *({"force": f"random:{seed}"} for seed in range(8))], ids=str)
-@pytest.mark.parametrize("points", [1, 2, 5])
-def test_fantasies_as_stock(points, orders, accelerator):
-    targets = torch.linspace(0, 1, points, dtype=torch.float64)
-
-    def fantasise():
-        made = model()
-        predict(made)
-        return predict(made.get_fantasy_model(NEW[:points], targets))
-
-    expected = fantasise()
-    with autokern.enabled(), autokern.using(**orders):
-        assert_equal_predictions(fantasise(), expected)
-
-
 def test_a_model_made_while_enabled_lives_on_when_disabled():
     with autokern.enabled():
         made = model()

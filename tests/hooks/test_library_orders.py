@@ -186,21 +186,6 @@ def test_where_a_default_makes_stock_iterate_an_order_is_obeyed_too(name, monkey
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_bounds_of_a_step_hold_together(monkeypatch):
-    """With a library's default of `max_cholesky_size`: few iterations, no preconditioner, and one probe."""
-    kinds = {"max_cg_iterations": 2, "max_preconditioner_size": 0, "max_lanczos_quadrature_iterations": 2}
-
-    def order(stack):
-        for name, value in {**kinds, "num_trace_samples": 1}.items():
-            stack.enter_context(getattr(library, name)(value))
-
-    (expected, products, _), (found, own, _) = both(training, order, monkeypatch, 1100)
-    assert own == products == [2, 2, 2]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_the_default_of_linear_operator_is_an_order_where_botorch_has_set_another(monkeypatch):
     for kind in (library._fast_log_prob, library._fast_solves, library._fast_covar_root_decomposition):
         monkeypatch.setattr(kind, "_default", False)  # as the import of BoTorch does

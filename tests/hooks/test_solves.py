@@ -84,17 +84,6 @@ def test_predictions_take_few_products_and_are_tight(kernel, dtype):
     torch.testing.assert_close(found[1].double(), variance, rtol=2e-2, atol=2e-5)
 
 
-def test_a_rank_that_the_user_orders_is_the_librarys():
-    made = []
-    with autokern.enabled(), autokern.using(force=FORMLESS):
-        for rank in (15, 14):
-            before = products()
-            with library.max_preconditioner_size(rank):
-                predicted(RBFKernel, torch.float64)
-            made.append(products() - before)
-    assert made[0] < made[1]
-
-
 # --- direct calls -----------------------------------------------------------------------------------------------------
 
 

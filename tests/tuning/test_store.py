@@ -128,15 +128,6 @@ def test_a_profile_that_could_not_be_read_back_is_not_written(settings):
 # --- what lies on disk ----------------------------------------------------------------------------------------------
 
 
-def test_every_truncation_is_a_miss(settings):
-    path = place(settings)
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        assert store.load(settings, HOST) is None, length
-    refused(settings)
-
-
 def test_every_flipped_bit_is_a_valid_profile_or_a_miss(settings):
     path = place(settings)
     whole, missed = path.read_bytes(), 0
