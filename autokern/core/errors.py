@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class AutokernError(Exception):
     """Base of all errors of autokern."""
@@ -9,6 +12,12 @@ class AutokernError(Exception):
 
 class SettingsError(AutokernError, ValueError):
     """A setting, an environment variable or an argument has an invalid value."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a question that ends an error message, if a name looks like one of some names; else nothing."""
+    near = difflib.get_close_matches(name, sorted(names), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class MemoryBudgetError(AutokernError, MemoryError):

@@ -1,13 +1,16 @@
-"""Torch's operations: what a schema says of an operation, and the overload that writes its results to given tensors."""
+"""Torch's operations: what a schema says of one, the overload that writes to given tensors, and what a replay does."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Kind", "kind_of"]
+__all__ = [
+    "ChangedError", "Kind", "Step", "UnrecordedError", "apart", "copied", "kind_of", "step_of", "tensors_in", "written",
+]  # fmt: skip
 
 _METADATA = frozenset(
     f"aten::{name}"
@@ -27,6 +30,15 @@ _QUICK = {
 }  # fmt: skip
 """Overloads that write to given tensors, by functions of torch which parse their arguments in half of the time."""
 _FIRST = "Tensor", "List[Tensor]"
+Step = Callable[[], Any]
+
+
+class UnrecordedError(Exception):
+    """A computation cannot be recorded."""
+
+
+class ChangedError(Exception):
+    """A number that Python read while a computation was recorded is another one in a replay."""
 
 
 class Kind(NamedTuple):
@@ -70,3 +82,66 @@ def _out_variant(func: Any) -> tuple[Any, list[str]] | None:
 def _signature(func: Any) -> list[tuple[str, str]]:
     """Return names and types of an operation's arguments but those that it only writes."""
     return [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
+
+
+def written(kind: Kind, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Return the arguments that an operation writes."""
+    return tensors_in([args[at] if type(at) is int else kwargs.get(at) for at in kind.written])
+
+
+def step_of(func: Any, kind: Kind, args: Any, kwargs: Any, fresh: list[torch.Tensor], out: Any) -> Step:
+    """Return what an operation does in a replay."""
+    if kind.written:
+        return functools.partial(func, *args, **kwargs)
+    if not fresh:
+        if out is None:
+            return functools.partial(_checked, functools.partial(func, *args, **kwargs))
+        if not isinstance(out, (bool, int, float)):
+            raise UnrecordedError(f"{func} returns a {type(out).__name__}")
+        return functools.partial(_same, functools.partial(func, *args, **kwargs), out)
+    if func._schema.name in ("aten::clone", "aten::_to_copy"):
+        return functools.partial(fresh[0].copy_, args[0])
+    if kind.out is None or not len(fresh) == len(kind.out[1]) == (len(out) if isinstance(out, (tuple, list)) else 1):
+        return functools.partial(copied, functools.partial(func, *args, **kwargs), tensors_in([apart(out)]))
+    write, names = kind.out
+    return functools.partial(write, *args, **kwargs, **dict(zip(names, fresh, strict=True)))
+
+
+def copied(call: Step, into: Sequence[torch.Tensor]) -> None:
+    """Compute results, and copy them to given tensors of the same shapes."""
+    for target, value in zip(into, tensors_in([call()]), strict=True):
+        if target.shape != value.shape:
+            raise ChangedError(f"a result of shape {tuple(value.shape)} in place of {tuple(target.shape)}")
+        target.copy_(value)
+
+
+def _checked(call: Step) -> None:
+    """Check what torch checks, such as a flag of LAPACK; the code itself must raise the error."""
+    try:
+        call()
+    except RuntimeError as error:
+        raise ChangedError(str(error)) from None
+
+
+def _same(call: Step, value: Any) -> None:
+    found = call()
+    if found != value and not (found != found and value != value):  # noqa: PLR0124
+        raise ChangedError(f"{found} in place of {value}")
+
+
+def apart(value: Any) -> Any:
+    """Return tensors of the same memory whose shape nobody else can change (``squeeze_``)."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return type(value)(map(apart, value)) if type(value) in (list, tuple) else value
+
+
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the tensors among values and in lists of them."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(value)
+    return found

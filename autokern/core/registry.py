@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from autokern.core.errors import AutokernError, AutokernWarning, SettingsError
+from autokern.core.errors import AutokernError, AutokernWarning, SettingsError, nearest
 from autokern.core.locks import Lock
 from autokern.core.recovery import interrupted
 
@@ -68,7 +68,7 @@ def get(name: str) -> Op:
     if name in _homes:
         _import(name)
     elif not known(name):
-        raise SettingsError(f"unknown op {name!r}; autokern knows {', '.join(sorted(_ops))}")
+        raise SettingsError(f"unknown op {name!r}; autokern knows {', '.join(sorted(_ops))}{nearest(name, _ops)}")
     return _ops[name]
 
 

@@ -21,7 +21,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autokern.core.operations import Kind, kind_of
+from autokern.core.operations import (
+    ChangedError,
+    Step,
+    UnrecordedError,
+    apart,
+    copied,
+    kind_of,
+    step_of,
+    tensors_in,
+    written,
+)
 from autokern.core.pooled import Noted, share
 from autokern.core.recovery import caught
 from autokern.core.unseen import Leaving, warnings_noticed
@@ -31,15 +41,6 @@ __all__ = ["ChangedError", "Recorder", "Replay", "UnrecordedError"]
 _MOST_BYTES = 2**26
 _MOST_STEPS = 20_000
 _TYPES = torch.Tensor, torch.nn.Parameter
-Step = Callable[[], Any]
-
-
-class UnrecordedError(Exception):
-    """A computation cannot be recorded."""
-
-
-class ChangedError(Exception):
-    """A number that Python read while a computation was recorded is another one in a replay."""
 
 
 class Replay:
@@ -114,13 +115,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def _whole(self, function: Any, args: Any, found: torch.Tensor) -> None:
-        memories = self._read(_tensors(args))
+        memories = self._read(tensors_in(args))
         self._made[_memory(found)] = found.detach()
         self._check(function, [found])
         if not self._varying.isdisjoint(memories):
             self._varying.add(_memory(found))
-            call = functools.partial(function, *map(_apart, args))
-            step = functools.partial(_copied, call, [found.detach()])
+            call = functools.partial(function, *map(apart, args))
+            step = functools.partial(copied, call, [found.detach()])
             self._steps.append((step, set(memories), {_memory(found)}))
 
     def leaves(self, tensor: Any) -> None:
@@ -184,15 +185,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[dict[int, torch.Tensor], bool]:
         """Note what an operation reads from others, draws, and is about to write; return whether its result varies."""
-        kind, tensors = kind_of(func), _tensors(args)
+        kind, tensors = kind_of(func), tensors_in(args)
         if kwargs:
-            tensors += _tensors(kwargs.values())
+            tensors += tensors_in(kwargs.values())
         memories = self._read(tensors)
         varies = kind.reads and not self._varying.isdisjoint(memories)
         if kind.seeded:
             raise UnrecordedError(f"{func} draws random numbers")
         if kind.written:
-            self._writes(func, _written(kind, args, kwargs), varies)
+            self._writes(func, written(kind, args, kwargs), varies)
         return memories, varies
 
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -219,7 +220,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind, several = kind_of(func), isinstance(out, (tuple, list))
         if kind.written:
             self._empty.difference_update(memories)
-        fresh = [t.detach() for t in _tensors(out if several else (out,)) if _memory(t) not in memories]
+        fresh = [t.detach() for t in tensors_in(out if several else (out,)) if _memory(t) not in memories]
         if fresh and kind.reads and not self._empty.isdisjoint(memories):
             raise UnrecordedError(f"{func} reads what was computed outside of torch")
         if kind.empty:
@@ -227,10 +228,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made.update((_memory(t), t) for t in fresh)
         self._check(func, fresh)
         if varies and (fresh or kind.written or not (several or isinstance(out, torch.Tensor))):
-            writes = set(map(_memory, [*fresh, *_written(kind, args, kwargs)]))
+            writes = set(map(_memory, [*fresh, *written(kind, args, kwargs)]))
             self._varying |= writes
-            args, kwargs = map(_apart, args), {name: _apart(value) for name, value in kwargs.items()}
-            self._steps.append((_step(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
+            args, kwargs = map(apart, args), {name: apart(value) for name, value in kwargs.items()}
+            self._steps.append((step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
 
     def _check(self, func: Any, fresh: Iterable[torch.Tensor]) -> None:
         """Refuse results that cannot be written again, and too many."""
@@ -240,66 +241,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnrecordedError(f"{func} returns a tensor of another kind")
         if self._bytes > _MOST_BYTES or len(self._steps) > _MOST_STEPS:
             raise UnrecordedError("a large computation")
-
-
-def _written(kind: Kind, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    return _tensors([args[at] if type(at) is int else kwargs.get(at) for at in kind.written])
-
-
-def _step(func: Any, kind: Kind, args: Any, kwargs: Any, fresh: list[torch.Tensor], out: Any) -> Step:
-    """Return what an operation does in a replay."""
-    if kind.written:
-        return functools.partial(func, *args, **kwargs)
-    if not fresh:
-        if out is None:
-            return functools.partial(_checked, functools.partial(func, *args, **kwargs))
-        if not isinstance(out, (bool, int, float)):
-            raise UnrecordedError(f"{func} returns a {type(out).__name__}")
-        return functools.partial(_same, functools.partial(func, *args, **kwargs), out)
-    if func._schema.name in ("aten::clone", "aten::_to_copy"):
-        return functools.partial(fresh[0].copy_, args[0])
-    if kind.out is None or not len(fresh) == len(kind.out[1]) == (len(out) if isinstance(out, (tuple, list)) else 1):
-        return functools.partial(_copied, functools.partial(func, *args, **kwargs), _tensors([_apart(out)]))
-    write, names = kind.out
-    return functools.partial(write, *args, **kwargs, **dict(zip(names, fresh, strict=True)))
-
-
-def _copied(call: Step, into: Sequence[torch.Tensor]) -> None:
-    for target, value in zip(into, _tensors([call()]), strict=True):
-        if target.shape != value.shape:
-            raise ChangedError(f"a result of shape {tuple(value.shape)} in place of {tuple(target.shape)}")
-        target.copy_(value)
-
-
-def _checked(call: Step) -> None:
-    """Check what torch checks, such as a flag of LAPACK; the code itself must raise the error."""
-    try:
-        call()
-    except RuntimeError as error:
-        raise ChangedError(str(error)) from None
-
-
-def _same(call: Step, value: Any) -> None:
-    found = call()
-    if found != value and not (found != found and value != value):  # noqa: PLR0124
-        raise ChangedError(f"{found} in place of {value}")
-
-
-def _apart(value: Any) -> Any:
-    """Return tensors of the same memory whose shape nobody else can change (``squeeze_``)."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    return type(value)(map(_apart, value)) if type(value) in (list, tuple) else value
-
-
-def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
 
 
 def _memory(tensor: torch.Tensor) -> int:

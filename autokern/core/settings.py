@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from autokern.core import parsers
-from autokern.core.errors import AutokernWarning, SettingsError
+from autokern.core.errors import AutokernWarning, SettingsError, nearest
 
 LEVELS_OF_ACCURACY = ("same", "approximate")
 """Candidates within the bound of their op, or lower precision as well."""
@@ -156,7 +156,7 @@ ROWS = (
     ),
     Row(
         "replay", parsers.flag, "`1`, `0`",
-        "0: what an optimiser of BoTorch evaluates again and again is never recorded and replayed (default 1)",
+        "0: what optimisers and training loops evaluate again and again is never recorded and replayed (default 1)",
     ),
     Row(
         "workers", parsers.flag, "`1`, `0`",
@@ -196,7 +196,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
                 raise SettingsError(message) from None
     if given:
         known = ", ".join(sorted(row.variable for row in ROWS))
-        raise SettingsError(f"unknown environment variable {min(given)}; autokern knows {known}")
+        question = nearest(min(given), [row.variable for row in ROWS])
+        raise SettingsError(f"unknown environment variable {min(given)}; autokern knows {known}{question}")
     return Settings(**parsed)
 
 

@@ -6,6 +6,7 @@ A copy of the model takes a training step and predicts. The reasons are those of
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import GP, ApproximateGP, ExactGP
 
 from autokern.core import known, reasons, releases
+from autokern.core.autograd import is_computed
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.recovery import caught
@@ -28,12 +30,13 @@ from autokern.runtime.api import Explanation
 __all__ = ["Served", "explain"]
 
 _HINTS = {
-    "a kernel ": f"kernels that are read: {', '.join(sorted(FAMILIES))}; their scales, sums and products",
-    "a forward ": "read: one that returns MultivariateNormal(self.mean_module(x), self.covar_module(x))",
-    "a mean ": "means that are read: constant, zero, linear",
-    "a likelihood ": "likelihoods that are read: GaussianLikelihood, FixedNoiseGaussianLikelihood",
+    "a kernel ": f"read are {', '.join(sorted(filter(None, FAMILIES)))}; their scales, sums and products",
+    "a forward ": "read is one that returns MultivariateNormal(self.mean_module(x), self.covar_module(x))",
+    "a mean ": "read are constant, zero and linear means",
+    "a likelihood ": "read are GaussianLikelihood and FixedNoiseGaussianLikelihood",
 }
 """What would change it, by the beginning of a reason."""
+_INDENT = 18 * " "
 
 
 class Served(Shown, msgspec.Struct, frozen=True):
@@ -56,7 +59,8 @@ class Served(Shown, msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         lines = [self.title]
         for part, by, why in self.rows:
-            lines += [f"  {part + ':':<15} {by}", *(f"{'':18}{line}" for line in why.splitlines())]
+            for line, start in ((by, f"  {part + ':':<15} "), *((line, _INDENT) for line in why.splitlines())):
+                lines += textwrap.wrap(line, 80, initial_indent=start, subsequent_indent=_INDENT)
         off = releases.summary(known.unknown())
         return "\n".join(filter(None, [*lines, off]))
 
@@ -121,16 +125,16 @@ def _copied(model: Any) -> Any:
 
 def _rows(model: Any) -> Iterator[tuple[str, str, str]]:
     if isinstance(model, ApproximateGP):
+        from autokern.hooks.later import repeated
+
         points = model.variational_strategy.inducing_points.detach()[..., :2, :] + 0.1
-        yield "training", "the library; steps of long loops are recorded and replayed", ""
+        yield "training step", "the library", _replayed(repeated.held(model).effect)
         yield _told("prediction", lambda: model.eval()(points).variance)
         return
     if model.train_inputs is None:
         yield "all", "the library", "the model has no data"
         return
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    model.train()
-    yield _told("training step", lambda: mll(model(*model.train_inputs), model.train_targets).sum().backward(), True)
+    yield _trained(model)
     new = [t[..., :1, :] + (0.01 if t.is_floating_point() else 0) for t in model.train_inputs]
     model.eval()
     yield _told("prediction", lambda: _predicted(model, new))
@@ -140,13 +144,36 @@ def _rows(model: Any) -> Iterator[tuple[str, str, str]]:
         yield _told("acquisition", lambda: model(*new).variance.sum().backward())
 
 
+def _trained(model: Any) -> tuple[str, str, str]:
+    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
+    losses = []
+
+    def step() -> None:
+        losses.append(mll(model(*model.train_inputs), model.train_targets))
+        losses[0].sum().backward()
+
+    part, by, why = _told("training step", step)
+    if not losses or is_computed(losses[0]):
+        return part, by, why
+    from autokern.hooks.later.losses import Loss
+
+    prior = model(*model.train_inputs)
+    found = Loss(mll).consists(mll, None, None, prior, model.train_targets)
+    obstacle = found if isinstance(found, str) else found.effect
+    return part, by, "\n".join(filter(None, [why, _replayed(obstacle)]))
+
+
+def _replayed(obstacle: str | None) -> str:
+    return f"no replays: {obstacle}" if obstacle else "in long loops it is recorded and replayed"
+
+
 @torch.no_grad()
 def _predicted(model: Any, new: Any) -> torch.Tensor:
     found: torch.Tensor = model(*new).variance
     return found
 
 
-def _told(part: str, run: Callable[[], Any], step: bool = False) -> tuple[str, str, str]:
+def _told(part: str, run: Callable[[], Any]) -> tuple[str, str, str]:
     """Run a part, and return its name, what served it, and why the library computed the rest."""
     before = dispatch.stats()
     try:
@@ -160,12 +187,10 @@ def _told(part: str, run: Callable[[], Any], step: bool = False) -> tuple[str, s
         for name, count in by.items()
         if name != "stock" and count > before.get(op, {}).get(name, 0)
     ]
-    whole = not told
-    why = "" if whole else "\n".join(dict.fromkeys(_hinted(reason) for _, reason in told))
-    by = ", ".join(served) or "the library"
-    return part, by + ("; steps of long loops are recorded and replayed" if step and not whole else ""), why
+    why = "\n".join(dict.fromkeys(_hinted(reason) for _, reason in told))
+    return part, ", ".join(served) or "the library", why
 
 
 def _hinted(reason: str) -> str:
     hint = next((hint for start, hint in _HINTS.items() if reason.startswith(start)), "")
-    return f"{reason} is not read" + (f" ({hint})" if hint else "")
+    return f"not read: {reason}" + (f" ({hint})" if hint else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import warnings
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -12,7 +11,7 @@ import msgspec
 import torch
 
 from autokern.core import registry
-from autokern.core.errors import AutokernWarning, SettingsError
+from autokern.core.errors import AutokernWarning, SettingsError, nearest
 from autokern.core.settings import Settings
 
 _REMOVED = (
@@ -77,6 +76,5 @@ def _some_op_has(candidate: str) -> None:
         names = {found.name for op in ops() for found in op.listed}
         if candidate in names:
             return
-    near = difflib.get_close_matches(candidate, sorted(names), 1)
-    advice = f"did you mean {near[0]!r}?" if near else "`autokern show` and `autokern explain OP` name them"
-    raise SettingsError(f"{candidate!r} was excluded, and no op has a candidate of that name; {advice}")
+    advice = nearest(candidate, names) or "; `autokern show` and `autokern explain OP` name them"
+    raise SettingsError(f"{candidate!r} was excluded, and no op has a candidate of that name{advice}")

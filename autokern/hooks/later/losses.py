@@ -29,9 +29,9 @@ from autokern.core.replay import UnrecordedError
 from autokern.gp import memoized, prior_state
 from autokern.hooks.later.fits import OfParameters
 
-__all__ = ["loss"]
+__all__ = ["Loss", "loss"]
 
-_known = Beside["_Loss"]()
+_known = Beside["Loss"]()
 _MOST = 2**18
 """Elements of tensors whose numbers are compared before each replay, at most."""
 _SPACES = "_modules", "_priors", "_added_loss_terms"
@@ -43,7 +43,7 @@ def loss(mll: Any, stock: Callable[..., Any], ours: Callable[..., Any], prior: A
     """Return a marginal likelihood of a prior and a target: by a replay of `stock`, or by `ours`."""
     known = _known.get(mll)
     if known is None or known.unfit >= _UNFIT:
-        known = _known.put(mll, _Loss(mll))
+        known = _known.put(mll, Loss(mll))
     if known.lock.entered() or not known.lock.here().acquire(blocking=False):
         return ours(mll, prior, target)
     try:
@@ -52,7 +52,7 @@ def loss(mll: Any, stock: Callable[..., Any], ours: Callable[..., Any], prior: A
         known.lock.here().release()
 
 
-class _Loss(OfParameters):
+class Loss(OfParameters):
     """A marginal likelihood, of a prior and a target that are given, and of kernel, noise and their priors."""
 
     name = "marginal likelihood"
