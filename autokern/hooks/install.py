@@ -241,7 +241,14 @@ def enabled() -> Iterator[None]:
 
 
 def is_enabled() -> bool:
-    """Whether the hooks are installed; a wrapper that is still held after `disable` runs stock."""
+    """Return whether calls of the libraries go through autokern; a wrapper that is still held afterwards runs stock.
+
+    Examples
+    --------
+    >>> with autokern.enabled():
+    ...     autokern.is_enabled()
+    True
+    """
     return bool(_originals)
 
 
