@@ -32,6 +32,8 @@ else:
             from autokern.core.releases import Status
             from autokern.gp import originals as _originals  # noqa: F401  (before any hook is installed)
             from autokern.hooks.calibrate import calibrate
+            from autokern.hooks.compared import Compared, compare
+            from autokern.hooks.compared import load_ipython_extension as load_ipython_extension
             from autokern.hooks.install import disable, enable, enabled, is_enabled, status
             from autokern.hooks.served import Served, explain
             from autokern.runtime.api import Explanation, op, profile
@@ -52,6 +54,7 @@ else:
 __all__ = [
     "AutokernError",
     "AutokernWarning",
+    "Compared",
     "Decision",
     "Explanation",
     "MemoryBudgetError",
@@ -63,6 +66,7 @@ __all__ = [
     "SettingsError",
     "Status",
     "calibrate",
+    "compare",
     "covariance",
     "disable",
     "enable",

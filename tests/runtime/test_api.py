@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = [
     "AutokernError",
     "AutokernWarning",
+    "Compared",
     "Decision",
     "Explanation",
     "MemoryBudgetError",
@@ -39,6 +40,7 @@ NAMES = [
     "SettingsError",
     "Status",
     "calibrate",
+    "compare",
     "covariance",
     "disable",
     "enable",

@@ -1,0 +1,132 @@
+"""A function or a notebook's cell, run without and with autokern in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from autokern.core.errors import SettingsError
+from autokern.core.units import duration
+from autokern.hooks import install
+
+__all__ = ["Compared", "compare", "load_ipython_extension"]
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """Seconds of runs without and with autokern; prints as a sentence.
+
+    Parameters
+    ----------
+    off, on : list
+        Seconds of each run.
+    difference : float or None
+        Largest difference of the results, relative to the largest number; None if they have no numbers.
+    """
+
+    off: list[float]
+    on: list[float]
+    difference: float | None
+
+    @property
+    def ratio(self) -> float:
+        """The library's median seconds over autokern's."""
+        return statistics.median(self.off) / statistics.median(self.on)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        off, on = (duration(statistics.median(each)) for each in (self.off, self.on))
+        count = f", medians of {len(self.on)} runs in turn" if len(self.on) > 1 else ""
+        told = f"{self.ratio:.2f} times as fast: {off} by the library, {on} by autokern{count}"
+        return told if self.difference is None else f"{told}; results agree within {self.difference:.0e}"
+
+
+def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
+    """Return how long a function takes without and with autokern, in turn, and how far its results differ.
+
+    Parameters
+    ----------
+    run : callable
+        A function without arguments, which does the same each time: it sets its own seed and makes its own model.
+    rounds : int
+        Number of runs of each kind, after one of each that is not counted.
+
+    Returns
+    -------
+    Compared
+        Seconds; ``print`` shows a sentence.
+
+    Raises
+    ------
+    SettingsError
+        If autokern is enabled already, since then no run is without it, or switched off by ``AUTOKERN=0``.
+
+    Examples
+    --------
+    >>> found = autokern.compare(lambda: torch.linalg.cholesky(torch.eye(50)), rounds=1)
+    >>> found.difference
+    0.0
+    """
+    if install.is_enabled():
+        raise SettingsError("autokern is enabled; compare() switches it on and off itself: call autokern.disable()")
+    off, on, results = list[float](), list[float](), list[Any]()
+    for number in range(rounds + 1):
+        for seconds, kind in ((off, False), (on, True)) if number % 2 else ((on, True), (off, False)):
+            result, took = _timed(run, kind)
+            if number:
+                seconds.append(took)
+            else:
+                results.append(result)
+    return Compared(off, on, _difference(*results))
+
+
+def _timed(run: Callable[[], Any], on: bool) -> tuple[Any, float]:
+    if on:
+        install.enable()
+    try:
+        if on and not install.is_enabled():
+            raise SettingsError("nothing to compare: AUTOKERN=0 switches autokern off")
+        began = time.perf_counter()
+        found = run()
+        return found, time.perf_counter() - began
+    finally:
+        if on:
+            install.disable()
+
+
+def _difference(one: Any, other: Any) -> float | None:
+    """Return the largest difference of the numbers in two results, relative to the largest; None without numbers."""
+    pairs = list(zip(_numbers(one), _numbers(other), strict=False))
+    if not pairs or any(a.shape != b.shape for a, b in pairs):
+        return None
+    size = max(float(np.abs(b).max(initial=0.0)) for _, b in pairs)
+    return max(float(np.abs(a - b).max(initial=0.0)) for a, b in pairs) / (size or 1.0)
+
+
+def _numbers(one: Any) -> Iterator[np.ndarray]:
+    if isinstance(one, torch.Tensor):
+        yield one.detach().cpu().to(torch.float64).numpy()
+    elif isinstance(one, (bool, int, float, np.ndarray, np.generic)):
+        yield np.asarray(one, np.float64)
+    elif isinstance(one, (list, tuple)):
+        for part in one:
+            yield from _numbers(part)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the cell magic ``%%autokern``: a notebook's cell runs without and with autokern, and a sentence tells."""
+
+    def autokern(line: str, cell: str) -> None:
+        code = compile(cell, "<cell>", "exec")
+        off = _timed(lambda: exec(code, dict(shell.user_ns)), False)[1]
+        on = _timed(lambda: exec(code, shell.user_ns), True)[1]
+        print(Compared([off], [on], None))
+
+    shell.register_magic_function(autokern, "cell", "autokern")

@@ -1,0 +1,62 @@
+"""`compare` runs a function, and ``%%autokern`` a cell, without and with autokern."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from support.losses import single
+
+import autokern
+
+
+def test_a_function_runs_without_and_with_autokern_in_turn():
+    seen = []
+
+    def run():
+        seen.append(autokern.is_enabled())
+        mll = single(gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()))
+        return mll(mll.model(*mll.model.train_inputs), mll.model.train_targets), [1.0, "text"]
+
+    found = autokern.compare(run, rounds=2)
+    assert sorted(seen) == [False] * 3 + [True] * 3
+    assert len(found.off) == len(found.on) == 2
+    assert 0 <= found.difference < 1e-12
+    assert "times as fast" in str(found)
+    assert "results agree within" in str(found)
+    assert not autokern.is_enabled()
+
+
+def test_results_without_numbers_or_of_other_shapes_have_no_difference():
+    assert autokern.compare(lambda: None, rounds=1).difference is None
+    assert "agree" not in str(autokern.compare(lambda: None, rounds=1))
+    kinds = iter(range(9))
+    assert autokern.compare(lambda: torch.zeros(next(kinds)), rounds=1).difference is None
+
+
+def test_what_cannot_be_compared_says_so(monkeypatch):
+    with autokern.enabled(), pytest.raises(autokern.SettingsError, match=r"call autokern\.disable"):
+        autokern.compare(lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        autokern.compare(lambda: 1 / 0)
+    assert not autokern.is_enabled()
+    monkeypatch.setenv("AUTOKERN", "0")
+    with pytest.raises(autokern.SettingsError, match="AUTOKERN=0"):
+        autokern.compare(lambda: None)
+
+
+def test_a_cell_runs_twice_and_leaves_the_names_of_the_second_run(capsys):
+    class Shell:
+        def __init__(self):
+            self.user_ns = {"count": [], "autokern": autokern}
+
+        def register_magic_function(self, function, kind, name):
+            assert (kind, name) == ("cell", "autokern")
+            self.magic = function
+
+    shell = Shell()
+    autokern.load_ipython_extension(shell)
+    shell.magic("", "count.append(autokern.is_enabled())\nlast = len(count)")
+    assert shell.user_ns["count"] == [False, True]
+    assert shell.user_ns["last"] == 2
+    assert "times as fast" in capsys.readouterr().out
