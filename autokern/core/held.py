@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -16,10 +17,19 @@ import torch
 from autokern.core.effects import codes, content, is_library, walked
 from autokern.core.recovery import caught
 
-__all__ = ["Held"]
+__all__ = ["Held", "held"]
 
 _SMALL = 256
 """Elements of tensors whose numbers are compared, unless told otherwise."""
+_SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"
+"""Attributes in which settings of the libraries keep their values."""
+
+
+def held(*of: Any, **options: Any) -> Held:
+    """Return what some objects consist of, with the settings of the libraries, and options of `Held`."""
+    modules = [sys.modules.get(f"{name}.settings") for name in ("linear_operator", "gpytorch", "botorch")]
+    kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
+    return Held(of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], **options)
 
 
 class Held:
@@ -72,7 +82,7 @@ class Held:
         self._kept = self._contents()  # the same address is the same object while it is kept
         self._filters = list(warnings.filters)
         self._copies = [one.tobytes() for one in self._arrays]
-        self._places = [one.data_ptr() for one in self._tensors]
+        self._places = [(one.data_ptr(), one.stride()) for one in self._tensors]
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
         for one in self._tensors:  # ``data`` writes without a new version
             by_type.setdefault(one.dtype, []).append(one.detach().reshape(-1))
@@ -89,7 +99,7 @@ class Held:
             and all(map(operator.is_, found, self._kept))
             and warnings.filters == self._filters  # a warning of the recording was filtered
             and [one.tobytes() for one in self._arrays] == self._copies
-            and [one.data_ptr() for one in self._tensors] == self._places
+            and [(one.data_ptr(), one.stride()) for one in self._tensors] == self._places
             and all(torch.equal(torch.cat(parts), numbers) for parts, numbers in self._numbers)
         )
 

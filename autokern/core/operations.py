@@ -48,6 +48,8 @@ class Kind(NamedTuple):
     seeded: bool
     reads: bool
     empty: bool
+    shaped: bool
+    """Whether numbers decide the shape of its result."""
     out: tuple[Any, list[str]] | None
 
 
@@ -60,11 +62,11 @@ def kind_of(func: Any) -> Kind:
         for at, a in enumerate(schema.arguments)
         if a.alias_info is not None and a.alias_info.is_write and torch.Tag.inplace_view not in func.tags
     )
-    fixed = not written and torch.Tag.dynamic_output_shape not in func.tags
+    shaped = torch.Tag.dynamic_output_shape in func.tags
     seeded = torch.Tag.nondeterministic_seeded in func.tags
     empty = schema.name.startswith(("aten::empty", "aten::new_empty"))
     reads = schema.name not in _METADATA and torch.Tag.inplace_view not in func.tags
-    return Kind(written, seeded, reads, empty, _out_variant(func) if fixed else None)
+    return Kind(written, seeded, reads, empty, shaped, None if written or shaped else _out_variant(func))
 
 
 def _out_variant(func: Any) -> tuple[Any, list[str]] | None:

@@ -232,6 +232,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._varying |= writes
             args, kwargs = map(apart, args), {name: apart(value) for name, value in kwargs.items()}
             self._steps.append((step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
+            if kind.shaped:  # the step checks the shape, which Python may have read
+                self._steps.append((_nothing, writes, set()))
 
     def _check(self, func: Any, fresh: Iterable[torch.Tensor]) -> None:
         """Refuse results that cannot be written again, and too many."""
@@ -241,6 +243,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnrecordedError(f"{func} returns a tensor of another kind")
         if self._bytes > _MOST_BYTES or len(self._steps) > _MOST_STEPS:
             raise UnrecordedError("a large computation")
+
+
+def _nothing() -> None:
+    """Do nothing, as a step that needs others."""
 
 
 def _memory(tensor: torch.Tensor) -> int:

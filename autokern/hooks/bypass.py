@@ -13,9 +13,11 @@ from torch.utils._device import DeviceContext
 
 from autokern.core.op import inside
 from autokern.hooks.install import is_enabled
+from autokern.runtime import dispatch
 from autokern.runtime.dispatch import transformed
+from autokern.system import host
 
-__all__ = ["stay_out", "stay_out_of_kernels", "stay_out_of_models", "stay_out_of_operators"]
+__all__ = ["may_replay", "stay_out", "stay_out_of_kernels", "stay_out_of_models", "stay_out_of_operators"]
 
 _modes = torch._C._len_torch_function_stack
 _mode_at = torch._C._get_function_stack_at
@@ -46,3 +48,11 @@ def stay_out_of_models() -> bool:
     checkpointed = bool(gpytorch.beta_features.checkpoint_kernel.value())
     seen = bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
     return checkpointed or seen or stay_out_of_kernels()
+
+
+def may_replay() -> bool:
+    """Whether settings and surroundings allow to replay; orders of candidates are for calls of the library."""
+    order = dispatch.in_force()
+    ordered = order.force or order.exclude or order.deterministic or order.random_seed is not None
+    plain = torch.is_grad_enabled() and not torch.is_anomaly_enabled() and not host.multi_rank()
+    return order.replay and not ordered and plain and not stay_out_of_models()

@@ -210,7 +210,7 @@ def test_a_recording_that_fits_no_more_is_made_again():
         mll = prepared()
         x = points(9)
         mll.model.set_train_data(x, x.sum(-1), strict=False)
-        for _ in range(14):
+        for _ in range(50):
             called(mll)
         before = replays()
         called(mll)

@@ -17,6 +17,7 @@ from gpytorch.mlls.added_loss_term import AddedLossTerm
 from support.losses import DOUBLE, Model, Own, at_once, called, points, replays, same, single, trained
 
 from autokern.hooks import install
+from autokern.hooks.later import losses, repeated
 
 GLOBAL = torch.ones(1, dtype=DOUBLE)
 
@@ -263,3 +264,59 @@ def test_a_covariance_has_the_buffers_of_its_time():
                 kernel_of(mll).factor.mul_(1.1)
             found[on] = prior.covariance_matrix.detach()
     torch.testing.assert_close(found[True], found[False])
+
+
+def test_a_loop_that_no_recording_fits_makes_few(monkeypatch):
+    recorded = []
+    stock = losses.Loss._recorded
+    monkeypatch.setattr(losses.Loss, "_recorded", lambda self, *call: recorded.append(1) or stock(self, *call))
+    with install.enabled():
+        mll = plain()
+        for at in range(300):
+            kernel_of(mll).at = at
+            called(mll)
+    assert 2 <= len(recorded) <= 4
+
+
+def test_many_models_keep_few_recordings(monkeypatch):
+    """The newest ones, whose memory is within the limit; the library serves the others."""
+    monkeypatch.setattr(repeated, "_living", [])
+    monkeypatch.setattr(repeated, "_MOST_BYTES", 200_000)
+    with install.enabled():
+        every = [plain() for _ in range(8)]
+        first = [called(mll)[0].item() for mll in every]
+        for mll in every * 6:
+            called(mll)
+        kept = [losses._known.get(mll).serves for mll in every]
+        assert False in kept
+        assert True in kept
+        assert [called(mll)[0].item() for mll in every] == pytest.approx(first)
+
+
+class Turned(Kernel):
+    """A kernel with a matrix, and a number of points that only Python reads."""
+
+    has_lengthscale = True
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.turn = torch.nn.Parameter(torch.tensor([[1.0, 0.5], [0.2, 1.0]], dtype=DOUBLE))
+
+    def forward(self, x1, x2, diag=False, **params):
+        a, b = x1 @ self.turn / self.lengthscale, x2 @ self.turn / self.lengthscale
+        count = torch.unique(x1[:, 0]).numel()
+        return torch.exp(-self.covar_dist(a, b, diag=diag, square_dist=True)) * count
+
+
+def transposed(mll):
+    turn = kernel_of(mll).turn
+    turn.data = turn.data.t()
+
+
+def repeated_point(mll):
+    mll.model.train_inputs[0][0] = mll.model.train_inputs[0][1]
+
+
+@pytest.mark.parametrize("change", [transposed, repeated_point])
+def test_shapes_and_strides_may_change(change):
+    compared(lambda: single(ScaleKernel(Turned())), change)

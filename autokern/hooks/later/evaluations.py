@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokern.core.held import Held
+from autokern.core.held import Held, held
 from autokern.core.unseen import Extension
 from autokern.hooks.install import hook
-from autokern.hooks.later.repeated import Repeated, held
+from autokern.hooks.later.repeated import Repeated
 
 __all__ = ["declare", "with_features"]
 

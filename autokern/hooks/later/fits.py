@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from autokern.core.beside import Beside
-from autokern.core.held import Held
-from autokern.hooks.later.repeated import Repeated, held
+from autokern.core.held import Held, held
+from autokern.hooks.later.repeated import Repeated
 
 __all__ = ["OfParameters", "evaluate"]
 
@@ -60,8 +60,8 @@ class OfParameters(Repeated):
             for p in self._parameters
         )
 
-    def _memory(self) -> list[int]:
-        return [p.data_ptr() for p in self._parameters]
+    def _memory(self) -> list[Any]:
+        return [(p.data_ptr(), p.stride()) for p in self._parameters]
 
     def renew(self) -> None:
         """Take what the model consists of now for unchanged."""

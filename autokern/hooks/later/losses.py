@@ -43,7 +43,8 @@ def loss(mll: Any, stock: Callable[..., Any], ours: Callable[..., Any], prior: A
     """Return a marginal likelihood of a prior and a target: by a replay of `stock`, or by `ours`."""
     known = _known.get(mll)
     if known is None or known.unfit >= _UNFIT:
-        known = _known.put(mll, Loss(mll))
+        former, known = known, _known.put(mll, Loss(mll))
+        known.follows(former)
     if known.lock.entered() or not known.lock.here().acquire(blocking=False):
         return ours(mll, prior, target)
     try:

@@ -16,8 +16,8 @@ import abc
 import contextlib
 import logging
 import math
-import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,11 +29,10 @@ from autokern.core.op import inside
 from autokern.core.ran import Ran
 from autokern.core.recovery import caught
 from autokern.core.replay import ChangedError, Recorder, Replay, UnrecordedError
-from autokern.hooks.bypass import stay_out_of_models
+from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch
-from autokern.system import host
 
-__all__ = ["Repeated", "held", "is_wanted"]
+__all__ = ["Repeated"]
 
 _EAGER, _COMPARED, _EVERY = 2, 2, 32
 """Evaluations before the one that is recorded, at least; compared after it; and from one comparison to the next."""
@@ -45,26 +44,13 @@ _AGAIN = 2
 """Runs of a replay after a comparison, to time it."""
 _GAIN = 0.9
 """The largest part of an evaluation's time that a replay may take."""
+_MOST_BYTES = 2**28
+"""Bytes of the results of all recordings that a process keeps."""
 _MISSES = 3
 """Replays that may end at another branch, one after another."""
-_SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"
-"""Attributes in which settings of the libraries keep their values."""
+_WAIT = 32
+"""Calls before another recording is made in place of one that served fewer."""
 _log = logging.getLogger("autokern")
-
-
-def is_wanted() -> bool:
-    """Whether settings and surroundings allow to replay; orders of candidates are for calls of the library."""
-    order = dispatch.in_force()
-    ordered = order.force or order.exclude or order.deterministic or order.random_seed is not None
-    plain = torch.is_grad_enabled() and not torch.is_anomaly_enabled() and not host.multi_rank()
-    return order.replay and not ordered and plain and not stay_out_of_models()
-
-
-def held(*of: Any, **options: Any) -> Held:
-    """Return what some objects consist of, with the settings of the libraries, and options of `Held`."""
-    modules = [sys.modules.get(f"{name}.settings") for name in ("linear_operator", "gpytorch", "botorch")]
-    kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
-    return Held(of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], **options)
 
 
 class _History:
@@ -87,6 +73,17 @@ class _History:
 
 
 _histories: dict[Any, _History] = {}
+_living: list[tuple[weakref.ref[Repeated], int]] = []
+"""The functions that have recordings, with the bytes of these, oldest first."""
+
+
+def _limit(one: Repeated, size: int) -> None:
+    """Drop the oldest recordings where all take more memory than is worth it: a program may keep many models."""
+    _living[:] = [(ref, n) for ref, n in _living if (found := ref()) is not None and found.serves]
+    _living.append((weakref.ref(one), size))
+    while sum(n for _, n in _living) > _MOST_BYTES:
+        if (oldest := _living.pop(0)[0]()) is not None:
+            oldest.forget()
 
 
 class Repeated(abc.ABC):
@@ -113,8 +110,8 @@ class Repeated(abc.ABC):
         """Whether a replay serves, and whether a call is the first of another kind than those that were compared."""
         self.earlier = 0.0
         """Seconds of a replay that pass before the call."""
-        self.unfit = 0
-        """Calls one after another that the recording did not fit."""
+        self.unfit, self.served, self._waits = 0, 0, 0
+        """Calls one after another that the recording did not fit; calls that it served; calls before it was made."""
 
     @abc.abstractmethod
     def library(self, *call: Any) -> Any:
@@ -139,6 +136,12 @@ class Repeated(abc.ABC):
     def is_unchanged(self) -> bool:
         """Whether functions, objects and settings are as they were recorded."""
         return self._ran.is_as_before() and self._held.is_as_before()
+
+    def follows(self, former: Repeated | None) -> None:
+        """Wait with a recording after a former one that fitted no more: four times as long if it has not repaid."""
+        if former is not None and former.served < _WAIT:
+            self._waits = max(_WAIT, 4 * former._waits)
+            self._count = -self._waits
 
     def renew(self) -> None:
         """Take what the function consists of now, after it was evaluated, for unchanged."""
@@ -167,7 +170,7 @@ class Repeated(abc.ABC):
     def _chosen(self, *call: Any) -> Any:
         self._count += 1
         self._history.count += 1
-        if not self.serves or not is_wanted():
+        if not self.serves or not may_replay():
             return self.library(*call)
         began = time.perf_counter()
         if self._replay is None and (self._count <= _EAGER or self._spent < self._until):
@@ -185,6 +188,7 @@ class Repeated(abc.ABC):
         first = self._compared < _COMPARED
         if not (first or self.unlike) and self._count % _EVERY:
             dispatch.session().past["optimised function", "replay"] += 1
+            self.served += 1
             return ours
         numbers = [np.array(values) for values in self.numbers(ours)]
         inside.active, before = True, inside.active  # the replay computes as stock does
@@ -250,6 +254,7 @@ class Repeated(abc.ABC):
         self.renew()
         try:
             self._replay = self.made(recorder)
+            _limit(self, recorder._bytes)
         except UnrecordedError as reason:
             self.end(str(reason))
         found = self.result(self._results, *call)
@@ -257,16 +262,16 @@ class Repeated(abc.ABC):
 
     def _run(self) -> float:
         """Run the replay, and return how long it took."""
-        assert self._replay is not None
-        began = time.perf_counter()
-        self._replay.run()
+        replay, began = self._replay, time.perf_counter()
+        if replay is None:
+            raise ChangedError("another thread has dropped the recording")
+        replay.run()
         took = time.perf_counter() - began
         self._running = min(self._running, took)
         return took
 
     def _by_replay(self, *call: Any) -> Any:
         """Return the result by the recording, None where the library must say what happens."""
-        assert self._replay is not None
         try:
             began = time.perf_counter()
             if not (self.is_unchanged() and self.put(*call)):
@@ -284,8 +289,12 @@ class Repeated(abc.ABC):
                 self.end(str(reason))
             return None
 
-    def end(self, why: str) -> None:
-        """Leave all further evaluations to the library, after some such ends those of later optimisations too."""
+    def forget(self) -> None:
+        """Leave all further evaluations to the library."""
         self.serves, self._replay = False, None
+
+    def end(self, why: str) -> None:
+        """Forget the recording; after some such ends nothing is recorded in later optimisations either."""
+        self.forget()
         self._history.refused += 1
         _log.info("an optimiser's %s is evaluated by the library from now on: %s", self.name, why)

@@ -24,9 +24,9 @@ from autokern.core.held import Held
 from autokern.core.locks import Lock
 from autokern.core.recovery import caught
 from autokern.core.replay import Recorder, Replay, UnrecordedError
+from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.fits import OfParameters
 from autokern.hooks.later.losses import _Given
-from autokern.hooks.later.repeated import is_wanted
 
 __all__ = ["called", "loss"]
 
@@ -56,7 +56,8 @@ def loss(mll: Any, stock: Call, model: Call, distribution: Any, target: Any) -> 
     """
     known, x = _steps.get(mll.model), _inputs.get(distribution)
     if known is None or known.mll() is not mll or known.unfit >= _UNFIT:
-        known = _steps.put(mll.model, _Step(mll))
+        former, known = known, _steps.put(mll.model, _Step(mll))
+        known.follows(former)
     if x is None or known.lock.entered():
         return stock(mll, distribution, target)
     with known.lock.here():
@@ -156,7 +157,7 @@ class _Step(OfParameters):
         """Return the distribution at some points by the first part of the recording, None where the library must."""
         self._latest = None
         with self.lock.here():
-            if self._first is None or not self.serves or not is_wanted():
+            if self._first is None or not self.serves or not may_replay():
                 return None
             began = time.perf_counter()
             fits = _is_plain(x) and x.shape == self._x.shape and x.dtype is self._x.dtype and model.training
