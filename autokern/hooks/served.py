@@ -20,6 +20,7 @@ from autokern.core import known, reasons, releases
 from autokern.core.autograd import is_computed
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
+from autokern.core.held import held
 from autokern.core.recovery import caught
 from autokern.core.shown import Shown
 from autokern.gp.leaves import FAMILIES
@@ -125,10 +126,8 @@ def _copied(model: Any) -> Any:
 
 def _rows(model: Any) -> Iterator[tuple[str, str, str]]:
     if isinstance(model, ApproximateGP):
-        from autokern.hooks.later import repeated
-
         points = model.variational_strategy.inducing_points.detach()[..., :2, :] + 0.1
-        yield "training step", "the library", _replayed(repeated.held(model).effect)
+        yield "training step", "the library", _replayed(held(model).effect)
         yield _told("prediction", lambda: model.eval()(points).variance)
         return
     if model.train_inputs is None:
