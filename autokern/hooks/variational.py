@@ -14,7 +14,7 @@ from autokern.core.op import inside
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 
-_ENOUGH = 0.06
+_ENOUGH = 0.03
 """Seconds of marginal likelihoods, without model and backward pass, before a step is recorded."""
 _spent = Beside[float]()
 """By model."""

@@ -91,9 +91,12 @@ class _Step(OfParameters):
         self._until = 0.0 if self._until < math.inf else math.inf
         self._first: Replay | None = None
         self._latest: Any = None
+        self._size: Any = None
 
     def library(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
-        """Return the marginal likelihood by the library."""
+        """Return the marginal likelihood by the library; a step is recorded after two others of its size."""
+        if self._replay is None and target.shape != self._size:
+            self._count, self._size = 1, target.shape
         return stock(mll, distribution, target)
 
     def stock(self, mll: Any, stock: Call, model: Call, *call: Any) -> None:
