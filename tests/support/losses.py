@@ -24,6 +24,8 @@ def at_once(monkeypatch):
     monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
     for name, value in {"_GAIN": float("inf"), "_histories": {}}.items():
         monkeypatch.setattr(repeated, name, value)
+    lazy = gpytorch.settings.lazily_evaluate_kernels  # the library's threads may leave it off
+    monkeypatch.setattr(lazy, "_state", lazy._state)
 
 
 class Own(Kernel):
