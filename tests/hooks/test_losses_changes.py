@@ -320,3 +320,13 @@ def repeated_point(mll):
 @pytest.mark.parametrize("change", [transposed, repeated_point])
 def test_shapes_and_strides_may_change(change):
     compared(lambda: single(ScaleKernel(Turned())), change)
+
+
+def test_hooks_of_the_callers_graph_run_once_a_step():
+    with install.enabled():
+        mll, seen = plain(), []
+        for _ in range(8):
+            prior = mll.model(*mll.model.train_inputs)
+            prior.loc.grad_fn.register_hook(lambda *args: seen.append(args))
+            mll(prior, mll.model.train_targets).backward()
+    assert len(seen) == 8

@@ -6,7 +6,6 @@ model is called as ever, and gradients pass through its graph to whatever made t
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import math
@@ -24,6 +23,7 @@ from autokern.core.beside import Beside
 from autokern.core.effects import is_library
 from autokern.core.held import Held
 from autokern.core.locks import Lock
+from autokern.core.op import inside
 from autokern.core.recovery import caught
 from autokern.core.replay import UnrecordedError
 from autokern.gp import memoized, prior_state
@@ -63,25 +63,32 @@ class Loss(OfParameters):
         wanted = [p for p in parameters if p.requires_grad]
         kind = type(mll), type(mll.model), len(wanted)
         super().__init__(kind, wanted, [p for p in parameters if not p.requires_grad])
-        self.lock, self._whole = Lock(), math.inf
+        self.lock = Lock()
         self._until = 0.0 if self._until < math.inf else math.inf
 
     def library(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Any:
-        """Return the marginal likelihood, by a candidate or by the library; once, time it with its backward pass."""
-        began = time.perf_counter()
-        found = ours(mll, prior, target)
-        if self._replay is None and self._whole == math.inf and self._seconds < math.inf:
-            with contextlib.suppress(RuntimeError):  # which is for the user's backward pass to raise
-                torch.autograd.grad(found, self._parameters, retain_graph=True, allow_unused=True)
-                self._whole = time.perf_counter() - began
-        return found
+        """Return the marginal likelihood, by a candidate or by the library."""
+        return ours(mll, prior, target)
 
-    def stock(self, mll: Any, stock: Any, *call: Any) -> None:
+    def stock(self, mll: Any, stock: Any, ours: Any, *call: Any) -> None:
         """Compute the marginal likelihood and its gradients by the library, from what a replay has read."""
         try:
             self._expected = self._computed(mll, stock)
+            if self._compared == 0:
+                self._timed(mll, ours)
         except UnrecordedError:  # the library must say what happens
             self._expected = []
+
+    def _timed(self, mll: Any, ours: Any) -> None:
+        """Time what serves without a replay, with its backward pass; the caller's graph has hooks that must not run."""
+        given = self._given
+        assert given is not None
+        inside.active = False  # candidates may serve
+        began = time.perf_counter()
+        found = ours(mll, given.prior(given.copies), given.copies[-1])
+        leaves = (*(t for t in given.copies if t.requires_grad), *self._parameters)
+        torch.autograd.grad(found, leaves, allow_unused=True)
+        self._seconds = min(self._seconds, time.perf_counter() - began)
 
     def consists(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Held | str:
         """Return what a marginal likelihood consists of, or why it cannot be recorded."""
@@ -128,7 +135,7 @@ class Loss(OfParameters):
         return found
 
     def _recorded(self, *call: Any) -> Any:
-        self._seconds = self._whole
+        self._seconds = math.inf  # those of the forward pass alone
         try:
             return super()._recorded(*call)
         except UnrecordedError as reason:
