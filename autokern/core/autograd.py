@@ -22,6 +22,9 @@ SPENT = (
 )
 """torch's message for a second backward pass through a freed graph."""
 
+COMPUTED = "_ComputedBackward"
+"""The name of the graph node of a `computed` value."""
+
 _torch: Any = torch  # vmap's internals have no type stubs
 _functorch: Any = torch._C._functorch
 _is_old: Callable[[Any], bool] = _functorch.is_legacy_batchedtensor
@@ -248,7 +251,7 @@ def is_computed(value: Any, most: int = 8) -> bool:
     """Whether a value is `computed`, or made of such a one in few steps, from leaves, or from what few steps made."""
     node = getattr(value, "grad_fn", None)
     for _ in range(4):
-        if node is None or type(node).__name__ == "_ComputedBackward":
+        if node is None or type(node).__name__ == COMPUTED:
             break
         node = next((one for one, _ in node.next_functions), None)
     else:

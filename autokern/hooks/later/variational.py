@@ -96,7 +96,7 @@ class _Step(OfParameters):
     def library(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         """Return the marginal likelihood by the library; a step is recorded after two others of its size."""
         if self._replay is None and target.shape != self._size:
-            self._count, self._size = 1, target.shape
+            self._count, self._size = min(self._count, 1), target.shape
         return stock(mll, distribution, target)
 
     def stock(self, mll: Any, stock: Call, model: Call, *call: Any) -> None:
