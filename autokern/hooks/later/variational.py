@@ -26,7 +26,7 @@ from autokern.core.recovery import caught
 from autokern.core.replay import Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.fits import OfParameters
-from autokern.hooks.later.losses import _Given
+from autokern.hooks.later.given import Given
 
 __all__ = ["called", "loss"]
 
@@ -124,7 +124,7 @@ class _Step(OfParameters):
             _cleared(mll.model)
             distribution = model(mll.model, self._x)
             if isinstance(recorder, Recorder):
-                given = _Given.of(distribution, self._y)
+                given = Given.of(distribution, self._y)
                 if given is None:
                     raise UnrecordedError("a distribution of another kind")
                 self._given, self._outs = given, [t.detach() for t in given.present[:-1]]
@@ -187,7 +187,7 @@ class _Step(OfParameters):
             (points,), graph = unsaved.unchanged(), torch.is_grad_enabled()
             with torch.enable_grad():
                 _cleared(model)
-                given = _Given.of(stock(model, points), self._y)
+                given = Given.of(stock(model, points), self._y)
                 assert given is not None
                 graded = [t for t in given.present[:-1] if t.requires_grad]
             return torch.autograd.grad(graded, self._parameters, cotangents, create_graph=graph, allow_unused=True)
