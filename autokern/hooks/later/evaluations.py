@@ -82,7 +82,7 @@ def _extensions() -> Iterator[None]:
 class _Acquisition(Repeated):
     """A function of sets of points, some of which the optimiser drops when they have converged."""
 
-    name = "acquisition function"
+    name, watched = "acquisition function", False
 
     def __init__(self, stock: Any, f: Any, shape: Any, dtype: torch.dtype, gen: Any) -> None:
         self._stock, self._f, self._shape, self._dtype, self._gen = stock, f, tuple(shape), dtype, gen

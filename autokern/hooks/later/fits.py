@@ -76,7 +76,7 @@ class OfParameters(Repeated):
 class _Closure(OfParameters):
     """The loss of a closure, and the gradients that it writes."""
 
-    name = "loss"
+    name, watched = "loss", False
 
     def __init__(self, forward: Any, parameters: Mapping[str, torch.Tensor]) -> None:
         self._forward, self._names = forward, dict(parameters)

@@ -5,9 +5,8 @@ of the time. One evaluation is recorded (`core.replay`). The next two are comput
 replay. If the results agree and the replay is faster, it serves. Every 32nd evaluation is compared again.
 
 Recording and comparing take some 30 ms and three evaluations more, and a replay spares about half of an evaluation. So
-an optimisation has spent 60 ms before: nothing is lost where it ends sooner, and little where it ends soon after (the
-ski-rental problem). What a program's earlier optimisations of the same kind took tells better: where one was long
-enough to repay it, the third evaluation is recorded.
+an optimisation has spent 60 ms before (the ski-rental problem). Where earlier ones of the same kind in the program were
+long enough to repay it, the third evaluation is recorded.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _SPENT = 0.06
 """Seconds of evaluations before one is recorded, where nothing is known of their number."""
 _AGREE = 1e-9
 """The largest difference between a replay and the library, relative to the largest value that was compared."""
-_AGAIN = 2
+_AGAIN = 1
 """Runs of a replay after a comparison, to time it."""
 _GAIN = 0.9
 """The largest part of an evaluation's time that a replay may take."""
@@ -94,6 +93,8 @@ class Repeated(abc.ABC):
     """Whether a replay may run twice for one call."""
     lasting = False
     """Whether what an evaluation leaves in its modules is used later, so that no replay may skip it."""
+    watched = True
+    """Whether the user's program runs between two calls, and may replace functions then."""
     _held: Held
 
     def __init__(self, kind: Any) -> None:
@@ -106,10 +107,8 @@ class Repeated(abc.ABC):
         self._ran = Ran()
         self._sizes: list[float] = []
         self.agreement = _AGREE
-        self.serves, self.unlike = True, False
-        """Whether a replay serves, and whether a call is the first of another kind than those that were compared."""
-        self.earlier = 0.0
-        """Seconds of a replay that pass before the call."""
+        self.serves, self.unlike = True, False  # `unlike`: the call is the first of another kind than those compared
+        self.earlier = 0.0  # seconds of a replay that pass before the call
         self.unfit, self.served, self._waits = 0, 0, 0
         """Calls one after another that the recording did not fit; calls that it served; calls before it was made."""
 
@@ -135,7 +134,7 @@ class Repeated(abc.ABC):
 
     def is_unchanged(self) -> bool:
         """Whether functions, objects and settings are as they were recorded."""
-        return self._ran.is_as_before() and self._held.is_as_before()
+        return (not self.watched or self._ran.is_as_before()) and self._held.is_as_before()
 
     def follows(self, former: Repeated | None) -> None:
         """Wait with a recording after a former one that fitted no more: four times as long if it has not repaid."""
@@ -194,13 +193,13 @@ class Repeated(abc.ABC):
         inside.active, before = True, inside.active  # the replay computes as stock does
         try:
             again = time.perf_counter()
-            with contextlib.nullcontext() if self._compared else self._ran:
+            with self._ran if self.watched and not self._compared else contextlib.nullcontext():
                 found = self.stock(*call)
             self._seconds = min(self._seconds, time.perf_counter() - again)
+            if self.watched and not self._compared:
+                self._ran.keep(self._held.kinds())
         finally:
             inside.active = before
-        if not self._compared:
-            self._ran.keep(self._held.kinds())
         changed = self.lasting and not self._held.is_as_before()
         self.renew()
         self._compared += 1
@@ -256,6 +255,7 @@ class Repeated(abc.ABC):
             self._replay = self.made(recorder)
             _limit(self, recorder._bytes)
         except UnrecordedError as reason:
+            self._history.refused += 1  # the next one of the kind will hardly fare better
             self.end(str(reason))
         found = self.result(self._results, *call)
         return self.library(*call) if found is None else found
