@@ -247,18 +247,18 @@ def computed(
     return found
 
 
-def is_computed(value: Any, most: int = 8) -> bool:
-    """Whether a value is `computed`, or made of such a one in few steps, from leaves, or from what few steps made."""
+def computed_share(value: Any, most: int = 8) -> float:
+    """Return 1 if a value is `computed`, or made of such a one in few steps, 0.9 if much lies below it, else 0."""
     node = getattr(value, "grad_fn", None)
     for _ in range(4):
         if node is None or type(node).__name__ == COMPUTED:
             break
         node = next((one for one, _ in node.next_functions), None)
     else:
-        return False
+        return 0.0
     seen, waiting = set[Any](), [] if node is None else [node]
     while waiting and len(seen) <= most:
         seen.add(one := waiting.pop())
-        waiting += [below for below, _ in one.next_functions if below not in seen and hasattr(below, "name")]
-        waiting = [below for below in waiting if below is not None and below.next_functions]
-    return node is not None and not waiting and len(seen) <= most
+        below = (node for node, _ in one.next_functions)
+        waiting += [node for node in below if node is not None and node.next_functions and node not in seen]
+    return 0.0 if node is None else 0.9 if waiting or len(seen) > most else 1.0

@@ -20,7 +20,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 
-from autokern.core.autograd import COMPUTED, is_computed
+from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.beside import Beside
 from autokern.core.op import inside
 from autokern.gp import marginal, memoized, originals, prior_state
@@ -167,8 +167,9 @@ def _training(kind: type, ours: Callable[..., Any]) -> None:
         if params or inside.repeated or spent < _ENOUGH:
             began = time.perf_counter()
             found = ours(self, function_dist, target, *params)
-            if type(getattr(found, "grad_fn", None)).__name__ != COMPUTED and not is_computed(found):
-                _spent.put(self, spent + time.perf_counter() - began)
+            share = type(getattr(found, "grad_fn", None)).__name__ == COMPUTED or computed_share(found)
+            if share < 1:
+                _spent.put(self, spent + (1 - share) * (time.perf_counter() - began))
             return found
         from autokern.hooks.later.losses import loss
 

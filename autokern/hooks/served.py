@@ -17,7 +17,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import GP, ApproximateGP, ExactGP
 
 from autokern.core import known, reasons, releases
-from autokern.core.autograd import is_computed
+from autokern.core.autograd import computed_share
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.held import held
@@ -152,7 +152,7 @@ def _trained(model: Any) -> tuple[str, str, str]:
         losses[0].sum().backward()
 
     part, by, why = _told("training step", step)
-    if not losses or is_computed(losses[0]):
+    if not losses or computed_share(losses[0]) == 1:
         return part, by, why
     from autokern.hooks.later.losses import Loss
 

@@ -31,6 +31,8 @@ __all__ = ["Loss", "loss"]
 _known = Beside["Loss"]()
 _MOST = 2**18
 """Elements of tensors whose numbers are compared before each replay, at most."""
+_LARGEST = 500
+"""Points above which a computation is too large to be recorded, or too slow to gain."""
 _SPACES = "_modules", "_priors", "_added_loss_terms"
 _UNFIT = 8
 """Calls one after another that a recording does not fit before it is dropped."""
@@ -92,8 +94,8 @@ class Loss(OfParameters):
         self._given = Given.of(prior, target)
         if self._given is None:
             return "a prior that is evaluated already, or of another kind"
-        if prior.batch_shape:
-            return "a loss of several numbers"
+        if prior.batch_shape or prior.loc.numel() > _LARGEST:
+            return "a loss of several numbers, or many points"
         self._modules, self._methods = dict(mll._modules), _methods(mll)
         if not all(is_library(getattr(one, "__module__", "")) for one in (type(mll), *self._methods)):
             return "a method of your own"
