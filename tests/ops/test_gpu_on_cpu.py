@@ -84,9 +84,13 @@ def test_the_rules_of_a_gpu_hold(tmp_path):
 COUNTED = """
 import sys
 import torch, autokern
-from hooks.test_on_accelerators import CASES, Model, closure, fitted
+from hooks.test_on_accelerators import CASES, closure, fitted
+from support.models import ExactModel
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import GammaPrior
 from support.gpu_on_cpu import LIBRARY, launches
 
 def counted(call):
@@ -97,7 +101,8 @@ def counted(call):
 
 def step(dtype, kernel):
     x = torch.rand(50, 2, dtype=dtype, device="cuda")
-    model = Model(x, x.sum(-1), kernel())
+    noisy = GaussianLikelihood(GammaPrior(1.1, 0.05))
+    model = ExactModel(x, x.sum(-1), kernel(), noisy, LinearMean(2)).to(x)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     return lambda: (-mll(model(x), model.train_targets)).backward()
 
