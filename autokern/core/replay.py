@@ -38,7 +38,7 @@ from autokern.core.unseen import Leaving, warnings_noticed
 
 __all__ = ["ChangedError", "Recorder", "Replay", "UnrecordedError"]
 
-_MOST_BYTES = 2**26
+_IN_CACHE, _MOST_BYTES = 2**21, 2**26
 _MOST_STEPS = 20_000
 _TYPES = torch.Tensor, torch.nn.Parameter
 
@@ -148,7 +148,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         later = self._needed(memories, self._steps[self._middle :])
         memories.update(map(_memory, first))
         sooner = self._needed(memories, self._steps[: self._middle])
-        steps = share([*sooner, *later], kept, _memory)
+        every = [*sooner, *later]
+        steps = share(every, kept, _memory) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
         begin, constants = self._restored, self._constants.values()
         if not self._middle:
             return Replay((), ()), Replay([*begin, *steps], constants)

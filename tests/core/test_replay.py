@@ -13,9 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autokern.core import replay
 from autokern.core.replay import ChangedError, Recorder, Replay, UnrecordedError
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True, params=[0, 2**21], ids=["shared", "apart"])
+def _results(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let results of different times share memory, or lie apart."""
+    monkeypatch.setattr(replay, "_IN_CACHE", request.param)
 
 
 def recorded(f: Function, x: torch.Tensor) -> tuple[Replay, list[torch.Tensor]]:

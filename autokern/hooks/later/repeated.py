@@ -218,7 +218,7 @@ class Repeated(abc.ABC):
 
     def _judge(self) -> None:
         """End where a replay is not faster; else note what recording cost and what a replay gains."""
-        for _ in range(_AGAIN if self.repeatable else 0):  # the first touches new memory
+        for _ in range(_AGAIN if self.repeatable and self.lasting else 0):  # the first touches new memory
             self._run()
         replayed = self.earlier + self._running + self._around
         if replayed > _GAIN * self._seconds:
