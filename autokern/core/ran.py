@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from autokern.core.look import LIBRARIES
 from autokern.core.recorded import functions
 
 __all__ = ["Ran"]
 
-_LIBRARIES = ("botorch", "gpytorch", "linear_operator")
 _OTHERS = frozenset(("abc", "builtins", "collections", "contextlib", "enum", "functools", "numpy", "torch", "types",
                      "typing", "weakref"))  # fmt: skip
 """Packages whose classes are not looked at."""
@@ -105,7 +105,7 @@ class Ran:
 
 
 def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in _LIBRARIES
+    return module.partition(".")[0] in LIBRARIES
 
 
 def _of_libraries() -> Iterator[Any]:

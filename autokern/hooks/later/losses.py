@@ -6,10 +6,11 @@ model is called as ever, and gradients pass through its graph to whatever made t
 
 from __future__ import annotations
 
+import abc
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from autokern.gp import prior_state
 from autokern.hooks.later.fits import OfParameters
 from autokern.hooks.later.given import Given
 
-__all__ = ["Loss", "loss"]
+__all__ = ["UNFIT", "Loss", "OfLosses", "loss"]
 
 _known = Beside["Loss"]()
 _MOST = 2**18
@@ -34,14 +35,14 @@ _MOST = 2**18
 _LARGEST = 500
 """Points above which a computation is too large to be recorded, or too slow to gain."""
 _SPACES = "_modules", "_priors", "_added_loss_terms"
-_UNFIT = 8
+UNFIT = 8
 """Calls one after another that a recording does not fit before it is dropped."""
 
 
 def loss(mll: Any, stock: Callable[..., Any], ours: Callable[..., Any], prior: Any, target: Any) -> Any:
     """Return a marginal likelihood of a prior and a target: by a replay of `stock`, or by `ours`."""
     known = _known.get(mll)
-    if known is None or known.unfit >= _UNFIT:
+    if known is None or known.unfit >= UNFIT:
         former, known = known, _known.put(mll, Loss(mll))
         known.follows(former)
     if known.lock.entered() or not known.lock.here().acquire(blocking=False):
@@ -52,10 +53,8 @@ def loss(mll: Any, stock: Callable[..., Any], ours: Callable[..., Any], prior: A
         known.lock.here().release()
 
 
-class Loss(OfParameters):
-    """A marginal likelihood, of a prior and a target that are given, and of kernel, noise and their priors."""
-
-    name = "marginal likelihood"
+class OfLosses(OfParameters):
+    """A marginal likelihood of given tensors and of parameters, with its gradients by both."""
 
     def __init__(self, mll: Any) -> None:
         parameters = list(mll.parameters())
@@ -65,18 +64,59 @@ class Loss(OfParameters):
         self.lock = Lock()
         self._until = 0.0 if self._until < math.inf else math.inf
 
+    @abc.abstractmethod
+    def computed(self, mll: Any, *call: Any) -> list[torch.Tensor]:
+        """Return the library's marginal likelihood of what a replay reads, and its gradients."""
+
+    def stock(self, mll: Any, *call: Any) -> None:
+        """Compute the marginal likelihood and its gradients by the library, from what a replay has read."""
+        try:
+            self._expected = self.computed(mll, *call)
+        except UnrecordedError:  # the library must say what happens
+            self._expected = []
+
+    def differentiated(self, loss: Any, leaves: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a marginal likelihood and its gradients by those leaves on which it depends."""
+        if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
+            raise UnrecordedError("a loss of several numbers, or without a gradient")
+        try:
+            slopes = torch.autograd.grad(loss, tuple(leaves), allow_unused=True)
+        except caught(Exception) as error:  # which is for the user's backward pass to raise
+            raise UnrecordedError(str(error)) from error
+        self._used = [slope is not None for slope in slopes]
+        found = [loss.detach(), *(slope for slope in slopes if slope is not None)]
+        if any(t.dtype is not loss.dtype for t in found):
+            raise UnrecordedError("numbers of several dtypes")
+        return found
+
+    def plainly(
+        self, mll: Any, values: Mapping[int, torch.Tensor], function: Callable[..., Any], *tensors: torch.Tensor
+    ) -> Any:
+        """Call a function of tensors while parameters of a marginal likelihood have the values of their addresses."""
+        from autokern.gp.array_density import replacing
+
+        names = {name: values[id(p)] for name, p in mll.named_parameters() if id(p) in values}
+        return replacing(mll, list(names), function)(*tensors, *names.values())
+
+    def numbers(self, found: Any) -> Iterator[Any]:
+        """Yield the marginal likelihood and its gradients."""
+        yield from (t.numpy() for t in (self._expected if found is None else self._results))
+
+
+class Loss(OfLosses):
+    """A marginal likelihood, of a prior and a target that are given, and of kernel, noise and their priors."""
+
+    name = "marginal likelihood"
+
     def library(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Any:
         """Return the marginal likelihood, by a candidate or by the library."""
         return ours(mll, prior, target)
 
-    def stock(self, mll: Any, stock: Any, ours: Any, *call: Any) -> None:
-        """Compute the marginal likelihood and its gradients by the library, from what a replay has read."""
-        try:
-            self._expected = self._computed(mll, stock)
-            if self._compared == 0:
-                self._timed(mll, ours)
-        except UnrecordedError:  # the library must say what happens
-            self._expected = []
+    def stock(self, mll: Any, *call: Any) -> None:
+        """Compute the marginal likelihood by the library, and time once what serves without a replay."""
+        super().stock(mll, *call)
+        if self._expected and self._compared == 0:
+            self._timed(mll, call[1])
 
     def _timed(self, mll: Any, ours: Any) -> None:
         """Time what serves without a replay, with its backward pass; the caller's graph has hooks that must not run."""
@@ -112,26 +152,15 @@ class Loss(OfParameters):
     def evaluated(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Any:
         """Return prior, target and parameters, and what computes the marginal likelihood and its gradients."""
         assert self._given is not None
-        return (*self._given.copies, *self._parameters), lambda: self._computed(mll, stock)
+        return (*self._given.copies, *self._parameters), lambda: self.computed(mll, stock)
 
-    def _computed(self, mll: Any, stock: Any) -> list[torch.Tensor]:
+    def computed(self, mll: Any, stock: Any, *call: Any) -> list[torch.Tensor]:
         """Return the library's marginal likelihood of the copies, and its gradients by those and the parameters."""
         given = self._given
         assert given is not None
         with torch.enable_grad():
             loss = stock(mll, given.prior(given.copies), given.copies[-1])
-            if loss.dim() or not loss.requires_grad:
-                raise UnrecordedError("a loss of several numbers, or without a gradient")
-            leaves = (*(t for t in given.copies if t.requires_grad), *self._parameters)
-            try:
-                slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
-            except caught(Exception) as error:  # which is for the user's backward pass to raise
-                raise UnrecordedError(str(error)) from error
-        self._used = [slope is not None for slope in slopes]
-        found = [loss.detach(), *(slope for slope in slopes if slope is not None)]
-        if any(t.dtype is not loss.dtype for t in found):
-            raise UnrecordedError("numbers of several dtypes")
-        return found
+            return self.differentiated(loss, (*(t for t in given.copies if t.requires_grad), *self._parameters))
 
     def _recorded(self, *call: Any) -> Any:
         self._seconds = math.inf  # those of the forward pass alone
@@ -167,24 +196,11 @@ class Loss(OfParameters):
             prior_state.remember(lazy, (*every, *self._own), values)
 
         def plain(*values: torch.Tensor) -> Any:
-            return self._plain(mll, stock, prior, tensors, dict(zip(map(id, used), values, strict=True)))
+            by_id = dict(zip(map(id, used), values, strict=True))
+            whole = [by_id.get(id(t), t) for t in tensors]
+            return self.plainly(mll, by_id, lambda *those: stock(mll, given.prior(those[:-1]), those[-1]), *whole)
 
         return computed(value, slopes, plain, *used[:own], saved=used[own:])
-
-    def _plain(self, mll: Any, stock: Any, prior: Any, tensors: list[torch.Tensor], values: dict[int, Any]) -> Any:
-        """Return the marginal likelihood by the library, as a function of tensors and parameters."""
-        from autokern.gp.array_density import replacing
-
-        given = self._given
-        assert given is not None
-        names = {name: values[id(p)] for name, p in mll.named_parameters() if id(p) in values}
-        *of_prior, target = [values.get(id(t), t) for t in tensors]
-        whole = replacing(mll, list(names), lambda *those: stock(mll, given.prior(those[:-1]), those[-1]))
-        return whole(*of_prior, target, *names.values())
-
-    def numbers(self, found: Any) -> Iterator[Any]:
-        """Yield the marginal likelihood and its gradients."""
-        yield from (t.numpy() for t in (self._expected if found is None else self._results))
 
 
 def _methods(mll: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,18 +21,15 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from autokern.core.autograd import Unsaved, computed
 from autokern.core.beside import Beside, Weak
 from autokern.core.held import Held
-from autokern.core.locks import Lock
 from autokern.core.recovery import caught
 from autokern.core.replay import Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
-from autokern.hooks.later.fits import OfParameters
 from autokern.hooks.later.given import Given
+from autokern.hooks.later.losses import UNFIT, OfLosses
 
 __all__ = ["called", "loss"]
 
 _CACHE = "_memoize_cache"
-_UNFIT = 8
-"""Steps one after another that a recording does not fit before it is dropped."""
 _steps = Beside["_Step"]()
 _inputs = Weak[Any]()
 """By distribution: the points of the model's call that returned it."""
@@ -55,7 +52,7 @@ def loss(mll: Any, stock: Call, model: Call, distribution: Any, target: Any) -> 
     `stock` and `model` are the library's own functions of the marginal likelihood and of the model.
     """
     known, x = _steps.get(mll.model), _inputs.get(distribution)
-    if known is None or known.mll() is not mll or known.unfit >= _UNFIT:
+    if known is None or known.mll() is not mll or known.unfit >= UNFIT:
         former, known = known, _steps.put(mll.model, _Step(mll))
         known.follows(former)
     if x is None or known.lock.entered():
@@ -77,18 +74,14 @@ def _is_plain(x: Any) -> bool:
     return plain and not x.requires_grad and not x.is_inference()
 
 
-class _Step(OfParameters):
+class _Step(OfLosses):
     """A training step of a variational model: of points, targets, and the parameters of model and likelihood."""
 
     name, repeatable = "training step", False
 
     def __init__(self, mll: Any) -> None:
-        parameters = list(mll.parameters())
-        wanted = [p for p in parameters if p.requires_grad]
-        kind = type(mll), type(mll.model), len(wanted)
-        super().__init__(kind, wanted, [p for p in parameters if not p.requires_grad])
-        self.lock, self.mll = Lock(), weakref.ref(mll)
-        self._until = 0.0 if self._until < math.inf else math.inf
+        super().__init__(mll)
+        self.mll = weakref.ref(mll)
         self._first: Replay | None = None
         self._latest: Any = None
         self._size: Any = None
@@ -98,10 +91,6 @@ class _Step(OfParameters):
         if self._replay is None and target.shape != self._size:
             self._count, self._size = min(self._count, 1), target.shape
         return stock(mll, distribution, target)
-
-    def stock(self, mll: Any, stock: Call, model: Call, *call: Any) -> None:
-        """Compute the marginal likelihood and its gradients by the library, from what a replay has read."""
-        self._expected = self._computed(mll, stock, model)
 
     def consists(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Held | str:
         """Return what a step consists of, or why it cannot be recorded."""
@@ -115,9 +104,9 @@ class _Step(OfParameters):
     def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         """Return points, targets and parameters, and what computes the marginal likelihood and its gradients."""
         self._x, self._y = x.detach().clone(), target.detach().clone()
-        return (self._x, self._y, *self._parameters), lambda: self._computed(mll, stock, model)
+        return (self._x, self._y, *self._parameters), lambda: self.computed(mll, stock, model)
 
-    def _computed(self, mll: Any, stock: Call, model: Call) -> list[torch.Tensor]:
+    def computed(self, mll: Any, stock: Call, model: Call, *call: Any) -> list[torch.Tensor]:
         """Return the library's marginal likelihood of the copies, and its gradients by the parameters."""
         recorder: Any = _get_current_dispatch_mode()
         with torch.enable_grad():
@@ -131,15 +120,8 @@ class _Step(OfParameters):
                 self._graded = [t.requires_grad for t in given.present[:-1]]
                 given.present = []
                 recorder.mark()
-            loss = stock(mll, distribution, self._y)
-            if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
-                raise UnrecordedError("a loss of several numbers, or without a gradient")
-            slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            found = self.differentiated(stock(mll, distribution, self._y), self._parameters)
         _cleared(mll.model)
-        self._used = [slope is not None for slope in slopes]
-        found = [loss.detach(), *(slope for slope in slopes if slope is not None)]
-        if any(t.dtype is not loss.dtype for t in found):
-            raise UnrecordedError("numbers of several dtypes")
         return found
 
     def _recorded(self, *call: Any) -> Any:
@@ -164,7 +146,7 @@ class _Step(OfParameters):
                 return None
             began = time.perf_counter()
             fits = _is_plain(x) and x.shape == self._x.shape and x.dtype is self._x.dtype and model.training
-            if not (fits and OfParameters.put(self) and self.is_unchanged()):
+            if not (fits and OfLosses.put(self) and self.is_unchanged()):
                 self.unfit += 1
                 return None
             self._x.copy_(x)
@@ -222,18 +204,11 @@ class _Step(OfParameters):
         used = list(itertools.compress(self._parameters, self._used))
 
         def plain(*values: torch.Tensor) -> Any:
-            from autokern.gp.array_density import replacing
-
-            ids = {id(p): value for p, value in zip(used, values, strict=True)}
-            names = {name: ids[id(p)] for name, p in mll.named_parameters() if id(p) in ids}
             _cleared(mll.model)
-            return replacing(mll, list(names), lambda: stock(mll, model(mll.model, x), target))(*names.values())
+            by_id = dict(zip(map(id, used), values, strict=True))
+            return self.plainly(mll, by_id, lambda: stock(mll, model(mll.model, x), target))
 
         return computed(value, slopes, plain, saved=used)
-
-    def numbers(self, found: Any) -> Iterator[Any]:
-        """Yield the marginal likelihood and its gradients."""
-        yield from (t.numpy() for t in (self._expected if found is None else self._results))
 
 
 def _attributes(mll: Any) -> dict[str, Any]:
