@@ -151,17 +151,16 @@ def _kinds() -> list[type]:
     return [kind for kind in held.values() if isinstance(kind, type)]
 
 
-_DEFAULTS = [
-    (kind, name, vars(kind)[name])
-    for kind in _kinds()
-    for name in ("_default", "_global_value", "_state")
-    if name in vars(kind)
-]
+_DEFAULTS = [(kind, name, vars(kind).get(name)) for kind in _kinds() for name in ("_default", "_global_value", "_state")]
+_OWN = {(kind, name) for kind, name, _ in _DEFAULTS if name in vars(kind)}
 
 
 def _as_set_by_the_libraries() -> None:
     for kind, name, value in _DEFAULTS:
-        setattr(kind, name, value)
+        if (kind, name) in _OWN:
+            setattr(kind, name, value)
+        elif name in vars(kind):  # a flag that was never set before
+            delattr(kind, name)
 
 
 @pytest.fixture(autouse=True)
@@ -173,9 +172,9 @@ def _environment_as_before():
     os.environ.update(before)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _library_defaults():
-    """BoTorch changes the libraries' defaults when it is imported, while tests are collected too: no module sees it."""
+    """No test sees what an import of BoTorch, or two threads inside of one flag of the libraries, has left behind."""
     _as_set_by_the_libraries()
     yield
     _as_set_by_the_libraries()

@@ -26,8 +26,6 @@ def at_once(monkeypatch):
     monkeypatch.setattr(replay, "_IN_CACHE", 0)  # results share memory
     for name, value in {"_GAIN": float("inf"), "_histories": {}}.items():
         monkeypatch.setattr(repeated, name, value)
-    lazy = gpytorch.settings.lazily_evaluate_kernels  # the library's threads may leave it off
-    monkeypatch.setattr(lazy, "_state", lazy._state)
 
 
 class Own(Kernel):
