@@ -151,7 +151,8 @@ def _kinds() -> list[type]:
     return [kind for kind in held.values() if isinstance(kind, type)]
 
 
-_DEFAULTS = [(kind, name, vars(kind).get(name)) for kind in _kinds() for name in ("_default", "_global_value", "_state")]
+_NAMES = ("_default", "_global_value", "_state")
+_DEFAULTS = [(kind, name, vars(kind).get(name)) for kind in _kinds() for name in _NAMES]
 _OWN = {(kind, name) for kind, name, _ in _DEFAULTS if name in vars(kind)}
 
 
