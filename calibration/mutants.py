@@ -1,7 +1,7 @@
 """Mutants of the package, each run against the test cases that reach its lines: which of them the tests kill.
 
-python calibration/mutants.py map MAP.json tests/gp tests/hooks    # the lines that each case reaches, by a tracer
-python calibration/mutants.py run MAP.json OUT.json --packages gp hooks --count 60 --seed 1
+python calibration/mutants.py map MAP.json tests/density tests/hooks    # the lines that each case reaches, by a tracer
+python calibration/mutants.py run MAP.json OUT.json --packages density hooks --count 60 --seed 1
 python calibration/mutants.py run MAP.json OUT.json --again BEFORE.json    # the same mutants, by other tests
 """
 
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("rest", nargs="+", help="the tests of a map; the file that a run writes")
     parser.add_argument("--package", type=Path, default=Path("autokern"))
     parser.add_argument("--again", type=Path)
-    parser.add_argument("--packages", nargs="+", default=["gp"])
+    parser.add_argument("--packages", nargs="+", default=["density"])
     for name, default in (("count", 60), ("seed", 0), ("seconds", 60)):
         parser.add_argument(f"--{name}", type=int, default=default)
     told = parser.parse_args()

@@ -23,7 +23,7 @@ import documents
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT, PICTURE, BLOCK = ROOT / "docs" / "ten-minutes.md", ROOT / "docs" / "how-it-works.svg", "steps"
-LEFT, COLUMN, TEXT, ROW, HEAD, WIDTH = 24, 34, 378, 40, 104, 840
+LEFT, COLUMN, TEXT, ROW, HEAD, WIDTH = 24, 34, 446, 40, 104, 908
 """Pixels: of the first column, between columns, of the text, of a step, of the packages' names, of the whole."""
 LONGEST = 64
 """Characters that fit beside a step."""
@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 TRAINING = """
   hooks/gpytorch.py: _objective | _step _dispatch_step | takes the call of GPyTorch's method
-  gp/steps.py: step_of | _readings Step | reads the model once; later checks that its parts are the same
+  density/steps.py: step_of | _readings Step | reads the model once; later checks that its parts are the same
   runtime/dispatch.py: route | key_of memo entry run | looks up the key of the call; a known one runs at once
 > runtime/session.py: Session.entry | problem_of Feasibility decision made | decides a new key
 > ops/objective.py: _Objective.problem_of | Problem | describes it: points, dimensions, dtype, device, kernels
@@ -71,9 +71,9 @@ TRAINING = """
 > runtime/memo.py: Entry.serve | candidate run | keeps the function of the candidate for this key
   ops/objective.py: arrays | one_thread loss | is the candidate for a small model
   system/blas.py: _OneThread.__enter__ | put | limits OpenBLAS to one thread meanwhile
-  gp/array_density.py: evaluated | fetched computed | hands points, mean and targets over as arrays
-  gp/single.py: Single.evaluate | density backward | forms the covariance, then all derivatives
-  gp/lapack.py: solved | dpotrf dpotrs dpotri | factorises, solves and inverts by LAPACK
+  density/array_density.py: evaluated | fetched computed | hands points, mean and targets over as arrays
+  density/marginal_likelihood.py: Single.evaluate | density backward | forms the covariance, then all derivatives
+  density/lapack.py: solved | dpotrf dpotrs dpotri | factorises, solves and inverts by LAPACK
   core/autograd.py: computed | _Computed | returns the loss as one node with its gradients
   core/autograd.py: _Computed.backward | times | scales the gradients when `loss.backward()` asks
 """
@@ -83,14 +83,14 @@ PREDICTION = """
   hooks/prediction.py: _exact_prediction | Query _dispatch_predict | describes the call as one `Query`
   runtime/dispatch.py: route | key_of memo entry run | looks up the key; a new one is decided as above
   ops/_by_factor.py: _kept | factor evaluated deferred | is the candidate `lazy`: a mean now, a covariance later
-  gp/factor_cache.py: of | found _made | finds the model's factor, or factorises once
-  gp/lazy_covariance.py: evaluated | kernel forward | asks the kernel for test by training points
+  prediction/factor_cache.py: of | found _made | finds the model's factor, or factorises once
+  prediction/lazy_covariance.py: evaluated | kernel forward | asks the kernel for test by training points
   hooks/gpytorch.py: _hooked | _dispatch | takes that call too: it is the op `kernel_matrix`
   ops/kernel_matrix.py: gemm | both matrix | is a candidate of that op
   kernels/tree.py: read | Tree | reads the kernel as a tree whose leaves are scaled points
   kernels/matrix.py: matrix | apart _Matrix | forms the matrix by one GEMM, the rest in place
-  gp/inverse_factor.py: Conditioned.mean | alpha | multiplies by the solution of the training data
-  gp/lazy_covariance.py: PosteriorCovariance._computed_variances | explained by_blocks | runs when `.variance` is read
+  prediction/inverse_factor.py: Conditioned.mean | alpha | multiplies by the solution of the training data
+  prediction/lazy_covariance.py: PosteriorCovariance._diagonal | _computed_variances | runs when `.variance` is read
 """
 """A function, the names that it uses, what it does; > marks what only the first call of a key does."""
 

@@ -1,4 +1,4 @@
-"""Write `autokern/gp/relied.json`: which functions of the libraries a density, a prediction or a fantasy of stock runs.
+"""Write `autokern/model/relied.json`: which functions of the libraries densities, predictions and fantasies run.
 
 Small models of the program of torture T14 run without autokern, and every recorded function is noted that returns
 numbers. Classes of kernels, means, constraints, priors and likelihoods are left out: readings rely on those by type.
@@ -24,7 +24,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from autokern.core.recorded import table
 
 HERE = Path(__file__).parent
-FILE = HERE.parent / "autokern" / "gp" / "relied.json"
+FILE = HERE.parent / "autokern" / "model" / "relied.json"
 BY_TYPE = ("gpytorch.kernels", "gpytorch.means", "gpytorch.constraints", "gpytorch.priors", "gpytorch.likelihoods")
 _OPERATORS = "linear_operator.operators."
 _MEMOIZE = "linear_operator.utils.memoize:"

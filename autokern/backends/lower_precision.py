@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from autokern.core.problem import Problem
-from autokern.gp.factors import factorised, inverted
+from autokern.density.factors import factorised, inverted
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.partition import usual

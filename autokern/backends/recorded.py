@@ -13,10 +13,10 @@ import torch
 from autokern.backends import graphs
 from autokern.core.autograd import computed
 from autokern.core.problem import Problem
-from autokern.gp import likelihood
-from autokern.gp.marginal import Marginal, ingredients
-from autokern.gp.originals import psd_safe_cholesky
+from autokern.density import gaussian
 from autokern.kernels.tree import Parts
+from autokern.model.marginal import Marginal, ingredients
+from autokern.model.originals import psd_safe_cholesky
 from autokern.ops._factorised import in_place
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 
@@ -26,7 +26,7 @@ _MOST_BYTES = 2**23
 
 def _step(parts: Parts, wanted: tuple[bool, ...], *tensors: torch.Tensor) -> torch.Tensor:
     """Return the largest `info` of the factorisation, densities and gradients in one flat tensor."""
-    density, info, gradients = likelihood.at_once(parts, wanted, tensors)
+    density, info, gradients = gaussian.at_once(parts, wanted, tensors)
     failed = info.amax().to(density.dtype) if info.dim() else info.to(density.dtype)
     return torch.cat([part.reshape(-1) for part in (failed, density, *gradients) if part is not None])
 
@@ -49,17 +49,17 @@ def _unsupported(problem: Problem) -> str | None:
 def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Density and gradients as one recorded CUDA graph, for repeated steps of one shape."""
     tree, added, residual = ingredients(marginal, value)
-    parts, shape, tensors = likelihood.arranged(tree, added, residual)
+    parts, shape, tensors = gaussian.arranged(tree, added, residual)
     wanted = tuple(t.requires_grad for t in tensors)
     with torch.no_grad():
         step = functools.partial(_step, parts, wanted)
         told = graphs.recorded((parts, wanted), step, tuple(tensors))
         failed = bool(told[0])
     if failed:
-        return likelihood.log_prob(tree, added, residual, psd_safe_cholesky)
+        return gaussian.log_prob(tree, added, residual, psd_safe_cholesky)
 
     def plain(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return likelihood.reference(parts.tree(rest), noise, residual)
+        return gaussian.reference(parts.tree(rest), noise, residual)
 
     batch = tensors[1].shape[:-1]
     _, density, *flat = told.split([1, batch.numel(), *(t.numel() for t in tensors if t.requires_grad)])

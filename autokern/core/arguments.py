@@ -1,6 +1,6 @@
 """Walk the arguments of an op: yield their tensors, or copy them without caches.
 
-Both functions dispatch on the type; `gp/marginal.py` registers operators, distributions and prediction strategies.
+Both functions dispatch on the type; `model/marginal.py` registers operators, distributions and prediction strategies.
 """
 
 from __future__ import annotations

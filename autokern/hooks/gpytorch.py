@@ -23,9 +23,6 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihoo
 from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.beside import Beside
 from autokern.core.op import inside
-from autokern.gp import marginal, memoized, originals, prior_state
-from autokern.gp.library_orders import DEFAULT_SIZES, is_default_size
-from autokern.gp.relied import density
 from autokern.hooks import botorch, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
@@ -33,6 +30,9 @@ from autokern.hooks.install import hook, is_enabled, stock_of
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
 from autokern.kernels.tree import family_name
+from autokern.model import marginal, memoized, originals, prior_state
+from autokern.model.library_orders import DEFAULT_SIZES, is_default_size
+from autokern.model.relied import density
 from autokern.runtime.dispatch import forced, route
 
 _dispatch = route("kernel_matrix", looked=True)
@@ -131,7 +131,7 @@ def _served(found: marginal.Marginal | None, exact: bool) -> Callable[[Any], Any
     """Return the log density of a known kernel as a function of the value, else None."""
     if found is None or not density.holds():
         return None
-    from autokern.gp import array_density  # imported by the first exact density
+    from autokern.density import array_density  # imported by the first exact density
 
     if array_density.families(found.lazy.kernel, found.lazy.x1, exact) is None:
         return None
@@ -193,7 +193,7 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
         return None
     if forced("exact_log_prob") is not None and forced("objective") is None:  # the user forces the density's op
         return None
-    from autokern.gp import steps
+    from autokern.density import steps
 
     forward = functools.partial(_by_modules, mll, params=params)
     return steps.step_of(mll, forward, prior, target)

@@ -18,13 +18,14 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import inside
-from autokern.gp import factor_cache, factors
-from autokern.gp.frozen import frozen
-from autokern.gp.inverse_by_root import Rooted, Structured
-from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
+from autokern.density import factors
 from autokern.hooks import matrixfree, origin
 from autokern.hooks.reading import unless_it_fails
 from autokern.kernels import embedded as forms
+from autokern.model.frozen import by_kernel, frozen
+from autokern.prediction import factor_cache
+from autokern.prediction.inverse_by_root import Rooted, Structured
+from autokern.prediction.lazy_covariance import PosteriorCovariance
 from autokern.runtime.dispatch import explain, forced
 
 __all__ = ["evaluated", "is_formless", "is_iterated", "read_later", "reads_later", "structured"]

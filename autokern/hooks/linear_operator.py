@@ -15,12 +15,12 @@ from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
 
-from autokern.gp import memoized
-from autokern.gp.marginal import is_unstructured
-from autokern.gp.relied import DENSITY, MEMORY
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.solver_choice import EXACT, regime
+from autokern.model import memoized
+from autokern.model.marginal import is_unstructured
+from autokern.model.relied import DENSITY, MEMORY
 from autokern.runtime import floors
 from autokern.runtime.dispatch import route
 

@@ -23,12 +23,12 @@ from linear_operator.operators import (
     SumLinearOperator,
 )
 
-from autokern.gp import memoized
-from autokern.gp.library_orders import as_now
-from autokern.gp.relied import MEMORY
 from autokern.hooks.bypass import stay_out_of_operators
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.solver_choice import ORDERED, ROOT, regime
+from autokern.model import memoized
+from autokern.model.library_orders import as_now
+from autokern.model.relied import MEMORY
 
 _TERMS = {DenseLinearOperator, LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator}
 """Operators that hold tensors only, no kernel that is still to be evaluated."""

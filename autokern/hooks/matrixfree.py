@@ -18,15 +18,15 @@ from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOpe
 
 from autokern.core.op import inside
 from autokern.core.registry import get
-from autokern.gp import footprint
-from autokern.gp.library_orders import is_default_size
-from autokern.gp.relied import MEMORY
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, SOLVE, regime
 from autokern.kernels import tree as trees
+from autokern.model import footprint
+from autokern.model.library_orders import is_default_size
+from autokern.model.relied import MEMORY
 from autokern.runtime import dispatch
 from autokern.system import memory_limit
 

@@ -1,7 +1,7 @@
 """Which prediction strategies autokern serves: those whose inputs are known.
 
 A strategy is adopted by the call that creates it, if kernel and likelihood are of the libraries' own classes, which
-have no hidden state. Later its inputs are compared by value (`gp.state`); a stale strategy is replaced by a new one.
+have no hidden state. Later its inputs are compared by value (`model.changes`); a stale strategy is replaced.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from linear_operator.operators import BatchRepeatLinearOperator
 
 from autokern.core.beside import Beside
 from autokern.core.known import Relied, relied
-from autokern.gp.frozen import is_library
-from autokern.gp.relied import PREDICTION
-from autokern.gp.state import State
 from autokern.hooks.reading import unless_it_fails
 from autokern.kernels.family import DISTANCES
+from autokern.model.changes import State
+from autokern.model.frozen import is_library
+from autokern.model.relied import PREDICTION
 
 __all__ = ["adopt", "holds", "is_ours", "just_made", "kernel_in", "kernel_of", "made", "ours"]
 

@@ -15,15 +15,15 @@ from gpytorch.models import ExactGP
 from autokern.core.autograd import has_duals
 from autokern.core.beside import Beside
 from autokern.core.reasons import left
-from autokern.gp import factor_cache
-from autokern.gp.botorch_inputs import parts_of
-from autokern.gp.inspected import UnreadError
-from autokern.gp.posterior import Posterior
 from autokern.hooks import botorch, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, SOLVE, regime
+from autokern.model.arrays import UnreadError
+from autokern.model.botorch_inputs import parts_of
+from autokern.prediction import factor_cache
+from autokern.prediction.array_posterior import Posterior
 from autokern.runtime.dispatch import route
 
 _dispatch = route("posterior", looked=True)

@@ -21,16 +21,17 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import to_linear_operator
 
 from autokern.core.op import inside
-from autokern.gp import factor_cache, memoized
-from autokern.gp.factor_cache import Query, Update
-from autokern.gp.frozen import frozen, thawed
-from autokern.gp.lazy_covariance import less
-from autokern.gp.relied import fantasy, prediction
 from autokern.hooks import iterated, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, regime
+from autokern.model import memoized
+from autokern.model.frozen import frozen, thawed
+from autokern.model.relied import fantasy, prediction
+from autokern.prediction import factor_cache
+from autokern.prediction.factor_cache import Query, Update
+from autokern.prediction.lazy_covariance import less
 from autokern.runtime.dispatch import explain, route
 
 _dispatch_predict = route("predict", looked=True)

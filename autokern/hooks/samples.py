@@ -23,11 +23,11 @@ from linear_operator.operators import (
     _linear_operator,
 )
 
-from autokern.gp import memoized
-from autokern.gp.relied import ALGEBRA, MEMORY
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
+from autokern.model import memoized
+from autokern.model.relied import ALGEBRA, MEMORY
 
 _MOST = 64
 """Size of a joint distribution above which arithmetic dominates the operators' overhead."""

@@ -23,8 +23,8 @@ from autokern.core.errors import SettingsError
 from autokern.core.held import held
 from autokern.core.recovery import caught
 from autokern.core.shown import Shown
-from autokern.gp.leaves import FAMILIES
 from autokern.hooks import install
+from autokern.model.kernel_parts import FAMILIES
 from autokern.runtime import api, dispatch
 from autokern.runtime.api import Explanation
 

@@ -1,7 +1,7 @@
 """Which algorithm the library uses for a covariance of n rows, and whether the user ordered it.
 
 `max_cholesky_size` is 800 in linear_operator, and BoTorch sets 4096 at its import: both are defaults measured on other
-machines. Any other value counts as the user's order, as do the settings in `gp.library_orders`.
+machines. Any other value counts as the user's order, as do the settings in `model.library_orders`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from linear_operator import settings as library
 
-from autokern.gp.library_orders import ROOTS, SOLVES, TRACES, orders
+from autokern.model.library_orders import ROOTS, SOLVES, TRACES, orders
 
 __all__ = ["EXACT", "ITERATIVE", "ORDERED", "ROOT", "SOLVE", "TRACE", "regime"]
 

@@ -14,8 +14,8 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from linear_operator.operators import BlockInterleavedLinearOperator, KroneckerProductLinearOperator
 
-from autokern.gp import marginal, originals
 from autokern.hooks.solver_choice import EXACT, regime
+from autokern.model import marginal, originals
 
 __all__ = ["are_blocks", "described", "independent", "known"]
 _OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)

@@ -13,12 +13,12 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
-from autokern.gp import factor_cache
-from autokern.gp.factor_cache import Query
-from autokern.gp.inverse_factor import Conditioned
-from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated, less
 from autokern.ops._iterations import or_iterate
 from autokern.ops._shared import Bytes, iterates
+from autokern.prediction import factor_cache
+from autokern.prediction.factor_cache import Query
+from autokern.prediction.inverse_factor import Conditioned
+from autokern.prediction.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated, less
 
 Prediction = tuple[torch.Tensor, LinearOperator]
 BLOCK = 1024

@@ -6,11 +6,12 @@ import torch
 
 from autokern.core.op import Op
 from autokern.core.problem import Problem
-from autokern.gp import array_density, leaves, likelihood, repeats
-from autokern.gp.marginal import Marginal, ingredients
-from autokern.gp.originals import psd_safe_cholesky as ladder
+from autokern.density import array_density, gaussian, repeated_points
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import bytes_on
+from autokern.model import kernel_parts
+from autokern.model.marginal import Marginal, ingredients
+from autokern.model.originals import psd_safe_cholesky as ladder
 from autokern.ops._iterations import or_iterate
 from autokern.ops._shared import (
     LOW_RANK,
@@ -34,7 +35,7 @@ def in_place(single: float, batched: float) -> Bytes:
     def memory(problem: Problem) -> int:
         elements, names = problem.batch * problem.n**2 * problem.itemsize, families(problem)
         if problem.batch == 1:
-            block = min(elements, bytes_on(likelihood.CACHED, problem.device))
+            block = min(elements, bytes_on(gaussian.CACHED, problem.device))
             copies = 0 if problem.device == "cpu" else 2 * elements  # factor and inverse are not in place there
             return int(single * elements) + copies + 12 * block * min(2, len(names))
         each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
@@ -50,11 +51,11 @@ def arrays_unsupported(problem: Problem) -> str | None:
         return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
     if families(problem) == ["linear"]:
         return LOW_RANK
-    return None if set(families(problem)) <= leaves.FAMILIES else "for kernels that are taken apart"
+    return None if set(families(problem)) <= kernel_parts.FAMILIES else "for kernels that are taken apart"
 
 
 def _merged_unsupported(problem: Problem) -> str | None:
-    if problem.n < repeats.LEAST or not 0 < problem.m <= repeats.MOST_DISTINCT * problem.n:
+    if problem.n < repeated_points.LEAST or not 0 < problem.m <= repeated_points.MOST_DISTINCT * problem.n:
         return "too few points repeat"
     if problem.device != "cpu" or problem.batch > 1 or "x" in problem.grad.split("/"):
         return "for single models on the CPU, without gradients by the points"
@@ -68,7 +69,7 @@ def _of_points(problem: Problem) -> int:
 def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     tree, added, residual = ingredients(marginal, value)
     away = tree.each(lambda t: t.to(there))
-    return likelihood.log_prob(away, added.to(there), residual.to(there), ladder).to(value.device)
+    return gaussian.log_prob(away, added.to(there), residual.to(there), ladder).to(value.device)
 
 
 def register(op: Op) -> None:
@@ -79,7 +80,7 @@ def register(op: Op) -> None:
     @or_iterate(stock)
     def fused(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
-        return likelihood.log_prob(*ingredients(marginal, value), ladder)
+        return gaussian.log_prob(*ingredients(marginal, value), ladder)
 
     with_one_thread(op, "fused")
 
@@ -106,7 +107,7 @@ def register(op: Op) -> None:
     @or_iterate(stock)
     def merged(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """The density of the mean observation at each distinct point, with the noise of that mean: fewer rows."""
-        found = repeats.log_prob(marginal, value, exact, ladder)
+        found = repeated_points.log_prob(marginal, value, exact, ladder)
         return (fused if exact else stock)(marginal, value, exact) if found is None else found
 
     on_other_devices(

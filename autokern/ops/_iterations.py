@@ -18,7 +18,7 @@ from autokern.core.arguments import tensors_in
 from autokern.core.candidate import Candidate, Error, Run
 from autokern.core.locks import once
 from autokern.core.problem import Problem
-from autokern.gp.systems import LONGEST, TOLERANCE
+from autokern.density.iterated.systems import LONGEST, TOLERANCE
 from autokern.ops._shared import iterates
 
 _MAY_COST = 1.3
@@ -99,7 +99,7 @@ class Iterated(Loose):
 
 
 def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
-    """Return the error rule of a candidate that solves to the residual of `gp.systems`; `more` ends its sentence."""
+    """Return the error rule of a candidate that solves to the residual of `iterated.systems`; `more` ends the text."""
 
     def error(problem: Problem) -> Error:
         goal = TOLERANCE[torch.float32 if problem.dtype == "float32" else torch.float64]

@@ -14,13 +14,14 @@ from linear_operator import settings as library
 from autokern.core.candidate import Error
 from autokern.core.op import Op
 from autokern.core.problem import Problem
-from autokern.gp import iterated_density, likelihood
-from autokern.gp.library_orders import TIGHT
-from autokern.gp.marginal import Marginal, ingredients
-from autokern.gp.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
-from autokern.gp.originals import psd_safe_cholesky as ladder
-from autokern.gp.preconditioners.choice import footprint, kept_for
-from autokern.gp.systems import tolerance
+from autokern.density import gaussian
+from autokern.density.iterated import log_density
+from autokern.density.iterated.systems import tolerance
+from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
+from autokern.density.preconditioners.choice import footprint, kept_for
+from autokern.model.library_orders import TIGHT
+from autokern.model.marginal import Marginal, ingredients
+from autokern.model.originals import psd_safe_cholesky as ladder
 from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residual
 from autokern.ops._shared import families, iterates, of_trees
 
@@ -61,7 +62,7 @@ def _mixed_error(problem: Problem) -> Error:
 
 
 def _is_held(problem: Problem) -> bool:
-    return problem.n**2 * problem.itemsize <= iterated_density.DENSE
+    return problem.n**2 * problem.itemsize <= log_density.DENSE
 
 
 def _iterated_memory(problem: Problem) -> int:
@@ -79,7 +80,7 @@ def register(op: Op) -> None:
     def by_single(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """`fused` with an inverse in single precision: the value is exact, the error of the gradients is checked."""
         own = mixed_for(marginal.lazy.kernel)
-        return likelihood.log_prob(*ingredients(marginal, value), ladder, gradients=own)
+        return gaussian.log_prob(*ingredients(marginal, value), ladder, gradients=own)
 
     @op.candidate(
         "preconditioned",
@@ -94,7 +95,7 @@ def register(op: Op) -> None:
     def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """Conjugate gradients to a stated residual; the preconditioner (neighbours or pivots) is chosen per system."""
         kernel, x = marginal.lazy.kernel, marginal.lazy.x1
-        found = iterated_density.log_prob(
+        found = log_density.log_prob(
             *ingredients(marginal, value), kept_for(kernel, x), library.num_trace_samples.value(), tolerance(x.dtype)
         )
         return op["matrix-free"].run(marginal, value, exact) if found is None else found

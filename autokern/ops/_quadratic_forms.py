@@ -8,8 +8,8 @@ from typing import NamedTuple, cast
 import torch
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
-from autokern.gp import originals
-from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted
+from autokern.density.factors import factorised, inv_quad_logdet_gradients, inverted
+from autokern.model import originals
 from autokern.system import threads
 
 _ladder = originals.psd_safe_cholesky

@@ -14,7 +14,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
-from autokern.gp import originals
+from autokern.model import originals
 from autokern.ops._shared import (
     EPS,
     matrix_key,

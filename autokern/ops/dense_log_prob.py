@@ -16,7 +16,8 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 
 from autokern.core.problem import Features, Problem
-from autokern.gp import matrix_density, originals
+from autokern.density import matrix_density
+from autokern.model import originals
 from autokern.ops._of_matrices import OfMatrices, register
 from autokern.ops._shared import positive_definite, random_matrix
 

@@ -1,7 +1,7 @@
 """The Op `exact_log_prob`: the log density of a Gaussian whose covariance is a known kernel plus noise, with gradients.
 
 Arguments: ``marginal, value, exact``: the description of a Gaussian with the covariance ``kernel(x, x) + diagonal``
-(`gp.marginal`), a value ``(..., n)``, and whether stock would factorise instead of running conjugate gradients.
+(`model.marginal`), a value ``(..., n)``, and whether stock would factorise instead of running conjugate gradients.
 Gradients must be required. Supported kernels are scales, sums and products of RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic,
 cosine and constant kernels (ARD, active dimensions, batches); the candidate ``arrays`` also supports linear,
 polynomial, spectral mixture, categorical and index kernels. Everything else runs stock, whose parts are ops themselves.
@@ -22,11 +22,12 @@ from autokern.core.arguments import in_float64
 from autokern.core.op import inside
 from autokern.core.problem import Features, Problem
 from autokern.core.recovery import caught
-from autokern.gp import array_density, likelihood, originals, repeats
-from autokern.gp.library_orders import TRACES, words
-from autokern.gp.marginal import Marginal, ingredients, read
+from autokern.density import array_density, gaussian, repeated_points
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
+from autokern.model import originals
+from autokern.model.library_orders import TRACES, words
+from autokern.model.marginal import Marginal, ingredients, read
 from autokern.ops import _factorised, _large, _state_space
 from autokern.ops._factorised import arrays_unsupported, in_place
 from autokern.ops._iterations import Iterated, exact_up_to
@@ -78,7 +79,7 @@ class _ExactLogProb(Iterated, OpOfParts):
             trees.key(lazy.kernel), x.__class__, x.shape, x.dtype, x.device, x.requires_grad, noise.shape, noise.dtype,
             noise.requires_grad, mean.__class__, mean.shape, mean.dtype, mean.requires_grad, value.__class__,
             value.shape, value.dtype, value.requires_grad, exact, words(exact, TRACES), torch.is_grad_enabled(),
-            repeats.distinct(x),
+            repeated_points.distinct(x),
         )  # fmt: skip
 
     def problem_of(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> Problem | None:
@@ -105,7 +106,7 @@ class _ExactLogProb(Iterated, OpOfParts):
         return matrix_problem(
             "exact_log_prob",
             x,
-            m=n if batch else repeats.distinct(x),
+            m=n if batch else repeated_points.distinct(x),
             n=n,
             d=x.shape[-1],
             batch=batch.numel(),
@@ -115,7 +116,7 @@ class _ExactLogProb(Iterated, OpOfParts):
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         _, _, lazy, noise = marginal
-        return likelihood.of_matrix(array_density.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
+        return gaussian.of_matrix(array_density.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         kernel = kernel_of(problem, generator)

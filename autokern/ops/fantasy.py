@@ -21,12 +21,13 @@ from linear_operator.utils.memoize import get_from_cache
 from autokern.core.arguments import in_float64
 from autokern.core.candidate import Error
 from autokern.core.problem import Features, Problem
-from autokern.gp import factor_cache, originals
-from autokern.gp.factor_cache import Update
-from autokern.gp.lazy_covariance import evaluated
+from autokern.model import originals
 from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.prediction import factor_cache
+from autokern.prediction.factor_cache import Update
+from autokern.prediction.lazy_covariance import evaluated
 
 _stock = originals.get_fantasy_strategy
 

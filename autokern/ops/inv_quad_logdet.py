@@ -25,9 +25,9 @@ from linear_operator.operators import (
 
 from autokern.core.arguments import tensors_in
 from autokern.core.problem import Features, Problem
-from autokern.gp import originals
-from autokern.gp.library_orders import TRACES, words
-from autokern.gp.marginal import DIAGONAL, SUMS, is_unstructured, variances
+from autokern.model import originals
+from autokern.model.library_orders import TRACES, words
+from autokern.model.marginal import DIAGONAL, SUMS, is_unstructured, variances
 from autokern.ops._iterations import Iterated, exact_up_to, or_iterate
 from autokern.ops._quadratic_forms import POTRI, Pair, closed_form, plain, summed, with_diagonal
 from autokern.ops._shared import (

@@ -1,10 +1,10 @@
 """The Op `objective`: the negative log marginal likelihood per point of a small exact model, with its gradient.
 
-Arguments: ``reading, forward, parameters``: the arrays of a model (`gp.reading`), the function that computes the loss
-with modules and autograd, and the parameters, by name, whose gradients are required. The result is the loss ``()``, or
-``(...)`` for a batch of independent models, and the gradients of its sum in the order of the parameters; they are also
-stored in each ``grad``. Or ``step, None, None``: one call of a marginal likelihood (`gp.steps`), whose result is its
-differentiable value ``()`` or ``(...)`` alone (grad ``theta``).
+Arguments: ``reading, forward, parameters``: the arrays of a model (`density.exact_objective`), the function that
+computes the loss with modules and autograd, and the parameters, by name, whose gradients are required. The result is
+the loss ``()``, or ``(...)`` for a batch of independent models, and the gradients of its sum in the order of the
+parameters; they are also stored in each ``grad``. Or ``step, None, None``: one call of a marginal likelihood
+(`density.steps`), whose result is its differentiable value ``()`` or ``(...)`` alone (grad ``theta``).
 
 Contract: the loss is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared norm
 of the points; gradients lie within the same change, enlarged by the condition of K.
@@ -21,9 +21,9 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern.core.problem import Features, Problem
-from autokern.gp import steps
-from autokern.gp.reading import Reading
-from autokern.gp.steps import Step, step_of
+from autokern.density import steps
+from autokern.density.exact_objective import Reading
+from autokern.density.steps import Step, step_of
 from autokern.kernels import tree as trees
 from autokern.ops._models import objective_model, prior_of
 from autokern.ops._shared import EPS, LOW_RANK, OpOfParts, families, squares

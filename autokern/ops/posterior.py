@@ -19,10 +19,11 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import DenseLinearOperator
 
 from autokern.core.problem import Features, Problem
-from autokern.gp import factor_cache, originals
-from autokern.gp.posterior import Posterior
+from autokern.model import originals
 from autokern.ops._models import objective_model, prior_of
 from autokern.ops._shared import EPS, OpOfParts, families, random_matrix
+from autokern.prediction import factor_cache
+from autokern.prediction.array_posterior import Posterior
 
 _MOST = 2**22
 """Number of covariances between test and training points above which one thread is slower than torch."""

@@ -21,17 +21,18 @@ from linear_operator.operators import DenseLinearOperator, MatmulLinearOperator,
 from autokern.core.arguments import in_float64
 from autokern.core.candidate import Error
 from autokern.core.problem import Problem
-from autokern.gp import factor_cache, originals
-from autokern.gp.factor_cache import Query
-from autokern.gp.inverse_factor import Conditioned
-from autokern.gp.lazy_covariance import evaluated, less
-from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import tree as trees
+from autokern.model import originals
 from autokern.ops import _by_factor, _state_space
 from autokern.ops._by_factor import Prediction, complete, explains, factor, is_fast, is_grown
 from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.prediction import factor_cache
+from autokern.prediction.factor_cache import Query
+from autokern.prediction.inverse_factor import Conditioned
+from autokern.prediction.lazy_covariance import evaluated, less
+from autokern.prediction.row_blocks import RowBlocks
 
 _stock = originals.exact_prediction
 _JOINT = 16

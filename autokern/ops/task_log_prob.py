@@ -18,7 +18,8 @@ from linear_operator.operators import DiagLinearOperator, KroneckerProductLinear
 from linear_operator.operators import KroneckerProductDiagLinearOperator as KroneckerDiagonal
 
 from autokern.core.problem import Features, Problem
-from autokern.gp import matrix_density, originals
+from autokern.density import matrix_density
+from autokern.model import originals
 from autokern.ops._of_matrices import OfMatrices, register
 from autokern.ops._shared import positive_definite, random_matrix
 

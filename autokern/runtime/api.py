@@ -16,8 +16,8 @@ from autokern.core.problem import SIZES, Problem
 from autokern.core.registry import get
 from autokern.core.shown import Shown
 from autokern.core.units import legible
-from autokern.gp.library_orders import ROWS
 from autokern.kernels.family import families
+from autokern.model.library_orders import ROWS
 from autokern.runtime import dispatch
 from autokern.tuning.profile import Profile
 

@@ -21,8 +21,8 @@ from autokern.backends import graphs
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
-from autokern.gp import marginal
 from autokern.kernels import precision
+from autokern.model import marginal
 from autokern.runtime import dispatch
 
 ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="GPU")])

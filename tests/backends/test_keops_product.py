@@ -26,7 +26,7 @@ import autokern
 from autokern.backends import keops_product
 from autokern.cli.probe import _path
 from autokern.core.errors import KeOpsError
-from autokern.gp import likelihood
+from autokern.density import gaussian
 from autokern.kernels import family, graph, tree
 from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family, of_unit_lengthscale
 from autokern.kernels.matmul import matmul
@@ -222,8 +222,8 @@ def test_a_family_is_all_that_the_dense_routes_need(inverse_quadratic):
         torch.testing.assert_close(route(cov, x, x), truth)
     # block by block, by the tile epilogue
     noise, residual = torch.full((1,), 0.1, dtype=torch.float64), points(12)
-    value = likelihood.log_prob(read, noise, residual, torch.linalg.cholesky)
-    torch.testing.assert_close(value, likelihood.reference(read, noise, residual))
+    value = gaussian.log_prob(read, noise, residual, torch.linalg.cholesky)
+    torch.testing.assert_close(value, gaussian.reference(read, noise, residual))
 
 
 @needs_keops

@@ -42,7 +42,12 @@ def test_what_explain_told_is_what_the_docs_show(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "line",
-    ["gp/steps.py: step_off | |", "gp/no.py: loss | |", "gp/steps.py: loss | nothing_like_it |", "auto.py: x | |"],
+    [
+        "density/steps.py: step_off | |",
+        "density/no.py: loss | |",
+        "density/steps.py: loss | nothing_like_it |",
+        "auto.py: x | |",
+    ],
 )
 def test_a_way_that_the_code_does_not_take_is_told(line, monkeypatch, capsys):
     monkeypatch.setattr(picture, "WAYS", {"a way": picture.steps(f"  {line} does something")})

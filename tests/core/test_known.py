@@ -23,8 +23,8 @@ import autokern
 from autokern.core import known, recorded, releases
 from autokern.core.fingerprints import definitions, of_function
 from autokern.core.known import relied
-from autokern.gp.relied import TASKS
 from autokern.hooks import install
+from autokern.model.relied import TASKS
 
 SOURCE = """
 def half(x, scale=0.5, *, shift=0):

@@ -13,9 +13,9 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 
 import autokern
 from autokern.core.known import Relied
-from autokern.gp.relied import prediction
 from autokern.hooks import gpytorch as hooks
 from autokern.hooks import install
+from autokern.model.relied import prediction
 
 DTYPES = [torch.float32, torch.float64]
 

@@ -10,8 +10,9 @@ from support.models import rough_model
 
 import autokern
 from autokern.core.solved import collecting
-from autokern.gp import factor_cache, systems
+from autokern.density.iterated import systems
 from autokern.hooks import matrixfree
+from autokern.prediction import factor_cache
 
 N = 1100
 MANY, FEW = 40, 4

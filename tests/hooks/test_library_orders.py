@@ -27,7 +27,7 @@ import autokern
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
-from autokern.gp import library_orders
+from autokern.model import library_orders
 from autokern.ops._iterations import as_own_iterations
 
 N = 300
@@ -580,7 +580,7 @@ def test_every_candidate_that_obeys_an_order_is_named():
 def test_the_defaults_are_those_of_the_libraries():
     program = """
 import json, gpytorch, linear_operator.settings as library
-from autokern.gp.library_orders import ROWS, SOLVES, orders
+from autokern.model.library_orders import ROWS, SOLVES, orders
 def read(): return {row.name: row.value() for row in ROWS}
 def ordered():
     found = []

@@ -17,8 +17,8 @@ from linear_operator.utils.warnings import NumericalWarning
 from support.structured import Regression
 
 import autokern
-from autokern.gp import factor_cache
 from autokern.hooks.low_rank import _Roots
+from autokern.prediction import factor_cache
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -51,9 +51,9 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autokern
-from autokern.gp import factor_cache
-from autokern.gp import posterior_call as arrays
-from autokern.gp.parts import Distances
+from autokern.kernels.arrays.pairwise import Distances
+from autokern.prediction import array_posterior_call as arrays
+from autokern.prediction import factor_cache
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized"),
@@ -853,7 +853,7 @@ def test_strategy_and_caches_are_there():
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
 def test_a_forward_that_is_put_on_the_model(fresh):
-    """Other changes, and other candidates: tests/gp/test_prediction_changes.py."""
+    """Other changes, and other candidates: tests/prediction/test_prediction_changes.py."""
 
     def run(clear):
         model = moved(SingleTaskGP(*data(), outcome_transform=None)).eval()

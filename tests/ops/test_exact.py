@@ -45,10 +45,11 @@ from support.outcomes import outcome
 import autokern
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.gp import likelihood, marginal
+from autokern.density import gaussian
 from autokern.hooks import solver_choice as regimes
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import row_blocks
+from autokern.model import marginal
 from autokern.runtime import dispatch
 from autokern.system import buffers, threads
 
@@ -135,13 +136,13 @@ def calls(op):
 @pytest.mark.parametrize("block", [2**20, 2**11], ids=["one block", "many blocks"])
 @pytest.mark.parametrize("noise", [1, 43])
 def test_density_and_gradients_are_the_plain_formula(make, batch, dtype, block, noise, monkeypatch):
-    monkeypatch.setattr(likelihood, "CACHED", block)
+    monkeypatch.setattr(gaussian, "CACHED", block)
     kernel, (x, levels, residual) = prepared(make, batch, dtype), data(43, batch, dtype, noise=noise)
     inputs = [x, levels, residual, *kernel.parameters()]
-    ours = likelihood.log_prob(trees.read(kernel, x), levels, residual, LADDER)
+    ours = gaussian.log_prob(trees.read(kernel, x), levels, residual, LADDER)
     exact_kernel = copy.deepcopy(kernel).double()
     exact = [t.detach().double().requires_grad_() for t in (x, levels, residual)]
-    truth = likelihood.reference(trees.read(exact_kernel, exact[0]), exact[1], exact[2])
+    truth = gaussian.reference(trees.read(exact_kernel, exact[0]), exact[1], exact[2])
     rounding = 1e-11 if dtype == torch.float64 else 3e-4
     torch.testing.assert_close(ours.double(), truth, rtol=rounding, atol=rounding)
     weights = torch.rand(ours.shape, generator=torch.Generator().manual_seed(5))
@@ -182,7 +183,7 @@ class _Density(torch.nn.Module):
         self.kernel = kernel
 
     def forward(self, x, noise, residual):
-        return likelihood.log_prob(trees.read(self.kernel, x), noise, residual, LADDER)
+        return gaussian.log_prob(trees.read(self.kernel, x), noise, residual, LADDER)
 
 
 def test_only_what_is_wanted_is_computed():
@@ -191,8 +192,8 @@ def test_only_what_is_wanted_is_computed():
     for at, wanted in enumerate((x, noise, residual)):
         ins = [t.detach() for t in (x, noise, residual)]
         ins[at].requires_grad_()
-        out = likelihood.log_prob(trees.read(kernel, ins[0]), ins[1], ins[2], LADDER)
-        full = likelihood.log_prob(trees.read(kernel, x), noise, residual, LADDER)
+        out = gaussian.log_prob(trees.read(kernel, ins[0]), ins[1], ins[2], LADDER)
+        full = gaussian.log_prob(trees.read(kernel, x), noise, residual, LADDER)
         torch.testing.assert_close(torch.autograd.grad(out, ins[at]), torch.autograd.grad(full, wanted))
 
 
@@ -486,7 +487,7 @@ def test_the_backward_pass_keeps_to_the_threads_of_the_forward_pass(monkeypatch)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     monkeypatch.setattr(
-        likelihood, "inverted", lambda lower: seen.append(threads.current()) or torch.cholesky_inverse(lower)
+        gaussian, "inverted", lambda lower: seen.append(threads.current()) or torch.cholesky_inverse(lower)
     )
     try:
         model = regression(30)
@@ -643,9 +644,9 @@ def test_copies_and_pickles_of_what_was_asked():
 
 def test_blocks_are_as_large_as_an_accelerator_likes_them():
     """On a CPU a block stays in the cache; a GPU would spend its time on the launches of so many."""
-    assert len(row_blocks(torch.empty(2000, 2000), likelihood.CACHED)) > 10
-    assert len(row_blocks(torch.empty(2000, 2000, device="meta"), likelihood.CACHED)) == 1
-    assert len(row_blocks(torch.empty(20_000, 20_000, dtype=torch.float64, device="meta"), likelihood.CACHED)) <= 50
+    assert len(row_blocks(torch.empty(2000, 2000), gaussian.CACHED)) > 10
+    assert len(row_blocks(torch.empty(2000, 2000, device="meta"), gaussian.CACHED)) == 1
+    assert len(row_blocks(torch.empty(20_000, 20_000, dtype=torch.float64, device="meta"), gaussian.CACHED)) <= 50
     op = get("exact_log_prob")
     here = Problem(op=op.name, m=3000, n=3000, d=2, grad="theta", variant="rbf/cholesky")
     assert op["fused"].memory(here) < op["fused"].memory(here.replace(device="cuda")) < 1.5e9

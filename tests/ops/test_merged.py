@@ -17,8 +17,9 @@ from support.structured import Regression, close, gradients, loss_of, served
 import autokern
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.gp import likelihood, marginal, repeats
+from autokern.density import gaussian, repeated_points
 from autokern.kernels import tree as trees
+from autokern.model import marginal
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,11 +60,11 @@ def truth(model):
     noise = model.likelihood.noise_covar.noise
     k = model.covar_module.active_dims
     tree = trees.read(model.covar_module, x if k is None else x.index_select(-1, k))
-    return model, likelihood.reference(tree, noise, y - model.mean_module(x)) / len(y)
+    return model, gaussian.reference(tree, noise, y - model.mean_module(x)) / len(y)
 
 
 def distinct(x):
-    return repeats.distinct(x)
+    return repeated_points.distinct(x)
 
 
 # --- what it computes -------------------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def test_only_equal_rows_are_one_point():
     for number in (torch.nan, torch.inf):
         other = x.clone()
         other[7, 1] = number
-        assert repeats.found(other) is None
+        assert repeated_points.found(other) is None
     few = torch.cat([torch.rand(230, 2), torch.full((10, 2), 0.5)])
     assert distinct(few) == 240
 
@@ -133,26 +134,26 @@ def test_only_equal_rows_are_one_point():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_groups_and_counts(dtype):
     x, _ = repeated(300, 40, 3, dtype)
-    found = repeats.found(x.T.contiguous().T)  # columns in memory
+    found = repeated_points.found(x.T.contiguous().T)  # columns in memory
     assert torch.equal(x[found.first][found.group], x)
     assert len(x[found.first].unique(dim=0)) == 40
     assert torch.equal(found.group.bincount(), found.counts.long())
 
 
 def test_what_is_kept_is_bounded(monkeypatch):
-    monkeypatch.setattr(repeats, "_kept", {})
-    monkeypatch.setattr(repeats, "_KEPT", 3)
+    monkeypatch.setattr(repeated_points, "_kept", {})
+    monkeypatch.setattr(repeated_points, "_KEPT", 3)
     for seed in range(10):
-        repeats.found(repeated(seed=seed)[0])
-        assert len(repeats._kept) <= 3
-    assert repeats.found(repeated(seed=9)[0]) is repeats.found(repeated(seed=9)[0])
-    monkeypatch.setattr(repeats, "_KEPT_BYTES", 1000)
+        repeated_points.found(repeated(seed=seed)[0])
+        assert len(repeated_points._kept) <= 3
+    assert repeated_points.found(repeated(seed=9)[0]) is repeated_points.found(repeated(seed=9)[0])
+    monkeypatch.setattr(repeated_points, "_KEPT_BYTES", 1000)
     assert distinct(repeated(1000, 100)[0]) == 100
-    assert all(len(points) < 1000 for points, _ in repeats._kept.values())
+    assert all(len(points) < 1000 for points, _ in repeated_points._kept.values())
 
 
 def test_threads_share_what_is_kept(monkeypatch):
-    monkeypatch.setattr(repeats, "_kept", {})
+    monkeypatch.setattr(repeated_points, "_kept", {})
 
     def look(seed):
         for step in range(30):
@@ -206,7 +207,7 @@ def test_gradients_by_the_points_and_batches_take_the_ordinary_way():
 def truth_at(model, x):
     tree = trees.read(model.covar_module, x)
     residual = model.train_targets - model.mean_module(x)
-    return likelihood.reference(tree, model.likelihood.noise, residual) / len(residual)
+    return gaussian.reference(tree, model.likelihood.noise, residual) / len(residual)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-17, 1e-13, -1e-3])

@@ -26,7 +26,7 @@ from autokern.core.errors import AutokernWarning
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
-from autokern.gp import repeats
+from autokern.density import repeated_points
 from autokern.kernels import graph, precision
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
@@ -87,7 +87,7 @@ def _everywhere(monkeypatch):
     monkeypatch.setattr(threads, "ceiling", lambda: 64)
     monkeypatch.setattr(threads, "current", lambda: 64)
     monkeypatch.setattr(matrices, "CACHED", 2**14)
-    monkeypatch.setattr(repeats, "LEAST", 20)
+    monkeypatch.setattr(repeated_points, "LEAST", 20)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
     monkeypatch.setattr(keops_product, "product", lambda tree, others, rhs, plan: trees.dense(tree, others) @ rhs)

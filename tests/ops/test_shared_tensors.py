@@ -16,12 +16,12 @@ import autokern
 from autokern import kernels
 from autokern.core.autograd import Lent
 from autokern.core.registry import get
-from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import matmul
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.ops.qr import cholesky_qr2
+from autokern.prediction.row_blocks import RowBlocks
 
 _FAMILIES = ("rbf", "matern12", "matern32", "matern52")
 

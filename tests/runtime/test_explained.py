@@ -21,9 +21,9 @@ from autokern.core.candidate import WITHIN, Error
 from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
-from autokern.gp import iterated_density
-from autokern.gp.mixed_inverse import OF_TRACE
-from autokern.gp.systems import TOLERANCE
+from autokern.density.iterated import log_density
+from autokern.density.iterated.systems import TOLERANCE
+from autokern.density.mixed_inverse import OF_TRACE
 from autokern.ops import _iterations
 from autokern.runtime import api, dispatch, memo
 
@@ -91,7 +91,7 @@ def test_a_density_that_iterates_tells_what_it_reached_however_often_it_is_asked
 
 
 def test_what_does_not_converge_is_told(monkeypatch):
-    monkeypatch.setattr(iterated_density, "_LONGEST", 2)
+    monkeypatch.setattr(log_density, "_LONGEST", 2)
     monkeypatch.setattr(_iterations, "LONGEST", 2)
     of = model(uniform(N, 2), noise=1e-3)
     with (

@@ -17,7 +17,7 @@ from autokern.core.op import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
-from autokern.gp import array_density, likelihood
+from autokern.density import array_density, gaussian
 from autokern.ops import _iterations
 from autokern.runtime import api, dispatch
 from autokern.system import host
@@ -214,7 +214,7 @@ def test_a_matrix_without_a_factor_is_left_to_conjugate_gradients(candidate, mon
             failed.append(args)
             raise NotPSDError("as where rounding leaves no factor")
 
-        monkeypatch.setattr(likelihood, "log_prob", indefinite)
+        monkeypatch.setattr(gaussian, "log_prob", indefinite)
         monkeypatch.setattr(array_density, "log_prob", indefinite)
         torch.manual_seed(0)
         loss, gradient = step(model)

@@ -10,7 +10,7 @@ from gpytorch.means import ConstantMean, MultitaskMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 import autokern
-from autokern.gp.array_density import dense
+from autokern.density.array_density import dense
 
 N, D = 12, 3
 WAYS = {
@@ -136,7 +136,7 @@ class Served:
 
     def __init__(self, monkeypatch):
         self._counts = {"objective": 0, "arrays": 0}
-        from autokern.gp import array_density, steps
+        from autokern.density import array_density, steps
 
         for way, (module, name) in {"objective": (steps, "loss"), "arrays": (array_density, "log_prob")}.items():
             monkeypatch.setattr(module, name, self._counting(way, getattr(module, name)))

@@ -14,7 +14,7 @@ import autokern
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.settings import Settings
 from autokern.core.units import sized
-from autokern.gp import footprint
+from autokern.model import footprint
 from autokern.runtime import dispatch
 from autokern.system import host, memory_limit
 from autokern.system.memory_limit import LARGE, Limit

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from autokern.core.recorded import is_within
-from autokern.gp.inspected import UnreadError
-from autokern.gp.reading import Reading, Readings
+from autokern.density.exact_objective import Reading, Readings
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.later import fits
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
+from autokern.model.arrays import UnreadError
 from autokern.runtime.dispatch import route
 
 __all__ = ["declare"]

@@ -12,7 +12,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import LinearOperator
 
 from autokern.core.effects import is_library
-from autokern.gp import memoized
+from autokern.model import memoized
 
 __all__ = ["Given"]
 

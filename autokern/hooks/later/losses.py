@@ -23,9 +23,9 @@ from autokern.core.locks import Lock
 from autokern.core.op import inside
 from autokern.core.recovery import caught
 from autokern.core.replay import UnrecordedError
-from autokern.gp import prior_state
 from autokern.hooks.later.fits import OfParameters
 from autokern.hooks.later.given import Given
+from autokern.model import prior_state
 
 __all__ = ["UNFIT", "Loss", "OfLosses", "loss"]
 
@@ -93,7 +93,7 @@ class OfLosses(OfParameters):
         self, mll: Any, values: Mapping[int, torch.Tensor], function: Callable[..., Any], *tensors: torch.Tensor
     ) -> Any:
         """Call a function of tensors while parameters of a marginal likelihood have the values of their addresses."""
-        from autokern.gp.array_density import replacing
+        from autokern.density.array_density import replacing
 
         names = {name: values[id(p)] for name, p in mll.named_parameters() if id(p) in values}
         return replacing(mll, list(names), function)(*tensors, *names.values())

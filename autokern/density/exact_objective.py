@@ -1,0 +1,230 @@
+"""Readings of models, which compute negative log marginal likelihood per point and gradient in NumPy.
+
+A `Reading` of an `ExactMarginalLogLikelihood` converts its mean, kernel, noise, constraints, priors and data once.
+Parts are recognised by exact type; any other part makes the model unsupported.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import numpy as np
+import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models import ExactGP
+
+from autokern.core.beside import Weak
+from autokern.core.locks import Lock
+from autokern.core.reasons import left
+from autokern.core.recovery import caught
+from autokern.density.marginal_likelihood import Single, terms_of
+from autokern.kernels.arrays.part import Array
+from autokern.kernels.arrays.transforms import arranged
+from autokern.model.arrays import Inspected, UnreadError
+from autokern.model.botorch_inputs import numbered, parts_of, transformed
+from autokern.model.kernel_parts import called
+from autokern.model.means_and_noise import mean_of, noise_of
+from autokern.model.mirrors import Mirrors, sent
+from autokern.model.parameters import Mirrored
+from autokern.model.relied import DENSITY
+
+__all__ = ["DTYPES", "Reading", "Readings"]
+
+_INHERITED = ("__call__", "__getattr__", "train_targets", "added_loss_terms", "named_added_loss_terms", "named_priors")
+DTYPES = (torch.float32, torch.float64)
+"""Supported dtypes of models."""
+_TRANSFORM = ("botorch.models.model", "Model.transform_inputs")
+_NEW: Any = object()
+
+
+def _named(function: Any) -> tuple[str, str]:
+    return getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+
+
+class _Held(Protocol):
+    def holds(self, *how: Any) -> bool:
+        """Whether the reading is still valid."""
+
+
+Read = TypeVar("Read", bound=_Held)
+
+
+class Reading:
+    """A model, or a batch of independent models, in NumPy; raises UnreadError if any part is unsupported.
+
+    A model on an accelerator is computed from copies on the CPU. `key` is the number of points, dimensions and models,
+    dtype, device type, and the kernel families, sorted and joined by ``+``.
+    """
+
+    def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
+        model = getattr(mll, "model", None)
+        if type(mll) is not ExactMarginalLogLikelihood or not isinstance(model, ExactGP):
+            raise UnreadError("another likelihood or model class")
+        inputs, targets = model.__dict__.get("train_inputs"), model.__dict__.get("_train_targets")
+        if type(inputs) is not tuple or len(inputs) != 1 or type(targets) is not torch.Tensor or not targets.dim():
+            raise UnreadError("several inputs, or none")
+        self.dtype, self.device, self.batch = inputs[0].dtype, targets.device, targets.shape[:-1]
+        if self.dtype not in DTYPES or not targets.numel():
+            raise UnreadError(f"inputs of {self.dtype}, or no targets")
+        seen = self._seen = Inspected(self.dtype, self.batch, None if targets.is_cpu else Mirrors())
+        seen.relies(*DENSITY)
+        likelihood = seen.module(mll, "likelihood")
+        if seen.module(mll, "model") is not model or seen.module(model, "likelihood") is not likelihood:
+            raise UnreadError("a likelihood that is not the model's")
+        if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
+            raise UnreadError("a model that redefines what an exact one is")
+        self._forward, self._lock = type(model).forward, Lock()
+        self._code = self._forward.__code__
+        self._transform = getattr(type(model), "transform_inputs", None)
+        names = parts_of(type(model))
+        self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
+        tensor = self._points(model, names[2])
+        x: Array = tensor.cpu().numpy().astype(np.float64)
+        tasks, points = numbered(seen, model, x)
+        if tasks is not None and x.ndim != 2:
+            raise UnreadError("a batch of models of tasks")
+        seen.dims = x.shape[-1]
+        targets = seen.data(seen.attribute(model, "_train_targets"))
+        self._dtype = targets.dtype
+        self._ones = []
+        for at in np.ndindex(*self.batch):
+            seen.begin(at)
+            own = x if x.ndim == 2 else x[at]
+            mapped_x = own if tasks is None else points
+            mean = mean_of(seen, seen.module(model, names[0]), mapped_x, None if tasks is None else tasks.column)
+            kernel = called(seen, seen.module(model, names[1]), None, seen.dims)
+            one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean)
+            with np.errstate(all="ignore"):
+                self._ones.append(one.on(arranged(mapped_x, seen.raw), targets[at]))
+        seen.close(mll)
+        self._parameters = list(seen.parameters.values())
+        if any(p.tensor.device != self.device for p in self._parameters):
+            raise UnreadError("parameters on another device than the data")
+        self.n = x.shape[-2]
+        dtype, families = str(self.dtype).removeprefix("torch."), "+".join(sorted(seen.families))
+        self.key = (*x.shape[-2:], len(self._ones), dtype, self.device.type, families)
+
+    def _points(self, model: Any, transforms: bool) -> torch.Tensor:
+        """Return the training inputs after the model's input transform."""
+        seen = self._seen
+        (x,) = seen.attribute(model, "train_inputs")
+        seen.data(x)
+        seen.unchanging(x)
+        if transforms:
+            of_botorch = getattr(type(model), "transform_inputs", None)
+            transform = seen.module(model, "input_transform")
+            if _named(of_botorch) != _TRANSFORM or not model.training:
+                raise UnreadError("another input transform")
+            x = x if transform is None else transformed(seen, transform, x)
+        batches = (torch.Size(), self.batch)
+        if x.dtype is not self.dtype or x.requires_grad or x.dim() < 2 or x.shape[:-2] not in batches:
+            raise UnreadError("points of another batch")
+        if x.shape[-2] != model._train_targets.shape[-1]:
+            raise UnreadError("targets of another number")
+        return cast("torch.Tensor", x)
+
+    @property
+    def model(self) -> Any:
+        """The model, None once it is freed."""
+        return self._model()
+
+    def holds(self) -> bool:
+        """Whether the model is in training mode and still consists of the objects that were read."""
+        model, likelihood = self._model(), self._likelihood()
+        if model is None or likelihood is None or not (model.training and likelihood.training):
+            return False
+        kind = type(model)
+        if kind.__call__ is not ExactGP.__call__ or getattr(kind, "transform_inputs", None) is not self._transform:
+            return False
+        same = kind.forward is self._forward and self._forward.__code__ is self._code
+        return same and self._seen.holds()
+
+    def covers(self, parameters: Mapping[str, torch.Tensor]) -> bool:
+        """Whether these are exactly the model's parameters that require gradients."""
+        wanted = {id(p.tensor) for p in self._parameters if p.tensor.requires_grad}
+        return wanted == {id(tensor) for tensor in parameters.values()}
+
+    def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
+        """Return the losses and the gradients of their sum, which are also written to the parameters' ``grad``.
+
+        Returns None, for a fallback to the library, if a factorisation fails or a loss is not finite.
+        """
+        if self._lock.entered():
+            return None
+        with self._lock.here(), np.errstate(all="ignore"):
+            for parameter in self._parameters:
+                parameter.refresh()
+            losses = [one.evaluate(-1.0 / self.n) for one in self._ones]
+            if None in losses:
+                return None
+            found = torch.from_numpy(np.array(losses, self._dtype).reshape(self.batch)).to(self.device)
+            known = [self._seen.parameters[id(tensor)] for tensor in parameters.values()]
+            mirrored = [parameter for parameter in known if isinstance(parameter, Mirrored)]
+            if mirrored:  # `sent` has incremented the versions
+                return found, Mirrored.write_all(mirrored)
+            gradients = tuple([one.write() for one in known])
+            torch.autograd.graph.increment_version(gradients)
+            return found, gradients
+
+    def written(self, tensor: torch.Tensor, gradient: torch.Tensor) -> Array:
+        """Return the content of a parameter's ``grad``."""
+        return self._seen.parameters[id(tensor)].written(gradient)
+
+    def slopes(
+        self, parameters: Mapping[str, torch.Tensor], gradients: Sequence[torch.Tensor | None], out: Array
+    ) -> None:
+        """Write the gradients of all parameters into a vector of zeros; missing ones stay zero."""
+        start = 0
+        for tensor, gradient in zip(parameters.values(), gradients, strict=True):
+            known = self._seen.parameters[id(tensor)]
+            stop = start + known.raw.size
+            if gradient is not None:
+                out[start:stop] = known.written(gradient).ravel()
+            start = stop
+
+    def put(self, parameters: Mapping[str, torch.Tensor], state: Array, rows: Any = None) -> None:
+        """Write a vector into parameters, in their order, or an array with a row for each model, or for `rows`."""
+        start, models = 0, len(self._ones) if state.ndim == 2 else 1
+        for tensor in parameters.values():
+            raw = self._seen.parameters[id(tensor)].raw
+            size = raw.size // models
+            found = state[..., start : start + size]
+            if rows is not None:
+                changed = raw.reshape(models, size)
+                changed[rows] = found
+                found = changed
+            raw[...] = found.reshape(raw.shape)
+            start += size
+        if self.device.type != "cpu":
+            tensors = list(parameters.values())
+            sent([self._seen.parameters[id(tensor)].raw for tensor in tensors], tensors)
+        torch.autograd.graph.increment_version(list(parameters.values()))
+
+
+class Readings(Generic[Read]):
+    """A cache of readings by their objects, which it does not keep alive.
+
+    `make` raises UnreadError for an unsupported object; such an object is never read again, since a reading costs as
+    much as some evaluations.
+    """
+
+    def __init__(self, make: Callable[..., Read]) -> None:
+        self._make = make
+        self._known = Weak[Read | None]()
+
+    def of(self, owner: Any, *how: Any) -> Read | None:
+        """Return a valid reading of an object, None if the object is unsupported."""
+        known = self._known.get(owner, _NEW)
+        if known is None or (known is not _NEW and known.holds(*how)):
+            return known
+        try:
+            made = self._make(owner, *how)
+            if made.holds(*how):
+                return self._known.put(owner, made)
+            reason = "it is not in training mode, or is hooked"
+        except caught(Exception) as error:  # the library raises or serves it
+            reason = str(error) or repr(error)
+        left(f"the parts of a {type(owner).__name__}", reason)
+        return self._known.put(owner, None)

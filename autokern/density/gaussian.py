@@ -1,0 +1,207 @@
+"""The log density of a Gaussian with a kernel tree as covariance, factorised, with all gradients in one function.
+
+``log p(r) = -(r^T K^-1 r + log |K| + n log 2 pi) / 2`` with ``dL/dK = (a a^T - K^-1) / 2``, ``a = K^-1 r``
+(Rasmussen and Williams 2006, eq. 5.9). The matrix is built, factorised, inverted and differentiated in one buffer; its
+derivatives are formed block by block and never kept. Second derivatives differentiate `reference`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from autokern.core.autograd import computed
+from autokern.density.factors import factorised, inverted
+from autokern.kernels import tree as trees
+from autokern.kernels.blocks import Blocks, bytes_on, row_blocks
+from autokern.kernels.tree import Parts, Tree, apart, flattened
+from autokern.system import buffers, threads
+
+__all__ = [
+    "CACHED",
+    "Ladder",
+    "State",
+    "arranged",
+    "at_once",
+    "gradients_by",
+    "log_prob",
+    "of_matrix",
+    "reference",
+]
+
+Ladder = Callable[[torch.Tensor], torch.Tensor]
+Inverse = Callable[[torch.Tensor], torch.Tensor]
+Gradients = Callable[..., list[torch.Tensor | None]]
+"""``gradients(tree, state, noise, wanted)``: gradients by noise, residual and the tree's tensors, None if unwanted."""
+CACHED = 2**20
+"""Bytes of a block of rows that stays in a CPU's cache; a dozen such blocks are held beside the matrix."""
+_LOG_2_PI = math.log(2 * math.pi)
+
+
+def log_prob(
+    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, ladder: Ladder, gradients: Gradients | None = None
+) -> torch.Tensor:
+    """Return the log density of a residual ``(..., n)``.
+
+    The tree is without noise; `noise` is ``(..., 1)`` or ``(..., n)``. `ladder` gets a matrix whose factorisation
+    failed; it raises, or warns and returns a lower factor with jitter. `gradients` computes the first derivatives, by
+    default from potri's inverse.
+    """
+    parts, shape, tensors = arranged(tree, noise, residual)
+    differentiated, most = torch.is_grad_enabled() and any(t.requires_grad for t in tensors), threads.current()
+    with torch.no_grad():
+        state = _stated(parts, ladder, tensors, keep=differentiated)
+        density = _density(state.factor, state.white)
+    if not differentiated:
+        return density if density.shape == shape else density.view(shape)
+    states = [state]
+
+    def found(wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+        # a second backward pass factorises again, since the first one overwrote the factor
+        state = states.pop() if states else _stated(parts, ladder, tensors, keep=True)
+        return (gradients or _by_potri)(parts.tree(tensors[2:]), state, tensors[0], wanted)
+
+    def plainly(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return reference(parts.tree(rest), noise, residual)
+
+    del state
+    out = computed(density, threads.limited(found, most), plainly, saved=tensors)
+    return out if out.shape == shape else out.view(shape)
+
+
+def _by_potri(tree: Tree, state: State, noise: torch.Tensor, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+    return gradients_by(state, inverted, noise, wanted)
+
+
+def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> tuple[Parts, torch.Size, list[torch.Tensor]]:
+    """Return the form of a tree, the batch shape, and noise, residual and the tree's tensors with a flat batch."""
+    parts, own = apart(tree)
+    return parts, *flattened([noise, residual, *own], [1, 1, *parts.dims])
+
+
+def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Return the log density by plain torch steps, differentiable to any order: the reference for `log_prob`."""
+    return of_matrix(trees.dense(tree), noise, residual)
+
+
+def of_matrix(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Return the log density of a residual under the covariance ``k + noise``, by torch's Cholesky."""
+    n = residual.shape[-1]
+    diagonal = torch.diag_embed(noise.expand(*noise.shape[:-1], n))
+    lower = torch.linalg.cholesky(k + diagonal)
+    white = torch.linalg.solve_triangular(lower, residual.unsqueeze(-1), upper=False).squeeze(-1)
+    logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    density: torch.Tensor = -0.5 * (white.square().sum(-1) + logdet + n * _LOG_2_PI)
+    return density
+
+
+def _assemble(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> None:
+    """Fill at least the lower triangle of a buffer with the noisy covariance."""
+    steps = row_blocks(buffer, CACHED)
+    little = buffer.numel() * buffer.element_size() <= bytes_on(CACHED, buffer.device.type)
+    for start, stop in steps:
+        whole = stop - start == buffer.shape[-1]
+        out = buffer if whole else buffer[start:stop, :stop]
+        blocks.fill((start, stop), out, keep and len(steps) == 1 and little)
+    buffer.diagonal(dim1=-2, dim2=-1).add_(noise)
+
+
+def _density(factor: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
+    """Return the log density from the factor L and the whitened residual ``L^-1 r``."""
+    half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    quadratic = torch.linalg.vecdot(white, white, dim=-2).view(half_logdet.shape)
+    return half_logdet.add_(white.shape[-2] * (0.5 * _LOG_2_PI)).neg_().sub_(quadratic, alpha=0.5)
+
+
+def at_once(
+    parts: Parts, wanted: tuple[bool, ...], tensors: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
+    """Return log density, LAPACK's info and the wanted gradients without synchronising with the device."""
+    noise, residual, *rest = tensors
+    buffer = residual.new_empty((*residual.shape, residual.shape[-1]))
+    blocks = Blocks(parts.tree(rest), look=False)
+    _assemble(blocks, noise, buffer, keep=True)
+    factor, info = torch.linalg.cholesky_ex(buffer)
+    white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
+    density = _density(factor, white)
+    state = State(factor, blocks, white)
+    return density, info, gradients_by(state, _inverse, noise, wanted)
+
+
+def _inverse(factor: torch.Tensor) -> torch.Tensor:
+    """Return the inverse for a lower factor by products, since potri's info would be read back to the host."""
+    n = factor.shape[-1]
+    unit = torch.eye(n, dtype=factor.dtype, device=factor.device).expand(factor.shape)
+    root = torch.linalg.solve_triangular(factor, unit, upper=False)
+    return root.mT @ root
+
+
+def _factorise(
+    tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder: Ladder, keep: bool
+) -> torch.Tensor:
+    """Return the lower factor of the noisy covariance, in `buffer` if that is faster.
+
+    With `keep`, a small matrix is evaluated with the intermediate results for its gradients.
+    """
+    _assemble(blocks, noise, buffer, keep)
+    lower, info = factorised(buffer)
+    if not (torch.any(info) if info.dim() else info.item()):
+        return lower
+    _assemble(blocks, noise, buffer, keep=False)
+    for start, stop in row_blocks(buffer, CACHED)[1:]:
+        buffer[:start, start:stop] = buffer[start:stop, :start].mT
+    if buffer.isnan().any():  # the error counts all NaNs, and blocks set the diagonal without computing it
+        buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
+    return ladder(buffer)
+
+
+class State(NamedTuple):
+    """Results of the forward pass that the backward pass needs."""
+
+    factor: torch.Tensor  # lower
+    blocks: Blocks
+    white: torch.Tensor  # ``L^-1 r``, ``(..., n, 1)``
+
+
+def _stated(parts: Parts, ladder: Ladder, tensors: Sequence[torch.Tensor], keep: bool) -> State:
+    """Return the state of the forward pass, factorised in memory of huge pages."""
+    noise, residual, *rest = tensors
+    tree = parts.tree(rest)
+    blocks = Blocks(tree)
+    buffer = buffers.huge((*residual.shape, residual.shape[-1]), residual)
+    factor = _factorise(tree, blocks, noise, buffer, ladder, keep)
+    return State(factor, blocks, torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False))
+
+
+def gradients_by(
+    state: State, inverse_of: Inverse, noise: torch.Tensor, wanted: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """Return the gradients by noise, residual and the tree's tensors; `inverse_of` may overwrite the factor."""
+    a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True)
+    vector = a.squeeze(-1)
+    found: list[torch.Tensor | None] = [None] * len(wanted)
+    if wanted[1]:
+        found[1] = -vector
+    if not (wanted[0] or any(wanted[2:])):
+        return found
+    inverse = inverse_of(state.factor)
+    if wanted[0]:
+        by_noise = vector.square().sub_(inverse.diagonal(dim1=-2, dim2=-1))
+        if noise.shape[-1] == 1 < vector.shape[-1]:
+            by_noise = by_noise.sum(-1, keepdim=True)
+        found[0] = by_noise.mul_(0.5)
+    if any(wanted[2:]):
+        turned, half = a.mT, vector.new_full((), 0.5)
+        for start, stop in row_blocks(inverse, CACHED):
+            if stop - start == inverse.shape[-1]:
+                g = torch.mul(a, turned).sub_(inverse)
+            else:
+                g = torch.mul(a[start:stop], turned[:, :stop]).sub_(inverse[start:stop, :stop])
+            state.blocks.backward((start, stop), g, half)
+        points, shapes, weights = state.blocks.gradients()
+        pairs = zip((*points, *shapes, *weights), wanted[2:], strict=True)
+        found[2:] = [one if want else None for one, want in pairs]
+    return found

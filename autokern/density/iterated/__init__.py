@@ -1,0 +1,1 @@
+"""Log densities and linear systems by preconditioned conjugate gradients, without a factor."""

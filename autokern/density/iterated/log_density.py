@@ -1,0 +1,203 @@
+"""The log density of a Gaussian with a large kernel matrix, by preconditioned conjugate gradients and probes.
+
+``log |K| = log |P| + E w^T log(M) w`` with ``M = S^T K S``, ``P^-1 = S S^T`` and random signs w: the preconditioner
+gives nearly all of the log determinant and of its gradient exactly, and probes estimate the rest. Systems are solved to
+a stated relative residual. The probes depend only on the number of points, so the density is a smooth function.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from autokern.core.autograd import computed
+from autokern.core.solved import Solved, note
+from autokern.density import gaussian
+from autokern.density.iterated import block_cg
+from autokern.density.iterated.block_cg import Solution
+from autokern.density.preconditioners.base import Preconditioner, UnfitError
+from autokern.density.preconditioners.choice import Kept
+from autokern.kernels import over_ranks, products
+from autokern.kernels.partition import usual
+from autokern.kernels.tree import Parts, Tree
+from autokern.system import buffers
+
+__all__ = ["DENSE", "log_prob"]
+
+_OF_PROBES = 1e-3
+"""Largest relative residual of probes: such errors are far below the probes' own variance."""
+_REFINED = 1e-4
+"""Smallest residual of probes for which most products are in single precision."""
+DENSE = 2**29
+"""Most bytes of a matrix that is held, so that products do not evaluate the kernel again."""
+_FEW = 8
+"""Products so few that no other preconditioner is tried."""
+_LONGEST = 100
+"""Most products with a preconditioner before it counts as failed."""
+_LOG_2_PI = math.log(2 * math.pi)
+_log = logging.getLogger("autokern")
+
+
+class _State(NamedTuple):
+    by: Preconditioner
+    solved: Solution
+    value: float
+
+
+def log_prob(
+    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, kept: Kept, probes: int, tolerance: float
+) -> torch.Tensor | None:
+    """Return the log density of a residual and note how it was solved; None if the iteration does not converge.
+
+    The tree is on the CPU and without noise; `tolerance` is a relative residual.
+    """
+    parts, shape, tensors = gaussian.arranged(tree, noise, residual)
+    if residual.numel() != residual.shape[-1] or shape.numel() != 1:
+        return None
+    with torch.no_grad():
+        flat = [t.detach().reshape(t.shape[t.dim() - d :]) for t, d in zip(tensors, [1, 1, *parts.dims], strict=True)]
+        state = _state(parts.tree(flat[2:]), flat[0].expand_as(flat[1]), flat[1], kept, probes, tolerance)
+    if state is None:
+        return None
+    read = [t.detach() for t in tensors]
+
+    def plainly(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return gaussian.reference(parts.tree(rest), noise, residual).view(())
+
+    gradients = functools.partial(_gradients, parts, state, read)
+    return computed(state.value, gradients, plainly, saved=tensors).view(shape)
+
+
+def _state(
+    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, kept: Kept, probes: int, tolerance: float
+) -> _State | None:
+    n = len(residual)
+    given = (noise, residual, *tree.points, *tree.shapes, *tree.weights)
+    if not all(torch.isfinite(t).all() for t in given) or not (noise > 0).all() or probes < 1:
+        return None
+    signs = torch.randint(0, 2, (n, probes), generator=torch.Generator().manual_seed(n), dtype=torch.int8, device="cpu")
+    signs = signs.to(residual.dtype).mul_(2).sub_(1)
+    found = _solved(_Matrix(tree, noise), tree, noise, residual, signs, kept, tolerance)
+    if found is None:
+        return None
+    name, by, solved = found
+    left = block_cg.logdets(solved, n)
+    quadratic = float(torch.dot(residual.double(), solved.solution.double()))
+    value = -0.5 * (quadratic + by.logdet + float(left.mean()) + n * _LOG_2_PI)
+    error = 0.5 * float(left.std()) / math.sqrt(probes) if probes > 1 else math.inf
+    report = Solved(solved.residual, solved.products, name, probes, error, tolerance)
+    note(report)
+    _log.debug("log density of %d points: %s", n, report)
+    return _State(by, solved, value) if math.isfinite(value) else None
+
+
+def _solved(
+    matrix: _Matrix, tree: Tree, noise: torch.Tensor, residual: torch.Tensor, signs: torch.Tensor, kept: Kept,
+    tolerance: float,
+) -> tuple[str, Preconditioner, Solution] | None:  # fmt: skip
+    """Return the preconditioner that needs the fewest products, with its solutions; None if none converges.
+
+    The likeliest one is tried first. The other is tried if the first fails, or needs more than `_FEW` products and more
+    than twice those of the last choice (pivots that explain little are not tried after Vecchia's approximation served).
+    It is given up when it expects to need more products than the first.
+    """
+    if kept.rests():
+        return None
+    best: tuple[str, Preconditioner, Solution] | None = None
+    patience, missed = float(_LONGEST), []
+    tolerances, tried = (tolerance, min(_OF_PROBES, 100 * tolerance)), 0
+    for name in kept.names(tree, noise):
+        tried += 1
+        try:
+            by = kept.made(name, tree, noise)
+        except UnfitError:
+            continue
+        solved = matrix.solved(by, residual, signs, tolerances, patience)
+        if solved.left <= 1 and solved.products < patience:
+            best, patience = (name, by, solved), solved.products
+            if solved.products <= max(_FEW, 2 * kept.products) or (name == "vecchia" and kept.leaves_much(tree, noise)):
+                break
+        elif best is None and solved.left > 1:
+            missed.append(_missed(solved, name, tolerances))
+    for report in missed if best is None else ():
+        note(report)
+    if kept.served is None or tried > 1:
+        kept.choose(*((None, 0) if best is None else (best[0], best[2].products)))
+    return best
+
+
+def _missed(solved: Solution, name: str, tolerances: tuple[float, float]) -> Solved:
+    """Return the record of a solve that missed the tolerance of the targets, or else of the probes."""
+    residual, goal = solved.residual, tolerances[0]
+    if residual <= goal:
+        goal = tolerances[1]
+        residual = solved.left * goal
+    return Solved(residual, solved.products, name, solved.probed.w.shape[1], goal=goal, missed=1)
+
+
+class _Matrix:
+    """A noisy kernel matrix for products with few columns, held if it is at most `DENSE` bytes."""
+
+    def __init__(self, tree: Tree, noise: torch.Tensor) -> None:
+        self._tree, self._noise, n = tree, noise, len(noise)
+        self._plan = usual(noise.device)
+        self._held: torch.Tensor | None = None
+        self._low: Tree | None = None
+        if n * n * noise.element_size() <= DENSE:
+            self._held = buffers.huge((n, n), noise)
+            products.filled(tree, None, self._held, self._plan).diagonal().add_(noise)
+
+    def multiply(self, v: torch.Tensor) -> torch.Tensor:
+        """Return the product with columns ``(n, t)``."""
+        if self._held is not None:
+            return self._held @ v
+        return over_ranks.product(self._tree, None, v, self._plan).addcmul_(self._noise.unsqueeze(-1), v)
+
+    def solved(
+        self, by: Preconditioner, rhs: torch.Tensor, signs: torch.Tensor, tolerances: tuple[float, float],
+        patience: float,
+    ) -> Solution:  # fmt: skip
+        """Solve for targets and probes; in double precision, most products use tiles in single precision."""
+        if self._held is None and rhs.dtype is torch.float64 and tolerances[1] >= _REFINED:
+            found = block_cg.refined(self._nearly, self.multiply, by, rhs, signs, tolerances, _LONGEST, patience)
+            if found.left <= 1 or patience < found.expected < math.inf:
+                return found
+        return block_cg.solve(self.multiply, by, rhs, signs, tolerances, _LONGEST, patience)
+
+    def _nearly(self, v: torch.Tensor) -> torch.Tensor:
+        if self._low is None:
+            self._low = self._tree.each(lambda t: t.float())
+        found = over_ranks.product(self._low, None, v.float(), self._plan).double()
+        return found.addcmul_(self._noise.unsqueeze(-1), v)
+
+
+def _gradients(
+    parts: Parts, state: _State, tensors: list[torch.Tensor], wanted: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """Return the gradients by noise, residual and the tensors of the tree, by tiles."""
+    noise, residual, *own = tensors
+    solved, by = state.solved, state.solved.probed
+    a, count = solved.solution, by.w.shape[1]
+    found: list[Any] = [None] * len(tensors)
+    if wanted[1]:
+        found[1] = (-a).view(residual.shape)
+    if not (wanted[0] or any(wanted[2:])):
+        return found
+    other = state.by.gradients(by)
+    if wanted[0]:
+        each = a.square().sub_((by.su * by.sw).mean(1)).sub_(other.noise.to(a.dtype))
+        total = each.sum().view(1) if noise.shape[-1] == 1 < len(a) else each
+        found[0] = (total * 0.5).view(noise.shape)
+    if any(wanted[2:]):
+        flat = [t.reshape(t.shape[t.dim() - d :]) for t, d in zip(own, parts.dims, strict=True)]
+        left = torch.cat((a.unsqueeze(-1), by.su), 1)
+        right = torch.cat((a.unsqueeze(-1) * 0.5, by.sw * (-0.5 / count)), 1)
+        exact, _ = over_ranks.gradients(parts.tree(flat), None, left, right, usual(a.device))
+        for index, (one, two, like) in enumerate(zip(exact, other.tensors, own, strict=True)):
+            found[2 + index] = (one - 0.5 * two.to(one.dtype)).view(like.shape)
+    return found

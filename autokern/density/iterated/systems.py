@@ -1,0 +1,224 @@
+"""Linear systems with a covariance plus noise, solved by preconditioned conjugate gradients to a stated residual.
+
+The likeliest preconditioner is tried first, the other if that does not converge. The final residual is checked by a
+product of its own. The iteration tracks the residual of the system itself; `block_cg` tracks that of the preconditioned
+system, which its probes need, and takes ten times as many products in single precision if the noise is small.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from linear_operator import settings as library
+
+from autokern.core.solved import Solved, note
+from autokern.density.iterated.block_cg import still_needed
+from autokern.density.preconditioners.base import UnfitError
+from autokern.density.preconditioners.choice import Kept
+from autokern.density.preconditioners.pivoted import by_columns
+from autokern.kernels import over_ranks
+from autokern.kernels.partition import usual
+from autokern.kernels.tree import Tree
+
+__all__ = ["LONGEST", "TOLERANCE", "of_matrix", "of_tree", "tolerance"]
+
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
+"""The relative residual to which systems are solved, unless the library's own setting is tighter."""
+LONGEST = 200
+"""Most products with a preconditioner before it counts as failed."""
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+_ROUNDS = 3
+"""Most restarts from the solution so far, if rounding made the iteration inaccurate."""
+_LARGE = 8192
+"""Points from which products in single precision save more time than the extra check of the residual costs."""
+_ELEMENTS = 2**24
+"""Most elements of the columns that are solved together, to limit the memory of their copies."""
+
+
+class _Found(NamedTuple):
+    x: torch.Tensor
+    residual: float
+    products: int
+
+
+class _System:
+    """A kernel tree with noise, and its cached preconditioners."""
+
+    def __init__(self, tree: Tree, noise: torch.Tensor) -> None:
+        self._tree, self._noise = tree.each(lambda t: t.detach().clone()), noise.detach().clone()
+        self._sets = Kept(self._tree.points[0])
+        self._made: dict[str, Product] = {}
+
+    def is_of(self, tree: Tree, noise: torch.Tensor) -> bool:
+        """Whether a tree and its noise have the same values."""
+        mine, yours = _tensors(self._tree, self._noise), _tensors(tree, noise)
+        return self._tree.node == tree.node and all(
+            a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(mine, yours, strict=True)
+        )
+
+    def names(self) -> list[str]:
+        """Return the names of preconditioners in the order of trial."""
+        return self._sets.names(self._tree, self._noise)
+
+    def served(self, name: str) -> None:
+        """Try this preconditioner first from now on."""
+        self._sets.served = name
+
+    def products_with(self, multiply: Product) -> tuple[list[Product], Product]:
+        """Return the products to iterate with, in the order of trial, and the product that checks residuals.
+
+        For many points the first product is in single precision, which is too inaccurate to check its own residual.
+        """
+        if len(self._noise) < _LARGE:
+            return [multiply], multiply
+        if self._noise.dtype is torch.float32:
+            return [multiply], self._product_in(torch.float64)
+        return [self._product_in(torch.float32), multiply], multiply
+
+    def _product_in(self, dtype: torch.dtype) -> Product:
+        """Return the product with the kernel evaluated in `dtype` and the result in double precision."""
+        tree, noise = self._tree.each(lambda t: t.to(dtype)), self._noise.double().unsqueeze(-1)
+
+        def multiply(v: torch.Tensor) -> torch.Tensor:
+            return over_ranks.product(tree, None, v.to(dtype), usual(v.device)).double().addcmul_(noise, v.double())
+
+        return multiply
+
+    def inverse(self, name: str) -> Product:
+        """Return the product with the approximate inverse of the preconditioner of this name."""
+        made = self._made.get(name)
+        if made is None:
+            by = self._sets.made(name, self._tree, self._noise)
+            made = self._made[name] = lambda v: by.apply(by.turned(v))
+        return made
+
+
+def _tensors(tree: Tree, noise: torch.Tensor) -> list[torch.Tensor]:
+    return [noise, *tree.points, *tree.shapes, *tree.weights]
+
+
+_latest: dict[str, tuple[_System, weakref.ref[torch.Tensor]]] = {}
+"""The last system, since predictions solve with the same one repeatedly; dropped when the caller frees its points."""
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the relative residual to reach under the present settings."""
+    return float(min(TOLERANCE[dtype], library.cg_tolerance.value()))
+
+
+def of_tree(
+    multiply: Product,  # with the noisy covariance, for columns ``(n, t)``
+    tree: Tree,  # without noise and batch, of detached tensors
+    noise: torch.Tensor,  # ``(n,)``, positive
+    rhs: torch.Tensor,  # ``(n, t)``
+    goal: float,  # relative residual
+    owner: torch.Tensor,  # the caller's points, with which the cached system is freed
+) -> torch.Tensor | None:
+    """Return the solution of a system whose covariance is a kernel tree; None if no iteration converges."""
+    system = next((known for known, _ in list(_latest.values()) if known.is_of(tree, noise)), None)
+    if system is None:
+        system = _System(tree, noise)
+        _latest["last"] = system, weakref.ref(owner, functools.partial(_latest.pop, "last"))
+    for name in system.names():
+        try:
+            inverse = system.inverse(name)
+        except UnfitError:
+            continue
+        found = _all_columns(*system.products_with(multiply), inverse, rhs, goal)
+        _note(found, name, goal)
+        if found.residual <= goal:
+            system.served(name)
+            return found.x
+    return None
+
+
+def of_matrix(matrix: torch.Tensor, noise: torch.Tensor, rhs: torch.Tensor, goal: float) -> torch.Tensor | None:
+    """Return the solution of ``(matrix + noise) x = rhs``; None if the iteration does not converge."""
+
+    def multiply(v: torch.Tensor) -> torch.Tensor:
+        return (matrix @ v).addcmul_(noise.unsqueeze(-1), v)
+
+    try:
+        inverse = by_columns(matrix, noise)
+    except UnfitError:
+        return None
+    found = _all_columns([multiply], multiply, inverse, rhs, goal)
+    _note(found, "pivoted", goal)
+    return found.x if found.residual <= goal else None
+
+
+def _note(found: _Found, name: str, goal: float) -> None:
+    missed = int(not found.residual <= goal)
+    note(Solved(found.residual, found.products, name, found.x.shape[1], goal=goal, missed=missed))
+
+
+def _all_columns(multiply: list[Product], check: Product, inverse: Product, rhs: torch.Tensor, goal: float) -> _Found:
+    """Solve chunks of columns, each by the first product that reaches the goal."""
+    parts, by = [], iter(multiply)
+    product = next(by)
+    for columns in rhs.split(max(1, _ELEMENTS // len(rhs)), 1):
+        found = _refined(product, inverse, columns, goal, check)
+        while not found.residual <= goal and (other := next(by, None)) is not None:
+            product = other
+            found = _refined(product, inverse, columns, goal, check)
+        parts.append(found)
+        if not found.residual <= goal:
+            break
+    products = max(part.products for part in parts)
+    return _Found(torch.cat([part.x for part in parts], 1), max(part.residual for part in parts), products)
+
+
+def _refined(multiply: Product, inverse: Product, b: torch.Tensor, goal: float, check: Product) -> _Found:
+    """Solve, and restart from the solution, until the residual by the product `check` is small enough."""
+    size = torch.linalg.vector_norm(b, dim=0)
+    size = torch.where(size > 0, size, 1.0)
+    x, r, products, residual = torch.zeros_like(b), b, 0, math.inf
+    for _ in range(_ROUNDS):
+        step, made = _iterated(multiply, inverse, r, size * goal, LONGEST - products)
+        if step is None:
+            return _Found(x, math.inf, products + made)
+        x += step
+        r = (b - check(x)).to(b.dtype)
+        products += made + 1
+        before, residual = residual, float((torch.linalg.vector_norm(r, dim=0) / size).max())
+        if residual <= goal or not residual < before / 2:
+            break
+    return _Found(x, residual, products)
+
+
+def _iterated(
+    multiply: Product, inverse: Product, b: torch.Tensor, enough: torch.Tensor, most: int
+) -> tuple[torch.Tensor | None, int]:
+    """Return a solution with residual norms at most `enough`, None if it fails, and the number of products."""
+    x, r = torch.zeros_like(b), b.clone()
+    left = float((torch.linalg.vector_norm(r, dim=0) / enough).max())
+    if left <= 1:
+        return x, 0
+    z = inverse(r)
+    p, rho = z, (r * z).sum(0)
+    first = left
+    for made in range(1, most + 1):
+        q = multiply(p)
+        curvature = (p * q).sum(0)
+        alpha = torch.where(rho > 0, rho / curvature, 0.0)  # a solved column stays unchanged
+        if not torch.isfinite(alpha).all() or (alpha < 0).any():
+            return None, made
+        x.addcmul_(p, alpha)
+        r.addcmul_(q, alpha, value=-1)
+        left = float((torch.linalg.vector_norm(r, dim=0) / enough).max())
+        if left <= 1:
+            return x, made
+        if not made + still_needed(first, left, made) <= 2 * LONGEST:
+            return None, made
+        z = inverse(r)
+        fresh = (r * z).sum(0)
+        p = torch.addcmul(z, p, torch.where(rho > 0, fresh / rho, 0.0))
+        rho = fresh
+    return None, most

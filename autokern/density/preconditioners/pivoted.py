@@ -1,0 +1,206 @@
+"""The partial pivoted Cholesky preconditioner: noise plus the covariance that some points explain.
+
+``P = D + K_nI K_II^-1 K_In`` for greedily chosen pivots I (Harbrecht, Peters and Schneider 2012). The pivots are cached
+over the steps of a fit, so that a step costs only products of tall matrices. It is computed in double precision, and
+the ranks of a job share the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from autokern.density.preconditioners.base import (
+    Gradients,
+    Preconditioner,
+    Probed,
+    UnfitError,
+    cholesky,
+    in_double,
+    views,
+)
+from autokern.kernels import over_ranks, products
+from autokern.kernels import tree as trees
+from autokern.kernels.partition import usual
+from autokern.kernels.tree import Tree, apart
+
+__all__ = ["Pivoted", "by_columns", "most", "pivots"]
+
+_JITTER = 1e-9
+_ELEMENTS = 2**24
+_CANDIDATES = 2048
+_LEFT = 1e-3
+"""Largest unexplained variance, in units of the noise, at which no more pivots are chosen."""
+_COST, _BACKWARD = 8, 4
+"""Pivots for which solves and products of one entry cost as much as evaluating it: forward, and of gradients."""
+
+
+def most(n: int) -> int:
+    """Return the largest rank that costs at most a few products with the matrix, and little memory."""
+    return min(n // 4, math.isqrt(20 * n), _ELEMENTS // n, 512)
+
+
+def _candidates(n: int, rank: int) -> torch.Tensor:
+    """Return the indices among which pivots are chosen, which depend only on n and rank."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(n), device="cpu")
+    return order[: max(_CANDIDATES, 4 * rank)]
+
+
+def _greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float, rank: int) -> list[int]:
+    """Return pivots, each at the largest variance that the pivots before leave unexplained.
+
+    `left` holds the variances and is overwritten with the unexplained ones. The choice ends when they are small beside
+    `least`, the smallest noise variance.
+    """
+    enough = max(_LEFT * least, 1e-12 * float(left.max()))
+    rows, chosen = left.new_empty(rank, len(left)), list[int]()
+    for step in range(rank):
+        at = int(left.argmax())
+        value = float(left[at])
+        if not value > enough:
+            break
+        rows[step] = torch.addmv(row(at), rows[:step].mT, rows[:step, at], alpha=-1).div_(math.sqrt(value))
+        left.addcmul_(rows[step], rows[step], value=-1)
+        left[at] = 0
+        chosen.append(at)
+    return chosen
+
+
+def _factor(square: torch.Tensor) -> torch.Tensor:
+    """Return the lower factor of the pivots' covariance, to which a jitter is added in place."""
+    square.diagonal().add_(_JITTER * float(square.diagonal().max()))
+    return cholesky(square)
+
+
+def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, float]:
+    """Return the indices of at most `rank` pivots, and the mean unexplained variance in units of the noise.
+
+    Pivots are chosen among `_candidates`; fewer than `rank` are returned if they leave little beside the noise.
+    """
+    places, least = _candidates(len(noise), rank), float(noise.detach().min())
+    tree = in_double(tree).at(places)
+    variance = float(trees.dense(tree.at(slice(1))))
+    left = torch.full((len(places),), variance, dtype=torch.float64, device="cpu")
+
+    def row(at: int) -> torch.Tensor:
+        return trees.dense(tree, [z[at : at + 1] for z in tree.points]).squeeze(-1)
+
+    chosen = _greedy(row, left, least, rank)
+    return places[chosen], float(left.mean()) / least
+
+
+def by_columns(matrix: torch.Tensor, noise: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the product with the inverse of ``K_nI K_II^-1 K_In + D`` for a matrix K, by Woodbury's formula.
+
+    Raises UnfitError if there is no pivot, or the pivots' covariance is not positive definite.
+    """
+    rank = most(len(noise))
+    places = _candidates(len(matrix), rank)
+    among = matrix[places][:, places].double()
+    chosen = places[_greedy(among.__getitem__, among.diagonal().clone(), float(noise.min()), rank)]
+    if not len(chosen):
+        raise UnfitError
+    cross = matrix[:, chosen].double()
+    root = noise.double().rsqrt().unsqueeze(-1)
+    wide = torch.linalg.solve_triangular(_factor(cross[chosen]).mT, cross, upper=True, left=False).mul_(root)
+    inner = wide.mT @ wide
+    inner.diagonal().add_(1)
+    thin = torch.linalg.solve_triangular(cholesky(inner).mT, wide, upper=True, left=False).to(matrix.dtype)
+    scale = root.to(matrix.dtype)
+
+    def inverse(v: torch.Tensor) -> torch.Tensor:
+        scaled = v * scale
+        return torch.addmm(scaled, thin, thin.mT @ scaled, alpha=-1).mul_(scale)
+
+    return inverse
+
+
+class Pivoted(Preconditioner):
+    """The factor ``S = D^-1/2 (I + B C B^T)`` with ``B = D^-1/2 K_nI L^-T`` and ``L L^T = K_II``.
+
+    The tree has no batch. Raises UnfitError if there is no pivot, or the pivots' covariance is not positive definite.
+    """
+
+    def __init__(self, tree: Tree, noise: torch.Tensor, chosen: torch.Tensor) -> None:
+        if not len(chosen):
+            raise UnfitError
+        self._tree, self._chosen, self._dtype = in_double(tree), chosen, noise.dtype
+        self._inner = self._tree.at(chosen)
+        self._noise = noise.detach().double()
+        self._lower = _factor(trees.dense(self._inner))
+        self._root = self._noise.rsqrt().unsqueeze(-1)
+        n, r = len(noise), len(chosen)
+
+        def write(out: torch.Tensor, first: int, end: int) -> None:
+            wide, part = out[: n * r].view(n, r)[first:end], slice(first, end)
+            products.filled(self._tree.at(part), self._inner.points, wide, usual(wide.device))
+            wide.copy_(torch.linalg.solve_triangular(self._lower.mT, wide, upper=True, left=False))
+            wide.mul_(self._root[part])
+            torch.mm(wide.mT, wide, out=out[n * r :].view(r, r))
+
+        elements, data = n * r * (1 + r / _COST), self._data(chosen)
+        found = over_ranks.by_points(n, elements, n * r + r * r, self._noise, data, write)
+        self._b = found[: n * r].view(n, r)
+        values, vectors = torch.linalg.eigh(found[n * r :].view(r, r))
+        values.clamp_min_(0)
+        self.logdet = float(self._noise.log().sum() + values.log1p().sum())
+        grown = (1 + values).sqrt()
+        self._inverse = (vectors * -(1 / (1 + values))) @ vectors.mT
+        c = (vectors * (-1 / (grown * (1 + grown)))) @ vectors.mT
+        self._thin, self._c = self._b.to(self._dtype), c.to(self._dtype)
+        self._scale = self._root.to(self._dtype)
+
+    def apply(self, v: torch.Tensor) -> torch.Tensor:
+        """Return ``S v``."""
+        return self._within(v).mul_(self._scale)
+
+    def turned(self, v: torch.Tensor) -> torch.Tensor:
+        """Return ``S^T v``."""
+        return self._within(v * self._scale)
+
+    def _within(self, v: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(v, self._thin, self._c @ (self._thin.mT @ v))
+
+    def gradients(self, by: Probed) -> Gradients:
+        """Return the gradients of ``log |P|`` less those of the mean of ``(S w)^T P (S w)`` over the probes."""
+        sw = by.sw.double() / math.sqrt(by.sw.shape[1])
+        n, r = self._b.shape
+        own = apart(self._tree)[1]
+        shapes = [t.shape for t in (self._noise, *own)]
+        of_probes = self._explained((sw / self._root).mT @ self._b)
+
+        def write(out: torch.Tensor, first: int, end: int) -> None:
+            noise, *totals = views(out, shapes)
+            found = self._stretch(slice(first, end), sw, of_probes)
+            noise[first:end] = found.noise
+            for total, one in zip(totals, found.tensors, strict=True):
+                total.copy_(one.view_as(total))
+
+        elements, count = n * r * (_BACKWARD + r / _BACKWARD), sum(shape.numel() for shape in shapes)
+        data = self._data(sw, self._chosen)
+        noise, *totals = views(over_ranks.by_points(n, elements, count, self._noise, data, write), shapes)
+        return Gradients(noise, totals)
+
+    def _stretch(self, part: slice, sw: torch.Tensor, of_probes: torch.Tensor) -> Gradients:
+        """Return the contribution of some rows to the gradients, and the gradients by their noise."""
+        b, root, plan = self._b[part], self._root[part], usual(self._b.device)
+        turned = b @ self._inverse
+        noise = (1 + (turned * b).sum(-1)) / self._noise[part] - sw[part].square().sum(-1)
+        by_cross = self._explained(turned).mul_(-root)  # P^-1 K_nI K_II^-1
+        by_cross.sub_(sw[part] @ of_probes).mul_(2)
+        by_square = (self._explained(b / root).mT @ by_cross).mul_(-0.5)
+        count = len(self._tree.points)
+        first = products.gradients_from(self._tree.at(part), self._inner.points, by_cross, plan)
+        rows, columns, rest = first[:count], first[count : 2 * count], first[2 * count :]
+        second = products.gradients_from(self._inner, None, by_square, plan)
+        points = [torch.zeros_like(z) for z in self._tree.points]
+        for whole, own, one, two in zip(points, rows, columns, second[:count], strict=True):
+            whole[part] = own
+            whole.index_add_(0, self._chosen, one + two)
+        return Gradients(noise, [*points, *(one + two for one, two in zip(rest, second[count:], strict=True))])
+
+    def _explained(self, v: torch.Tensor) -> torch.Tensor:
+        """Return ``v L^-1``, which is ``K_iI K_II^-1`` for ``v = K_iI L^-T``."""
+        return torch.linalg.solve_triangular(self._lower, v, upper=False, left=False)

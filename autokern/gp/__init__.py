@@ -1,1 +1,0 @@
-"""Gaussian processes: likelihood, factors, inverse factors and their growth, lazy covariances."""

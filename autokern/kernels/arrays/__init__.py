@@ -1,0 +1,1 @@
+"""Kernels of small models in NumPy: parts that evaluate themselves and take their derivatives."""

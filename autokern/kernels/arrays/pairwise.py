@@ -1,0 +1,168 @@
+"""Parts of kernels that are functions of the squared distance, or of the inner product, of two points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autokern.kernels.arrays.formulas import Formula
+from autokern.kernels.arrays.part import Array, Evaluated, Parameter, clear_diagonal, summed
+from autokern.kernels.arrays.transforms import Points
+
+__all__ = ["Distances", "Products", "Rough"]
+
+_NEAR = 1e-3
+"""Squared distances below this share of the largest squared norm are computed from differences."""
+
+
+class _Pairs:
+    """A formula applied to a number computed from each pair of points."""
+
+    __slots__ = ("_formula", "_held", "_points", "_shape")
+
+    def __init__(self, points: Points, formula: Formula, shape: Parameter | None = None) -> None:
+        self._points, self._formula, self._shape = points, formula, shape
+        self._held: Any = None, None
+
+    def _others(self, x: Array) -> Any:
+        """Return the prepared second set of points with `_forms` of it, cached while it is the same array."""
+        known, found = self._held
+        if known is not x:
+            z, kept = self._points.of(x)
+            found = z, kept, *self._forms(z)
+            self._held = x, found
+        return found
+
+    def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
+        """Return the covariances."""
+        z, kept = self._points.of(x)
+        if other is None and z.shape[-2] == 1 and self._one:
+            return np.ones((*z.shape[:-1], 1)), None
+        others = None if other is None else self._others(other)
+        s, apart = self._between(z, others)
+        k, slope, *by_shape = self._formula(s)
+        return k, (z, kept, others, apart, slope, by_shape)
+
+    def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
+        """Add to the gradients of parameters and points."""
+        if kept is None:
+            return
+        z, of_points, others, apart, slope, by_shape = kept
+        if theta and by_shape:
+            summed(self._shape, g * by_shape[0]())  # type: ignore[arg-type]
+        if slope is not None:
+            g *= slope
+        by_z, by_others = self._pulled(g, z, others, apart, theta)
+        self._points.backward(z, of_points, by_z, by_x, theta)
+        if by_others is not None:
+            self._points.backward(others[0], others[1], by_others, None, True)
+
+    _one = False
+    """Whether the covariance of a point with itself is 1."""
+
+    def _forms(self, z: Array) -> tuple[Array, ...]:
+        return ()
+
+    def _between(self, z: Array, others: Any) -> tuple[Array, Any]:
+        raise NotImplementedError
+
+    def _pulled(self, g: Array, z: Array, others: Any, apart: Any, theta: bool) -> tuple[Array, Array | None]:
+        raise NotImplementedError
+
+
+class Products(_Pairs):
+    """A formula of inner products of points."""
+
+    __slots__ = ()
+
+    def _between(self, z: Array, others: Any) -> tuple[Array, Any]:
+        s: Array = z @ (z if others is None else others[0]).swapaxes(-1, -2)
+        return s, None
+
+    def _pulled(self, g: Array, z: Array, others: Any, apart: Any, theta: bool) -> tuple[Array, Array | None]:
+        if others is None:
+            return 2.0 * (g @ z), None
+        return g @ others[0], g.swapaxes(-1, -2) @ z if theta else None
+
+
+class Distances(_Pairs):
+    """A formula of squared distances that is 1 at distance zero.
+
+    Squared distances to other points are one matrix product, of points with their squared norms appended.
+    """
+
+    __slots__ = ()
+    _one = True
+
+    def _forms(self, z: Array) -> tuple[Array, ...]:
+        ones = np.ones((*z.shape[:-1], 1))
+        norms = np.einsum("...ij,...ij->...i", z, z)[..., None]
+        right = np.ascontiguousarray(np.concatenate((z * -2.0, ones, norms), -1).swapaxes(-1, -2))
+        return right, np.concatenate((z, ones), -1)
+
+    def _between(self, z: Array, others: Any) -> tuple[Array, Any]:
+        if others is None:
+            s: Array = z @ z.swapaxes(-1, -2)
+            norms = s.diagonal(0, -2, -1).copy()  # from the product itself, so that the diagonal becomes zero
+            s *= -2.0
+            s += norms[..., None, :]
+            s += norms[..., None]
+        else:
+            d = z.shape[-1]
+            left = np.empty((*z.shape[:-1], d + 2))
+            left[..., :d] = z
+            np.einsum("...ij,...ij->...i", z, z, out=left[..., d])
+            left[..., d + 1] = 1.0
+            s = left @ others[2]
+        return np.maximum(s, 0.0, out=s), None
+
+    def _pulled(self, g: Array, z: Array, others: Any, apart: Any, theta: bool) -> tuple[Array, Array | None]:
+        if others is None:
+            clear_diagonal(g)
+            by_z = np.add.reduce(g, -1)[..., None] * z
+            by_z -= g @ z
+            by_z *= 4.0
+            return by_z, None
+        d = z.shape[-1]
+        across = g @ others[3]
+        by_z = z * across[..., d:]
+        by_z -= across[..., :d]
+        by_z *= 2.0
+        if not theta:
+            return by_z, None
+        return by_z, 2.0 * (others[0] * np.add.reduce(g, -2)[..., None] - g.swapaxes(-1, -2) @ z)
+
+
+class Rough(Distances):
+    """A formula with a kink at distance zero: distances of near points are computed from differences."""
+
+    __slots__ = ()
+
+    def _between(self, z: Array, others: Any) -> tuple[Array, Any]:
+        s, _ = super()._between(z, others)
+        far = max(float(np.einsum("...ij,...ij->...i", p, p).max()) for p in (z, z if others is None else others[0]))
+        near = s < _NEAR * far
+        where, gaps = _gaps(near, z, z if others is None else others[0])
+        s[where] = np.square(gaps).sum(-1)
+        return s, near
+
+    def _pulled(self, g: Array, z: Array, others: Any, apart: Any, theta: bool) -> tuple[Array, Array | None]:
+        near = np.broadcast_to(apart, g.shape)
+        where, gaps = _gaps(near, z, z if others is None else others[0])
+        pull = 2.0 * g[where][:, None] * gaps
+        g[where] = 0.0
+        by_z, by_others = super()._pulled(g, z, others, None, theta)
+        *lead, rows, columns = where
+        np.add.at(by_z, (*lead, rows), pull if others is not None else 2.0 * pull)
+        if by_others is not None:
+            np.subtract.at(by_others, (*lead, columns), pull)
+        return by_z, by_others
+
+
+def _gaps(near: Array, z: Array, other: Array) -> tuple[tuple[Array, ...], Array]:
+    """Return the indices of the pairs that are `near`, and their differences."""
+    where = np.nonzero(near)
+    *lead, rows, columns = where
+    one, two = (np.broadcast_to(p, (*near.shape[:-2], *p.shape[-2:])) for p in (z, other))
+    return where, one[(*lead, rows)] - two[(*lead, columns)]

@@ -1,0 +1,108 @@
+"""Spectral mixture kernels in NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from autokern.kernels.arrays.part import Array, Columns, Evaluated, Parameter, clear_diagonal, over_pairs, summed
+from autokern.kernels.arrays.transforms import into
+
+__all__ = ["SpectralMixture"]
+
+_GAUSSIAN = -2 * math.pi**2
+
+
+class SpectralMixture:
+    """``prod_d sum_q w_q exp(-2 pi^2 v_qd^2 t_d^2) cos(2 pi mu_qd t_d)`` of differences ``t`` (Wilson and Adams 2013).
+
+    The cosine of a difference is a sum of products of cosines and sines of the points, so a pair of points costs only
+    an exponential. Weights are ``(q,)``, means and scales ``(q, 1, d)``.
+    """
+
+    __slots__ = ("_columns", "_held", "_means", "_scales", "_weights")
+
+    def __init__(self, columns: Columns, weights: Parameter, means: Parameter, scales: Parameter) -> None:
+        self._columns, self._weights, self._means, self._scales = columns, weights, means, scales
+        self._held: Any = None, None
+
+    def _of(self, x: Array) -> tuple[Array, Array, Array]:
+        """Return the columns of the points, their angles ``(..., q, n, d)``, and the angles' cosines and sines."""
+        z = x[..., self._columns]
+        angles = 2 * math.pi * self._means.value * z[..., None, :, :]
+        return z, angles, np.stack((np.cos(angles), np.sin(angles)), -1)
+
+    def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
+        """Return the covariances."""
+        one = two = self._of(x)
+        if other is not None:
+            known, two = self._held
+            if known is not other:
+                two = self._of(other)
+                self._held = other, two
+        kept = [self._dimension(k, one, two) for k in range(one[0].shape[-1])]
+        factors = [total for total, _, _ in kept]
+        return math.prod(factors[1:], start=factors[0]), (one, two, factors, kept)
+
+    def _dimension(self, k: int, one: Any, two: Any) -> tuple[Array, Array, list[tuple[Array, Array]]]:
+        """Return for a dimension the sum over the mixture, the differences, and each term without and with cosine."""
+        gaps = one[0][..., k, None] - two[0][..., None, :, k]
+        apart = gaps * gaps
+        total, terms = 0.0, []
+        for q in range(one[1].shape[-3]):
+            weight, _, scale = self._at(q, k)
+            gaussian = apart * (_GAUSSIAN * scale * scale)
+            np.exp(gaussian, out=gaussian)
+            wave = one[2][..., q, :, k, :] @ two[2][..., q, :, k, :].swapaxes(-1, -2)
+            wave *= gaussian
+            total = total + weight * wave
+            terms.append((gaussian, wave))
+        return total, gaps, terms  # type: ignore[return-value]
+
+    def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
+        """Add to the gradients of weights, means, scales and points."""
+        one, two, factors, dimensions = kept
+        alike, count = two is one, one[1].shape[-3]
+        grads = np.zeros((3, len(dimensions), count, *g.shape[:-2]))
+        by_z = np.zeros((*g.shape[:-1], len(dimensions)))
+        for k, (_, gaps, terms) in enumerate(dimensions):
+            own, here, there = math.prod(factors[:k] + factors[k + 1 :], start=g), one[0][..., [k]], two[0][..., [k]]
+            for q, (gaussian, wave) in enumerate(terms):
+                weight, mean, scale = self._at(q, k)
+                sides, others = one[2][..., q, :, k, :], two[2][..., q, :, k, :]
+                pull, turn = wave * own, gaussian * own
+                if theta:
+                    grads[0, k, q] = pull.sum((-1, -2))
+                pull *= gaps
+                if alike:
+                    clear_diagonal(turn)
+                turned = _turned(turn, sides, others)
+                if theta:
+                    back = turned if alike else _turned(turn.swapaxes(-1, -2), others, sides)
+                    moved = (here * turned).sum(-2, keepdims=True) + (there * back).sum(-2, keepdims=True)
+                    grads[1, k, q] = (-2 * math.pi * weight * moved)[..., 0, 0]
+                    spread = over_pairs(pull, gaps)
+                    grads[2, k, q] = (2 * weight * _GAUSSIAN * scale * spread)[..., 0, 0]
+                slope = 2 * weight * (_GAUSSIAN * scale * scale * pull.sum(-1, keepdims=True) - math.pi * mean * turned)
+                by_z[..., k] += slope[..., 0]
+        if theta:
+            by_weight, by_mean, by_scale = (np.moveaxis(each, (1, 0), (-2, -1)) for each in grads)
+            summed(self._weights, by_weight.sum(-1)[..., None, :])
+            summed(self._means, by_mean[..., None, :])
+            summed(self._scales, by_scale[..., None, :])
+        if by_x is not None:
+            into(by_x, self._columns, 2.0 * by_z if alike else by_z)
+
+    def _at(self, q: int, k: int) -> tuple[Array, Array, Array]:
+        """Return weight, mean and scale of a term and a dimension, which broadcast over a matrix."""
+        means, scales = (p.value[..., q, :, k : k + 1] for p in (self._means, self._scales))
+        return self._weights.value[..., q : q + 1], means, scales
+
+
+def _turned(turn: Array, sides: Array, others: Array) -> Array:
+    """Return for each point the sum over the others of ``turn`` times the sine of the angles' difference."""
+    both = turn @ others
+    found: Array = sides[..., 1:] * both[..., :1] - sides[..., :1] * both[..., 1:]
+    return found

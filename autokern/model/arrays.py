@@ -1,0 +1,285 @@
+"""The parts of a model as NumPy arrays that share the memory of its tensors, so that their values are current.
+
+`Inspected` records every object that a reading of a model depends on; `Inspected.holds` says whether it is still valid.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
+from gpytorch.module import Module
+
+from autokern.core.known import relied
+from autokern.kernels.arrays.categories import Index
+from autokern.kernels.arrays.part import Array
+from autokern.kernels.family import DISTANCES
+from autokern.model.mirrors import Mirrors
+from autokern.model.parameters import Curve, Element, Mirrored, Parameter, Still, bounded, curve_of
+
+__all__ = ["Inspected", "UnreadError"]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_EMPTY = ("_added_loss_terms", *_HOOKS)
+_OWN = frozenset(("_has_transformed_inputs", "_original_train_inputs", "_validate_args", "is_one_to_many"))
+"""Attributes that instances set although their class defines them."""
+_NO_BATCH = torch.Size()
+
+
+class UnreadError(Exception):
+    """A part of a model is unsupported; the message names it."""
+
+
+def _function(closure: Any) -> Any:
+    """Return the function of a closure, unbound from its module."""
+    return getattr(closure, "__func__", closure)
+
+
+def _checks(owner: Any, held: dict[tuple[str, str], Any], looked: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what `Inspected.holds` compares of one object, grouped by kind; modules are held weakly."""
+    attributes = [(name, kept) for (space, name), kept in held.items() if not space]
+    tensors = [(space, name, kept) for (space, name), kept in held.items() if space not in ("", "_modules")]
+    modules = [(name, _weakly(kept)) for (space, name), kept in held.items() if space == "_modules"]
+    return weakref.ref(owner), type(owner), *looked, attributes, tensors, modules
+
+
+def _weakly(module: Any) -> Any:
+    return type(None) if module is None else weakref.ref(module)
+
+
+class Inspected:
+    """The objects and memory that a reading of a model depends on.
+
+    Modules are held weakly, since a reading is cached beside a model and must not keep it alive. All parameters have
+    `dtype` and `batch`. Without `mirrors`, tensors on an accelerator are unsupported. For the model being read,
+    `families` names the kernel's leaves, `raw` says whether a part takes uncentred points, and `tables` holds the
+    covariances of tasks by the `id` of their kernels. If `models` is not 0, parameters are copied for that many models;
+    otherwise they are read at each evaluation.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype = torch.float64, batch: torch.Size = _NO_BATCH, mirrors: Mirrors | None = None
+    ) -> None:
+        self.dtype, self.batch, self._mirrors = dtype, batch, mirrors
+        self.parameters: dict[int, Parameter] = {}  # by the identity of their raw tensors
+        self.dims = self.models = 0
+        self.begin(())
+        self._relied: set[Any] = set()
+        self._owners: dict[int, list[Any]] = {}  # each object, its attributes that were read, and the record of `look`
+        self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...], bool]] = {}
+        self._equal: dict[int, tuple[Array, bytes]] = {}
+        self._spelt: list[tuple[Any, str]] = []
+        self._priors: list[tuple[weakref.ref[Any], str, weakref.ref[Any], Any]] = []
+
+    def begin(self, at: tuple[int, ...]) -> None:
+        """Start to read the model at this index of the batch."""
+        self.at = at
+        self.families: list[str] = []
+        self.raw = False
+        self.tables: dict[int, Index] = {}
+        self._present: dict[int, Parameter | Element | Still] = {}
+
+    def _hold(self, owner: Any, space: str, name: str) -> Any:
+        """Record and return the entry of an object's `__dict__`, or of the dictionary `space` in it."""
+        found = (owner.__dict__[space] if space else owner.__dict__).get(name)
+        self._owner(owner)[1][space, name] = found
+        return found
+
+    def _owner(self, owner: Any) -> list[Any]:
+        return self._owners.setdefault(id(owner), [owner, {}, (0, (), ())])
+
+    def look(self, *modules: Any) -> None:
+        """Raise UnreadError for modules with hooks or overridden attributes; later ones invalidate the reading."""
+        for module in modules:
+            own = module.__dict__
+            redefined = [name for name in own if name not in _OWN and hasattr(type(module), name)]
+            if redefined or any(own.get(name) for name in _EMPTY):
+                raise UnreadError(f"a {type(module).__name__} with {redefined or 'hooks or added losses'} of its own")
+            ours = isinstance(module, Module)  # gpytorch's modules call no hooks
+            sizes = ("_modules", "_priors") if ours else ("_modules", "_parameters", "_buffers")
+            empty = ("_added_loss_terms",) if ours else _HOOKS
+            self._owner(module)[2] = len(own), tuple((name, len(own[name])) for name in sizes), empty
+            self.relies(type(module))
+
+    def relies(self, *names: Any) -> None:
+        """Depend on functions or classes of the libraries, which must be of a known version and unpatched."""
+        self._relied.update(names)
+
+    def module(self, owner: torch.nn.Module, name: str) -> Any:
+        """Record and return a submodule, or None."""
+        if owner.__dict__.get(name) is not None:
+            raise UnreadError(f"an attribute {name} in front of a module")
+        return self._hold(owner, "_modules", name)
+
+    def attribute(self, owner: Any, name: str) -> Any:
+        """Record and return an attribute of the instance, or None."""
+        return self._hold(owner, "", name)
+
+    def chosen(self, kernel: Any) -> Array | None:
+        """Return the active dimensions of a kernel, None for all."""
+        active = self._hold(kernel, "_buffers", "active_dims")
+        if active is None:
+            return None
+        return self.unchanging(active)
+
+    def spelt(self, value: Any) -> None:
+        """Depend on the `repr` of a value that may change in place."""
+        self._spelt.append((value, repr(value)))
+
+    def unchanging(self, tensor: torch.Tensor) -> Array:
+        """Return a copy of a tensor's values, and depend on them."""
+        seen = self._memory_of(tensor, fixed=True)
+        self._equal[id(tensor)] = seen, seen.tobytes()
+        return seen.copy()
+
+    def data(self, tensor: torch.Tensor) -> Array:
+        """Return the memory of a tensor that must not require a gradient."""
+        return self.view(tensor, fixed=True)
+
+    def _memory_of(self, tensor: torch.Tensor, fixed: bool = False) -> Array:
+        """Return a CPU tensor's memory, or that of another's mirror; `fixed` forbids `requires_grad`."""
+        if fixed and tensor.requires_grad:
+            raise UnreadError("data, a buffer, a bound or a prior that want gradients")
+        here = tensor.detach() if tensor.is_cpu else None if self._mirrors is None else self._mirrors.of(tensor)
+        if here is None:
+            raise UnreadError(f"a tensor on {tensor.device}")
+        known = self._memory.get(id(tensor))
+        fixed = fixed or (known is not None and known[-1])
+        self._memory[id(tensor)] = tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), fixed
+        seen: Array = here.numpy()
+        return seen
+
+    def view(self, tensor: torch.Tensor, fixed: bool = False) -> Array:
+        """Return the memory of a tensor that is an autograd leaf."""
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype is not self.dtype:
+            raise UnreadError(f"a tensor of {getattr(tensor, 'dtype', type(tensor))}")
+        if tensor.layout is not torch.strided or tensor.grad_fn is not None:
+            raise UnreadError("a tensor that is no leaf")
+        return self._memory_of(tensor, fixed)
+
+    def buffer(self, owner: torch.nn.Module, name: str) -> torch.Tensor:
+        """Record and return a buffer."""
+        tensor = self._hold(owner, "_buffers", name)
+        if tensor is None:
+            raise UnreadError(f"no buffer {name}")
+        return cast("torch.Tensor", tensor)
+
+    def parameter(self, owner: torch.nn.Module, name: str, shape: tuple[int, ...] = ()) -> Parameter | Element | Still:
+        """Return a constrained parameter by the name of its raw tensor and its shape in one model."""
+        tensor = self._hold(owner, "_parameters", name)
+        if tensor is None or tensor.shape != (*self.batch, *shape):
+            raise UnreadError(f"a parameter {name} of another shape, or none")
+        if tensor.is_inference():
+            raise UnreadError(f"a parameter {name} made in inference mode")
+        if id(tensor) in self._present:
+            raise UnreadError(f"a parameter {name} that serves twice")
+        known = self.parameters.get(id(tensor))
+        if known is None:
+            constraint = self.module(owner, f"{name}_constraint")
+            kind = Parameter if tensor.is_cpu else Mirrored
+            known = kind(tensor, self.view(tensor), None if constraint is None else self._transform(constraint))
+            with np.errstate(all="ignore"):
+                known.refresh()
+            self.parameters[id(tensor)] = known
+        found: Any = known.of(self.at) if self.batch else known
+        found = self._present[id(tensor)] = Still(found, shape, self.models) if self.models else found
+        return cast("Parameter | Element | Still", found)
+
+    def present(self, tensor: Any) -> Parameter | Element | Still | None:
+        """Return the parameter that was read from a raw tensor for the present model, or None."""
+        return self._present.get(id(tensor))
+
+    def _transform(self, constraint: Interval) -> Curve | None:
+        kind = type(constraint)
+        if kind not in (Positive, GreaterThan, LessThan, Interval):
+            raise UnreadError(f"a constraint {kind.__name__}")
+        plain = "_transform" in constraint.__dict__
+        transform = self.attribute(constraint, "_transform") if plain else self.module(constraint, "_transform")
+        if isinstance(transform, torch.nn.Softplus):
+            self.attribute(transform, "beta")
+            self.attribute(transform, "threshold")
+        if transform is None:
+            return None
+        curve = curve_of(transform)
+        if curve is None:
+            raise UnreadError(f"the transform {transform}")
+        if kind is Positive:
+            return curve
+        lower, upper = self._bound(constraint, "lower_bound"), self._bound(constraint, "upper_bound")
+        return bounded(kind, curve, lower, upper)
+
+    def _bound(self, constraint: Interval, name: str) -> Array:
+        return self.constant(self.buffer(constraint, name))
+
+    def constant(self, tensor: torch.Tensor, shape: tuple[int, ...] = ()) -> Array:
+        """Return the memory of a bound or of a prior's argument, of any float dtype: NumPy promotes as torch does."""
+        if tensor.shape != shape:
+            raise UnreadError("a bound or a prior of several numbers")
+        return self._memory_of(tensor, fixed=True)
+
+    def close(self, root: torch.nn.Module, whole: bool = True) -> None:
+        """Finish the reading; raises UnreadError if `whole` and a parameter that requires a gradient was not read."""
+        self.look(*root.modules())
+        for module in root.modules():
+            for name, (prior, closure, _) in module.__dict__.get("_priors", {}).items():
+                self._priors.append((weakref.ref(module), name, weakref.ref(prior), _function(closure)))
+        if whole and {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
+            raise UnreadError("a parameter of something else")
+        self._checks = [_checks(*known) for known in self._owners.values()]
+        self._owners.clear()  # they hold modules
+        self._relied.update(DISTANCES)
+        self._known = relied(*self._relied)
+        if not self._known.holds():
+            raise UnreadError(", ".join(f"{name} {why}" for name, why in self._known.unknown.items()))
+        self._tensors = [*self._memory.values()]
+
+    def holds(self) -> bool:
+        """Whether the model still consists of the same objects and memory, and no parameter has a gradient hook.
+
+        Updates the mirrors of tensors on an accelerator.
+        """
+        for ref, kind, size, sizes, empty, attributes, tensors, modules in self._checks:
+            owner = ref()
+            if owner.__class__ is not kind:
+                return False
+            own = owner.__dict__
+            if size and len(own) != size:
+                return False
+            for name in empty:
+                if own[name]:
+                    return False
+            for name, length in sizes:
+                if len(own[name]) != length:
+                    return False
+            for name, kept in attributes:
+                if own.get(name) is not kept:
+                    return False
+            for space, name, kept in tensors:
+                if own[space].get(name) is not kept:
+                    return False
+            for name, kept in modules:
+                if own["_modules"].get(name) is not kept():
+                    return False
+        for ref, name, prior, function in self._priors:
+            present = ref().__dict__["_priors"].get(name)
+            if present is None or present[0] is not prior() or _function(present[1]) is not function:
+                return False
+        for tensor, pointer, shape, stride, fixed in self._tensors:
+            if tensor.data_ptr() != pointer or tensor.shape != shape or tensor.stride() != stride:
+                return False
+            if fixed and tensor.requires_grad:
+                return False
+        for parameter in self.parameters.values():
+            tensor = parameter.tensor
+            if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
+                return False
+        if self._mirrors is not None:
+            self._mirrors.pull()
+        for now, then in self._equal.values():
+            if now.tobytes() != then:
+                return False
+        same = not self._spelt or all(repr(value) == then for value, then in self._spelt)
+        return same and self._known.holds()

@@ -1,0 +1,213 @@
+"""Converts gpytorch kernels, recognised by exact type, into parts that NumPy evaluates."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gpytorch.kernels import (
+    AdditiveKernel,
+    ConstantKernel,
+    CosineKernel,
+    IndexKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PiecewisePolynomialKernel,
+    PolynomialKernel,
+    ProductKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
+
+from autokern.kernels.arrays import categories, formulas
+from autokern.kernels.arrays.pairwise import Distances, Products, Rough
+from autokern.kernels.arrays.part import Array, Columns, Parameter, Part, Product, Scale, Sum
+from autokern.kernels.arrays.spectral_mixture import SpectralMixture
+from autokern.kernels.arrays.transforms import Circles, Plain, Scaled, Weighted
+from autokern.model.arrays import Inspected, UnreadError
+
+__all__ = ["FAMILIES", "called", "forwarded"]
+
+_MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
+
+
+class _Place:
+    """A kernel and the columns of the points that it reads, centred or raw."""
+
+    def __init__(self, seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> None:
+        self.seen, self.kernel, self.dims, self._chosen = seen, kernel, dims, columns
+
+    def columns(self, start: int = 0) -> Columns:
+        chosen = self._chosen
+        if chosen is None:
+            return slice(start, start + self.dims)
+        if len(chosen) and (np.diff(chosen) == 1).all():
+            return slice(start + int(chosen[0]), start + int(chosen[-1]) + 1)
+        return chosen + start
+
+    def raw(self) -> Columns:
+        """Return the columns of the uncentred points, which follow the centred ones."""
+        self.seen.raw = True
+        return self.columns(self.seen.dims)
+
+    def parameter(self, name: str, dims: int | None = None) -> Parameter:
+        """Return a parameter ``(1, dims)`` or ``(1, 1)``."""
+        raw = self.kernel._parameters.get(name)
+        several = self.dims if dims is None else dims
+        return self.seen.parameter(self.kernel, name, (1, 1 if raw is not None and raw.shape[-1:] == (1,) else several))
+
+    def scale(self) -> Parameter:
+        """Return the lengthscale."""
+        return self.parameter("raw_lengthscale")
+
+    def number(self, name: str) -> Parameter:
+        """Return a parameter ``(1,)``."""
+        return self.seen.parameter(self.kernel, name, (1,))
+
+
+def _distances(at: _Place, name: str, scale: Parameter) -> Part:
+    kind = Rough if name == "matern12" else Distances
+    return kind(Scaled(at.columns(), scale), formulas.FORMULAS[name])
+
+
+def _rational(at: _Place) -> Part:
+    points, alpha = Scaled(at.columns(), at.scale()), at.number("raw_alpha")
+    return Distances(points, formulas.rational(alpha), alpha)
+
+
+def _periodic(at: _Place) -> Part:
+    return Distances(Circles(at.columns(), at.scale(), at.parameter("raw_period_length")), formulas.FORMULAS["rbf"])
+
+
+def _piecewise(at: _Place) -> Part:
+    q = at.seen.attribute(at.kernel, "q")
+    if type(q) is not int or q not in (1, 2, 3):
+        raise UnreadError("a polynomial that is not smooth where points meet")
+    at.seen.relies(*(f"{PiecewisePolynomialKernel.__module__}:{name}" for name in ("_fmax", "_get_cov")))
+    return Distances(Scaled(at.columns(), at.scale()), formulas.piecewise(at.dims, q))
+
+
+def _polynomial(at: _Place) -> Part:
+    power = at.seen.attribute(at.kernel, "power")
+    if type(power) not in (int, float):
+        raise UnreadError("a power that is no number")
+    offset = at.number("raw_offset")
+    return Products(Plain(at.raw()), formulas.polynomial(offset, power), offset)
+
+
+def _mixture(at: _Place) -> Part:
+    names = "mixture_weights", "mixture_means", "mixture_scales"
+    raw = at.kernel._parameters.get("raw_mixture_weights")
+    count = 0 if raw is None else raw.shape[-1]
+    weights = at.seen.parameter(at.kernel, "raw_mixture_weights", (count,))
+    means, scales = (at.seen.parameter(at.kernel, f"raw_{name}", (count, 1, at.dims)) for name in names[1:])
+    return SpectralMixture(at.columns(), weights, means, scales)
+
+
+def _positive_index(at: _Place) -> Part:
+    unit, task = (at.seen.attribute(at.kernel, name) for name in ("unit_scale_for_target", "target_task_index"))
+    if type(unit) is not bool or type(task) is not int:
+        raise UnreadError("a unit or a task that is none")
+    return _table(at, "raw_covar_factor", task if unit else None)
+
+
+def _table(at: _Place, name: str, unit: int | None) -> Part:
+    raw = at.kernel._parameters.get(name)
+    shape = () if raw is None else tuple(raw.shape[len(at.seen.batch) :])
+    if at.dims != 1 or len(shape) != 2:
+        raise UnreadError("tasks of several columns, or a factor of another shape")
+    column = at.raw()
+    factor, variance = at.seen.parameter(at.kernel, name, shape), at.seen.parameter(at.kernel, "raw_var", shape[:1])
+    made = categories.Index(column.start if isinstance(column, slice) else int(column[0]), factor, variance, unit)
+    at.seen.tables[id(at.kernel)] = made
+    return made
+
+
+_READ: dict[type, tuple[str, Callable[[_Place], Part]]] = {
+    RBFKernel: ("rbf", lambda at: _distances(at, "rbf", at.scale())),
+    MaternKernel: ("", lambda at: _distances(at, _name(at.kernel), at.scale())),
+    RQKernel: ("rq", _rational),
+    PeriodicKernel: ("periodic", _periodic),
+    PiecewisePolynomialKernel: ("piecewise", _piecewise),
+    CosineKernel: ("cosine", lambda at: _distances(at, "cosine", at.parameter("raw_period_length", 1))),
+    LinearKernel: (
+        "linear", lambda at: Products(Weighted(at.raw(), at.parameter("raw_variance")), formulas.linear)
+    ),
+    PolynomialKernel: ("polynomial", _polynomial),
+    ConstantKernel: ("constant", lambda at: categories.Constant(at.number("raw_constant"))),
+    IndexKernel: ("index", lambda at: _table(at, "covar_factor", None)),
+    SpectralMixtureKernel: ("mixture", _mixture),
+}  # fmt: skip
+_OF_BOTORCH: dict[str, tuple[str, str, Callable[[_Place], Part]]] = {
+    "CategoricalKernel": (
+        "botorch.models.kernels.categorical", "categorical", lambda at: categories.Categorical(at.raw(), at.scale())
+    ),
+    "PositiveIndexKernel": ("botorch.models.kernels.positive_index", "index", _positive_index),
+}  # fmt: skip
+"""Readers of BoTorch kernels by class name, with the module: BoTorch may not be imported."""
+
+
+FAMILIES = {name for name, _ in _READ.values()} | {name for _, name, _ in _OF_BOTORCH.values()} | {*_MATERN.values()}
+"""Names of the supported kernel families."""
+
+
+def _name(kernel: Any) -> str:
+    name = _MATERN.get(kernel.nu)
+    if name is None:
+        raise UnreadError("a Matérn kernel of another smoothness")
+    return name
+
+
+def _leaf(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
+    """Return the part of a kernel that contains no other kernel, on the selected columns."""
+    kind = type(kernel)
+    name, read = _READ.get(kind) or _of_botorch(kind)
+    if kind is MaternKernel:
+        seen.attribute(kernel, "nu")
+        name = _name(kernel)
+    if not dims and kind not in (RBFKernel, MaternKernel, ConstantKernel):
+        raise UnreadError("a kernel of no dimensions")
+    seen.families.append(name)
+    return read(_Place(seen, kernel, columns, dims))
+
+
+def _of_botorch(kind: type) -> tuple[str, Callable[[_Place], Part]]:
+    module, *found = _OF_BOTORCH.get(kind.__name__, ("", "", _polynomial))
+    if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
+        raise UnreadError(f"a kernel {kind.__name__}")
+    return found[0], found[1]  # type: ignore[return-value]
+
+
+def called(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
+    """Return the part that evaluates a kernel's `__call__`, which selects active dimensions; or raise UnreadError."""
+    if kernel is None:
+        raise UnreadError("no kernel")
+    chosen = seen.chosen(kernel)
+    if chosen is not None:
+        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < dims:
+            raise UnreadError("active dimensions that there are not")
+        columns, dims = (chosen if columns is None else columns[chosen]), len(chosen)
+    return forwarded(seen, kernel, columns, dims)
+
+
+def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
+    """Return the part that evaluates a kernel's `forward`, which selects no dimensions."""
+    kind = type(kernel)
+    seen.attribute(kernel, "_batch_shape")
+    if kernel.batch_shape != seen.batch:
+        raise UnreadError("a kernel with another batch")
+    if kind is ScaleKernel:
+        inner = forwarded(seen, seen.module(kernel, "base_kernel"), columns, dims)
+        return Scale(inner, seen.parameter(kernel, "raw_outputscale"))
+    if kind not in (AdditiveKernel, ProductKernel):
+        return _leaf(seen, kernel, columns, dims)
+    several = seen.module(kernel, "kernels")
+    children = [called(seen, seen.module(several, name), columns, dims) for name in several._modules]
+    if not children:
+        raise UnreadError("a sum or product of nothing")
+    return Sum(children) if kind is AdditiveKernel else Product(children)

@@ -1,0 +1,195 @@
+"""Constrained parameters of models in NumPy, and the transforms of constraints with their slopes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gpytorch.constraints import GreaterThan, Interval, LessThan
+
+from autokern.kernels.arrays.part import Array
+from autokern.model.mirrors import sent
+
+__all__ = ["Curve", "Element", "Mirrored", "Parameter", "Still", "bounded", "curve_of"]
+
+Curve = Callable[[Array], tuple[Array, Any]]
+"""Maps raw values to constrained values and derivatives."""
+
+
+def _sigmoid(raw: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-raw))
+
+
+def _softplus(raw: Array) -> tuple[Array, Array]:
+    """Softplus as in torch, linear above 20."""
+    value = np.logaddexp(raw, 0.0)
+    slope = -np.expm1(-value)
+    if raw.size and not value.max() <= 20.0:
+        linear = raw > 20.0
+        value, slope = np.where(linear, raw, value), np.where(linear, 1.0, slope)
+    return value, slope
+
+
+def _logistic(raw: Array) -> tuple[Array, Array]:
+    value = _sigmoid(raw)
+    return value, value * (1.0 - value)
+
+
+def _exponential(raw: Array) -> tuple[Array, Array]:
+    value = np.exp(raw)
+    return value, value
+
+
+def curve_of(transform: Any) -> Curve | None:
+    """Return the curve of a constraint's transform, None for an unsupported one."""
+    if type(transform) is torch.nn.Softplus and (transform.beta, transform.threshold) == (1, 20):
+        return _softplus
+    if transform is torch.sigmoid:
+        return _logistic
+    if transform is torch.exp:
+        return _exponential
+    return None
+
+
+def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> Curve:
+    """Return a curve with the bounds of a constraint class applied."""
+    if kind is GreaterThan:
+
+        def greater(raw: Array) -> tuple[Array, Array]:
+            value, slope = curve(raw)
+            return value + lower, slope
+
+        return greater
+    if kind is LessThan:
+
+        def less(raw: Array) -> tuple[Array, Array]:
+            value, slope = curve(-raw)
+            return upper - value, slope
+
+        return less
+
+    def between(raw: Array) -> tuple[Array, Array]:
+        value, slope = curve(raw)
+        return value * (upper - lower) + lower, slope * (upper - lower)
+
+    return between
+
+
+class Parameter:
+    """A constrained parameter: its value in float64, and the gradient by its raw tensor.
+
+    `raw` is the memory of the raw tensor; `value` is the constrained value as of the last `refresh`, always the same
+    array.
+    """
+
+    __slots__ = ("_grad", "_pointer", "_slope", "_transform", "_written", "by_value", "raw", "tensor", "value")
+
+    def __init__(self, tensor: torch.Tensor, raw: Array, transform: Curve | None) -> None:
+        self.tensor, self.raw, self._transform = tensor, raw, transform
+        self.by_value: Array = np.zeros(raw.shape)  # sum of the derivatives by the value since the last `refresh`
+        self.value = raw if transform is None and raw.dtype == np.float64 else np.zeros(raw.shape)
+        self._slope: Any = 1.0
+        self._grad: torch.Tensor | None = None
+        self._pointer, self._written = 0, raw
+
+    def refresh(self) -> None:
+        """Update the value from the raw tensor, and set the gradient to zero."""
+        if self.value is not self.raw:
+            raw = self.raw if self.raw.dtype == np.float64 else self.raw.astype(np.float64)
+            self.value[...], self._slope = (raw, 1.0) if self._transform is None else self._transform(raw)
+        self.by_value.fill(0.0)
+
+    def accumulate(self, grad: Any) -> None:
+        """Add a derivative of the loss by the value."""
+        self.by_value += grad
+
+    def gradient(self) -> torch.Tensor:
+        """Return the gradient by the raw tensor, as a new tensor of its dtype."""
+        return torch.from_numpy(np.asarray(self.by_value * self._slope, self.raw.dtype))
+
+    def write(self) -> torch.Tensor:
+        """Overwrite the tensor's ``grad`` with the gradient, and return it."""
+        grad = self.tensor.grad
+        if grad is None:
+            grad = self.tensor.grad = self.gradient()
+        elif grad is self._grad and grad.data_ptr() == self._pointer:
+            np.multiply(self.by_value, self._slope, out=self._written, casting="same_kind")
+            return grad
+        else:
+            grad.copy_(self.gradient())
+        if type(grad) is torch.Tensor and grad.is_cpu and not grad.requires_grad:
+            self._grad, self._pointer, self._written = grad, grad.data_ptr(), grad.numpy()
+        return grad
+
+    def written(self, grad: torch.Tensor) -> Array:
+        """Return the memory of the tensor's ``grad``."""
+        if grad is self._grad and grad.data_ptr() == self._pointer:
+            return self._written
+        found: Array = grad.numpy()
+        return found
+
+    def of(self, at: tuple[int, ...]) -> Element:
+        """Return the part of the model at this index of the batch."""
+        place: Any = (*at, ...)  # the ellipsis gives a view even of a single number
+        return Element(self.value[place], self.by_value[place])
+
+
+class Mirrored(Parameter):
+    """A constrained parameter on an accelerator; `raw` is its copy on the CPU."""
+
+    __slots__ = ("_version",)
+    _version: int
+
+    @staticmethod
+    def write_all(parameters: Sequence[Mirrored]) -> tuple[torch.Tensor, ...]:
+        """Overwrite the ``grad`` of several parameters' tensors by one transfer, and return them."""
+        arrays: list[Array] = [np.asarray(p.by_value * p._slope, p.raw.dtype) for p in parameters]
+        for parameter in parameters:
+            if parameter.tensor.grad is None:
+                parameter.tensor.grad = torch.empty_like(parameter.tensor)
+        grads = [cast("torch.Tensor", parameter.tensor.grad) for parameter in parameters]
+        sent(arrays, grads)
+        for parameter, grad, array in zip(parameters, grads, arrays, strict=True):
+            parameter._grad, parameter._written = grad, array
+            parameter._pointer, parameter._version = grad.data_ptr(), grad._version
+        return tuple(grads)
+
+    def written(self, grad: torch.Tensor) -> Array:
+        """Return the content of the tensor's ``grad``, transferred only if it was written to since `write_all`."""
+        known = grad is self._grad and grad.data_ptr() == self._pointer and grad._version == self._version
+        found: Array = self._written if known else grad.detach().cpu().numpy()
+        return found
+
+
+class Element:
+    """The part of a batched parameter that belongs to one model."""
+
+    __slots__ = ("by_value", "value")
+
+    def __init__(self, value: Array, by_value: Array) -> None:
+        self.value, self.by_value = value, by_value
+
+    def accumulate(self, grad: Any) -> None:
+        """Add a derivative of the loss by the value."""
+        self.by_value += grad
+
+
+class Still:
+    """A copy of a parameter's value for each model of a batch, with axes that broadcast against the points.
+
+    `shape` is that of one model. A parameter without a batch is kept once; a batch smaller than `models` is repeated.
+    """
+
+    __slots__ = ("_of", "value")
+
+    def __init__(self, of: Parameter | Element, shape: tuple[int, ...], models: int) -> None:
+        self._of = of
+        each = of.value.reshape(-1, 1, *(1,) * (2 - len(shape)), *shape)
+        copies = 1 if len(each) == 1 else models // len(each)
+        self.value = np.tile(each, (copies, *(1,) * (each.ndim - 1)))
+
+    def accumulate(self, grad: Any) -> None:
+        """Add a derivative of the loss by the value to that of the parameter."""
+        self._of.accumulate(grad.reshape(-1, *self._of.value.shape).sum(0))

@@ -1,0 +1,249 @@
+"""Log densities of gpytorch's priors and their derivatives, in NumPy."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from gpytorch.kernels import (
+    ConstantKernel,
+    CosineKernel,
+    Kernel,
+    LinearKernel,
+    PeriodicKernel,
+    PolynomialKernel,
+    RQKernel,
+    ScaleKernel,
+)
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise
+from gpytorch.means import ConstantMean
+from gpytorch.module import Module
+from gpytorch.priors import (
+    GammaPrior,
+    HalfNormalPrior,
+    LogNormalPrior,
+    NormalPrior,
+    SmoothedBoxPrior,
+    UniformPrior,
+)
+
+from autokern.kernels.arrays.categories import Correlations
+from autokern.kernels.arrays.part import Array
+from autokern.model.arrays import Inspected, UnreadError
+from autokern.model.parameters import Element
+
+__all__ = ["Term", "term"]
+
+_HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
+_HOLDERS: dict[str, tuple[type, ...]] = {
+    "lengthscale": (Kernel,), "outputscale": (ScaleKernel,), "alpha": (RQKernel,), "variance": (LinearKernel,),
+    "period_length": (PeriodicKernel, CosineKernel), "offset": (PolynomialKernel,),
+    "constant": (ConstantKernel, ConstantMean), "noise": (HomoskedasticNoise, MultitaskHomoskedasticNoise),
+}  # fmt: skip
+"""Classes on which a property of this name is the value of the raw parameter of the same name."""
+_METHODS: dict[Any, str] = {
+    Kernel._lengthscale_param: "lengthscale", ScaleKernel._outputscale_param: "outputscale",
+    HomoskedasticNoise._noise_param: "noise", ConstantMean._constant_param: "constant",
+}  # fmt: skip
+"""The property that each of the library's own prior closures reads."""
+
+_LOGARITHM = tuple(
+    f"torch.distributions.{name}"
+    for name in (
+        "normal:Normal.log_prob", "transforms:ExpTransform._inverse", "transforms:ExpTransform.log_abs_det_jacobian",
+        "transforms:Transform._inv_call", "transforms:_InverseTransform.__call__", "utils:_sum_rightmost",
+    )
+)  # fmt: skip
+"""The code by which torch transforms a normal density to a log-normal one."""
+
+At = Callable[[Array], tuple[float, Array]]
+"""Maps a parameter's values to their summed log density and its derivative."""
+
+
+class _Valued(Protocol):
+    @property
+    def value(self) -> Array: ...
+
+    def accumulate(self, grad: Any) -> None: ...
+
+
+class Term(NamedTuple):
+    """A prior's log density, and the parameter, or quantity computed from parameters, that it applies to."""
+
+    parameter: _Valued
+    at: At
+
+
+def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> Term:
+    """Return the term of a prior on a module's property; UnreadError for an unsupported prior or closure."""
+    known = _known(seen, module, _property(module, closure))
+    if known is None:
+        raise UnreadError("a prior of something else")
+    if type(prior) is SmoothedBoxPrior and isinstance(known, Element) and not known.value.ndim:
+        raise UnreadError("a prior that sums over the models of a batch")
+    seen.attribute(prior, "_transform")
+    if prior._transform is not None or "_transform" in prior._modules:
+        raise UnreadError("a prior with a transform")
+    own = prior.__dict__
+    for owner in (prior, own.get("base_dist"), own.get("_dirichlet"), prior._modules.get("tails")):
+        if owner is not None:
+            seen.relies(type(owner))
+    return Term(known, _density(seen, prior))
+
+
+def _property(module: Any, closure: Any) -> str:
+    """Return the name of the only property that a closure reads, "" for any other closure."""
+    function = getattr(closure, "__func__", None)
+    if function is not None:
+        return _METHODS.get(function, "")
+    if type(closure) is not types.FunctionType or closure.__defaults__:
+        return ""
+    code, space = closure.__code__, closure.__closure__ or ()
+    if code in Module.register_prior.__code__.co_consts and len(space) == 1:
+        found = space[0].cell_contents
+        return found if isinstance(found, str) else ""
+    plain = (code.co_code, code.co_argcount) == (_PLAIN.co_code, 1) and len(code.co_names) == 1 and not space
+    return code.co_names[0] if plain else ""
+
+
+_PLAIN = (lambda module: module.value).__code__
+
+
+def _known(seen: Inspected, owner: Any, name: str) -> _Valued | None:
+    if name == "_lower_triangle_corr" and id(owner) in seen.tables:
+        return Correlations(seen.tables[id(owner)], len(owner.raw_var))
+    if name == "noise" and type(owner) is GaussianLikelihood:
+        owner = seen.module(owner, "noise_covar")
+    if not isinstance(owner, _HOLDERS.get(name, ())):
+        return None
+    return seen.present(owner._parameters.get(f"raw_{name}"))  # type: ignore[attr-defined]
+
+
+def _density(seen: Inspected, prior: Any) -> At:
+    """Return the log density of a prior as a function of values."""
+    kind = type(prior)
+
+    def buffers(*names: str, shape: tuple[int, ...] = ()) -> list[Array]:
+        return [seen.constant(seen.buffer(prior, name), shape) for name in names]
+
+    def attributes(owner: Any, *names: str, shape: tuple[int, ...] = ()) -> list[Array]:
+        return [seen.constant(seen.attribute(owner, name), shape) for name in names]
+
+    if kind is LogNormalPrior:
+        seen.relies(*_LOGARITHM)
+        return _log_normal(*attributes(seen.attribute(prior, "base_dist"), "loc", "scale"))
+    if kind is NormalPrior:
+        return _normal(*buffers("loc", "scale"))
+    if kind is GammaPrior:
+        if prior.rate.dtype is not seen.dtype:  # torch rounds the value to the rate's dtype
+            raise UnreadError("a gamma prior in another precision")
+        return _gamma(*buffers("concentration", "rate"))
+    if kind is HalfNormalPrior:
+        return _half_normal(*attributes(seen.attribute(prior, "base_dist"), "loc", "scale"))
+    if kind is UniformPrior:
+        return _uniform(*attributes(prior, "low", "high"))
+    if kind is SmoothedBoxPrior:
+        tails = seen.module(prior, "tails")
+        inner = [seen.constant(seen.buffer(tails, name), (1,)) for name in ("loc", "scale")]
+        return _smoothed_box(*buffers("a", "b", "sigma", shape=(1,)), *inner)
+    if kind is getattr(sys.modules.get("botorch.models.utils.priors"), "BetaPrior", None):
+        return _beta(*attributes(seen.attribute(prior, "_dirichlet"), "concentration", shape=(2,)))
+    raise UnreadError(f"a prior {kind.__name__}")
+
+
+def _kept(compute: Callable[..., float], *numbers: Array) -> Callable[[], float]:
+    """Return a cached computation by torch, in the dtype of `numbers`, that runs again when one of them changes."""
+    seen: list[bytes] = []
+    found = 0.0
+
+    def now() -> float:
+        nonlocal seen, found
+        present = [number.tobytes() for number in numbers]
+        if present != seen:
+            seen, found = present, compute(*(torch.from_numpy(number) for number in numbers))
+        return found
+
+    return now
+
+
+def _normal(loc: Array, scale: Array) -> At:
+    constant = _kept(lambda scale: float(scale.log()) + _HALF_LOG_2_PI, scale)
+
+    def at(value: Array) -> tuple[float, Array]:
+        gap, width = (value - loc).ravel(), scale[()]
+        variance = float(width * width)
+        return float(gap @ gap) / (-2.0 * variance) - gap.size * constant(), (gap / -variance).reshape(value.shape)
+
+    return at
+
+
+def _log_normal(loc: Array, scale: Array) -> At:
+    of_log = _normal(loc, scale)
+
+    def at(value: Array) -> tuple[float, Array]:
+        log = np.log(value)
+        found, slope = of_log(log)
+        return found - float(np.add.reduce(log, axis=None)), (slope - 1.0) / value
+
+    return at
+
+
+def _half_normal(loc: Array, scale: Array) -> At:
+    whole = _normal(loc, scale)
+
+    def at(value: Array) -> tuple[float, Array]:
+        found, slope = whole(value)
+        inside = (value >= 0.0).all()
+        return found + value.size * math.log(2.0) if inside else -math.inf, slope
+
+    return at
+
+
+def _gamma(shape: Array, rate: Array) -> At:
+    constant = _kept(lambda shape, rate: float(torch.xlogy(shape, rate)) - float(shape.lgamma()), shape, rate)
+
+    def at(value: Array) -> tuple[float, Array]:
+        log = (shape - 1.0) * np.log(value) - rate * value
+        return float(np.add.reduce(log, axis=None)) + value.size * constant(), (shape - 1.0) / value - rate
+
+    return at
+
+
+def _uniform(low: Array, high: Array) -> At:
+    constant = _kept(lambda low, high: float((high - low).log()), low, high)
+
+    def at(value: Array) -> tuple[float, Array]:
+        inside = ((low <= value) & (value < high)).all()
+        return -value.size * constant() if inside else -math.inf, np.zeros_like(value)
+
+    return at
+
+
+def _smoothed_box(low: Array, high: Array, sigma: Array, loc: Array, scale: Array) -> At:
+    tail = _normal(loc.reshape(()), scale.reshape(()))
+    mass = _kept(lambda a, b, s: float((1 + (b - a) / (math.sqrt(2 * math.pi) * s)).log()), low, high, sigma)
+
+    def at(value: Array) -> tuple[float, Array]:
+        gap = value - (low + high) / 2
+        over = np.abs(gap) - (high - low) / 2
+        found, slope = tail(np.maximum(over, 0.0))
+        return found - over.size * mass(), np.where(over >= 0.0, slope * np.sign(gap), 0.0).reshape(value.shape)
+
+    return at
+
+
+def _beta(concentration: Array) -> At:
+    constant = _kept(lambda c: float(c.sum().lgamma()) - float(c.lgamma().sum()), concentration)
+
+    def at(value: Array) -> tuple[float, Array]:
+        more = concentration - 1.0
+        log = more[0] * np.log(value) + more[1] * np.log1p(-value)
+        return float(log.sum()) + value.size * constant(), more[0] / value - more[1] / (1.0 - value)
+
+    return at

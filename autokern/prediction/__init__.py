@@ -1,0 +1,1 @@
+"""Predictions: factors and their growth, lazy covariances, posteriors at a few points."""

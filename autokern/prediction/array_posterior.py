@@ -1,0 +1,197 @@
+"""The posterior of an exact model at a few points, in NumPy, from a cached factor and cached weights.
+
+`Posterior` holds a model's kernel and mean at one state, with the inverse factor W of the noisy training covariance,
+``W^T W = K^-1``, and ``a = K^-1 (y - mean)``. With the covariances C of the points with the training points, the mean
+is ``m + C a`` and the covariance ``K** - V V^T``, where ``V = C W^T``. The backward pass propagates ``dL/dC = g a^T -
+(H + H^T) V W``. As in the library with detached caches, no gradient reaches factor and weights.
+
+Hyperparameters enter the graph as vectors, whose nodes all calls share. The autograd engine tells whether a backward
+pass runs those nodes: ``torch.autograd.grad(value, X)`` does not, and skips their gradients. Second derivatives are
+computed by the model's own modules.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.models import ExactGP
+
+from autokern.core.locks import Lock
+from autokern.kernels import tree as trees
+from autokern.kernels.arrays.part import Array
+from autokern.kernels.arrays.transforms import arranged
+from autokern.model.arrays import Inspected, UnreadError
+from autokern.model.botorch_inputs import mean_of_tasks, numbered, parts_of
+from autokern.model.kernel_parts import called
+from autokern.model.means_and_noise import Mean
+from autokern.model.mirrors import Mirrors
+from autokern.model.parameters import Parameter
+from autokern.model.relied import PREDICTION
+from autokern.prediction.array_posterior_call import Apart, Call, Pair
+from autokern.prediction.inverse_factor import Conditioned
+
+__all__ = ["Posterior"]
+
+_INHERITED = (
+    "__call__", "__getattr__", "train_targets", "_get_train_prior_distribution", "_get_test_prior_mean_and_covariances",
+)  # fmt: skip
+_FAR = 4.0
+"""Distance of points from the origin, in units of their spread, above which inner products lose digits."""
+_MOVING = frozenset(("index", "linear", "polynomial"))
+"""Families whose variance depends on the point."""
+_MOST = 2**22
+"""Most elements of the factors of a batch of models."""
+
+
+class Posterior:
+    """A model in evaluation mode at one state, in NumPy; raises UnreadError if any part of it is unsupported.
+
+    For a model on an accelerator, points and results are copied.
+    """
+
+    def __init__(self, model: ExactGP, known: Conditioned) -> None:
+        kind = type(model)
+        if any(getattr(kind, name) is not getattr(ExactGP, name) for name in _INHERITED):
+            raise UnreadError("a model that redefines what an exact one is")
+        self._forward, self._code = kind.forward, kind.forward.__code__
+        names = parts_of(kind)
+        inputs = model.train_inputs
+        if type(inputs) not in (tuple, list) or len(inputs) != 1:
+            raise UnreadError("several inputs")
+        first = inputs[0]
+        self.batch, self.device, self.dtype = first.shape[:-2], first.device, first.dtype
+        seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
+        seen.relies(*PREDICTION)
+        self.tasks, train = numbered(seen, model, np.asarray(seen.data(first), np.float64))
+        self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
+        seen.batch = self._kernel_module.batch_shape  # fantasies of a model share one kernel without a batch
+        if seen.batch != self.batch[len(self.batch) - len(seen.batch) :]:
+            raise UnreadError("a kernel of another batch")
+        points = train.reshape(-1, *train.shape[-2:])
+        far = (np.abs(points.mean((0, 1))) > _FAR * points.std((0, 1))).any()
+        if first.dtype is torch.float32 and far and trees.form(self._kernel_module) is None:
+            raise UnreadError("a covariance of points far from the origin, of which the library loses digits")
+        seen.begin(())
+        seen.models, seen.dims = len(points), points.shape[-1]
+        self.kernel = called(seen, self._kernel_module, None, seen.dims)
+        self.mean = Mean(seen, self._mean_module, None if self.tasks is None else self.tasks.column)
+        if self.tasks is not None and self.mean.column is not None and self.mean.count < len(self.tasks.values):
+            raise UnreadError("tasks without a mean")
+        self._raw, self._centre = seen.raw, points.mean((0, 1))
+        self.train = self.laid(points[:, None])
+        if {*seen.families} == {"constant"}:
+            raise UnreadError("a kernel that knows no points")
+        moving = not _MOVING.isdisjoint(seen.families)
+        self.alone = None if moving else self.kernel.evaluate(self.train[:, :, :1])
+        self._factor(known, train.shape[-2])  # slow, so after all checks
+        seen.look(model, *self._mean_module.modules())
+        seen.close(self._kernel_module, whole=False)
+        self._type, self._seen, self.lock = kind, seen, Lock()
+        self._tokens: tuple[list[Parameter], list[torch.Tensor | None]] = [], [None, None]
+        self._train, self.parameters = first, list(seen.parameters.values())
+        dtype, families = str(first.dtype).removeprefix("torch."), "+".join(sorted(seen.families))
+        self.key = (len(points), *points.shape[1:], self.device.type, dtype, families)
+
+    def _factor(self, known: Conditioned, n: int) -> None:
+        if known.requires_grad:
+            raise UnreadError("a factor with a graph")
+        self.inverse, self.weights = self._held(known.root.mT, n, n), self._held(known.alpha, n).reshape(-1, n, 1)
+
+    def _held(self, values: torch.Tensor, *shape: int) -> Array:
+        """Return values in float64 with one batch axis in front: of all models, or of one that they share."""
+        lead = values.shape[: values.dim() - len(shape)]
+        if values.dtype is not self.dtype or (lead.numel() > 1 and values.numel() > _MOST):
+            raise UnreadError("a factor of another dtype, or many large ones")
+        if lead.numel() == 1:
+            values = values.reshape(shape)
+        elif len(lead) <= len(self.batch):
+            values = values.expand(*self.batch, *shape)
+        else:
+            raise UnreadError("a factor of another batch")
+        return np.asarray(values.cpu().numpy(), np.float64).reshape(-1, *shape)
+
+    def laid(self, x: Array) -> Array:
+        """Return points centred and arranged for the parts of the kernel."""
+        return arranged(x, self._raw, self._centre)
+
+    def holds(self) -> bool:
+        """Whether the model still consists of the objects that were read; the caller checks its values."""
+        same = self._type.forward is self._forward and self._forward.__code__ is self._code
+        return same and self._seen.holds()
+
+    def fits(self, x: torch.Tensor) -> bool:
+        """Whether device, dtype and shape of points are supported."""
+        known = x.device == self.device and x.dtype is self.dtype and x.shape[-1] == self.key[2] and x.numel() > 0
+        return known and all(size in (1, k) for size, k in zip(self.own(x)[::-1], self.batch[::-1], strict=False))
+
+    def own(self, x: torch.Tensor) -> torch.Size:
+        """Return the batch dimensions of points that belong to those of the model."""
+        lead = x.shape[:-2]
+        return lead[max(0, len(lead) - len(self.batch)) :]
+
+    def sets(self, x: torch.Tensor) -> int:
+        """Return the number of sets of points, where sets that the models of a batch share count once per model."""
+        own = self.own(x).numel()
+        return x.shape[:-2].numel() // own * max(own, self.key[0])
+
+    def graded(self) -> bool:
+        """Whether any hyperparameter requires a gradient."""
+        return any(p.tensor.requires_grad for p in self.parameters)
+
+    def at(self, x: torch.Tensor) -> Pair | None:
+        """Return mean ``(..., m)`` and covariance ``(..., m, m)``, None if a value is not finite."""
+        grads = torch.is_grad_enabled()
+        wanted, tokens = self._joined() if grads else (([], []), [None, None])
+        own = self.own(x)
+        if own.numel() > 1 and own != self.batch:
+            x = x.expand(*x.shape[: x.dim() - 2 - len(own)], *self.batch, *x.shape[-2:])
+        call = Call(self, x, wanted)
+        found = call.evaluate(x)
+        if found is None or not grads:
+            return found
+        mean, covariance = call.node(x, tokens, found)
+        return mean.clone(), covariance  # the clone gives the mean a graph node of its own
+
+    def _joined(self) -> tuple[Apart, list[torch.Tensor | None]]:
+        """Return the hyperparameters that require gradients, of mean and of kernel, and each group as one vector."""
+        wanted = [p for p in self.parameters if p.tensor.requires_grad]
+        both = (
+            [p for p in wanted if id(p.tensor) in self.mean.tensors],
+            [p for p in wanted if id(p.tensor) not in self.mean.tensors],
+        )
+        of, tokens = self._tokens
+        if wanted != of:
+            tokens = [torch.cat([p.tensor.reshape(-1) for p in each]) if each else None for each in both]
+            self._tokens = wanted, tokens
+        return both, tokens
+
+    def formula(self, x: torch.Tensor, values: Sequence[torch.Tensor] = ()) -> Pair:
+        """Return mean and covariance by the model's own modules, differentiable to any order.
+
+        If `values` of all hyperparameters are given, a copy of the modules has them in place of its parameters.
+        """
+        modules = self._kernel_module, self._mean_module
+        if values:
+            memo = {id(p.tensor): value for p, value in zip(self.parameters, values, strict=True)}
+            modules = copy.deepcopy(modules, memo)
+        kernel, mean_module = modules
+        held = (torch.from_numpy(array).to(x) for array in (self.inverse, self.weights))
+        inverse, weights = (a.reshape(*(self.batch if len(a) > 1 else ()), *a.shape[1:]) for a in held)
+        points, mean = self._prior(mean_module, x)
+        cross = kernel(points, self._prior(None, self._train.to(x))[0]).to_dense()
+        white = cross @ inverse.mT
+        return mean + (cross @ weights).squeeze(-1), kernel(points).to_dense() - white @ white.mT
+
+    def _prior(self, mean: Any, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Return the points that the kernel gets, and their mean, None if `mean` is None."""
+        if self.tasks is None:
+            return x, None if mean is None else mean(x)
+        column, values, numbers = self.tasks.column, *(torch.from_numpy(a).to(x) for a in self.tasks[1:])
+        tasks = numbers[torch.searchsorted(values, x[..., column, None].detach().trunc().contiguous())]
+        before, after = x[..., :column], x[..., column + 1 :]
+        points = torch.cat([before, tasks, after], -1)
+        return points, None if mean is None else mean_of_tasks(mean, before, tasks, after)

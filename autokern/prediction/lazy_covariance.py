@@ -1,0 +1,226 @@
+"""The lazy covariance of a posterior, of which the diagonal is computed without the matrix.
+
+`PosteriorCovariance` stands for ``K** - K*X K^-1 KX*``. Variances are computed in blocks of test points; every other
+access forms the matrix once. Later changes do not affect the result: kernels are frozen (`frozen`), and grad mode and
+precision of the original call are restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator.operators import LinearOperator, SumLinearOperator, to_linear_operator
+from linear_operator.utils.getitem import _is_noop_index
+
+from autokern.kernels import tree as trees
+from autokern.model.frozen import by_kernel, frozen
+
+__all__ = ["Explains", "PosteriorCovariance", "by_blocks", "evaluated", "less"]
+
+_BYTES = 2**22
+"""Bytes of a block of rows, so that its temporaries stay in cache."""
+_OUTPUTS = 256
+"""Points of each diagonal block that an unsupported kernel forms to give its variances; up to as many, the whole."""
+
+
+class Explains(Protocol):
+    """Computes how much of a prior covariance the training data explain: ``rows K^-1 rows^T``."""
+
+    @property
+    def batch(self) -> torch.Size:
+        """Batch shape of the factor."""
+
+    def explained(self, rows: torch.Tensor, multiply: bool) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``."""
+
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``."""
+
+
+def evaluated(covariance: Any) -> torch.Tensor:
+    """Return a covariance as a matrix.
+
+    A lazy kernel that the op `kernel_matrix` serves is evaluated by one call of `forward`, and that op accounts for the
+    memory; any other operator's `to_dense` is called.
+    """
+    if isinstance(covariance, torch.Tensor):
+        return covariance
+    lazy = type(covariance) is LazyEvaluatedKernelTensor and not (covariance.params or covariance.last_dim_is_batch)
+    if not lazy or trees.family_name(covariance.kernel) is None:
+        dense: torch.Tensor = covariance.to_dense()
+        return dense
+    with torch.set_grad_enabled(covariance._is_grad_enabled):
+        matrix: torch.Tensor = covariance.kernel.forward(covariance.x1, covariance.x2)
+    return matrix
+
+
+def less(own: Any, explained: torch.Tensor) -> LinearOperator:
+    """Return ``own - explained`` as a lazy sum, as the library does, so that its diagonal is a new tensor."""
+    return SumLinearOperator(to_linear_operator(own), to_linear_operator(-explained))
+
+
+def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torch.Tensor]) -> torch.Tensor:
+    """Return the results of `of` for every block of rows of a covariance, joined along the last dimension.
+
+    `of` maps a dense block, its first row and the row after its last to ``(..., rows)``. A lazy covariance is evaluated
+    block by block.
+    """
+
+    def block(start: int, stop: int) -> torch.Tensor:
+        return of(evaluated(cross[..., start:stop, :]), start, stop)
+
+    if not isinstance(cross, (torch.Tensor, LazyEvaluatedKernelTensor)):
+        cross = cross.to_dense()  # the library slices other operators by interpolation
+    m = cross.shape[-2]
+    steps = [(start, min(m, start + size)) for start in range(0, m, size)]
+    if len(steps) <= 1:
+        return of(evaluated(cross), 0, m)
+    return torch.cat([block(*step) for step in steps], dim=-1)
+
+
+class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
+    """The covariance ``(..., m, m)`` of the posterior at m test points.
+
+    The prior covariance is lazy, with a frozen kernel (`frozen`). `cross` ``(..., m, n)`` is a tensor, or lazy and
+    evaluated in blocks of `block` test points, 0 for as many as fit the cache. `multiply` selects products with the
+    inverse factor instead of substitution.
+    """
+
+    _check_size = False
+
+    @classmethod
+    def deferred(
+        cls, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
+    ) -> PosteriorCovariance:
+        """Return the covariance with a frozen copy of the kernel of `prior` and of a lazy `cross`."""
+        kernel = frozen(prior.kernel)
+        lazy = isinstance(cross, LazyEvaluatedKernelTensor)
+        return cls(by_kernel(kernel, prior), by_kernel(kernel, cross) if lazy else cross, known, multiply, block)
+
+    def __init__(
+        self, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
+    ) -> None:
+        super().__init__(prior, cross, known, multiply, block)
+        self._prior, self._cross, self._known, self._multiply, self._block = prior, cross, known, multiply, block
+        self._graph, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._formed: LinearOperator | None = None
+        self._variances: torch.Tensor | None = None
+
+    def keep(self, variances: torch.Tensor) -> None:
+        """Cache the diagonal."""
+        self._variances = variances
+
+    @contextlib.contextmanager
+    def _as_called(self) -> Iterator[None]:
+        """Restore the grad and inference modes of the original call, and disable autocast."""
+        with torch.inference_mode(self._inference), torch.set_grad_enabled(self._graph):
+            if not torch._C._is_any_autocast_enabled():
+                yield
+                return
+            with torch.autocast(self.device.type, enabled=False):
+                yield
+
+    def formed(self) -> LinearOperator:
+        """Return the matrix as a dense operator, formed on first use."""
+        if self._formed is None:
+            with self._as_called():
+                explained = self._known.explained_covariance(evaluated(self._cross), self._multiply)
+                self._formed = to_linear_operator(evaluated(self._prior) - explained)
+        return self._formed
+
+    def _diagonal(self) -> torch.Tensor:
+        if self._formed is not None:
+            formed: torch.Tensor = self._formed.diagonal(dim1=-2, dim2=-1).clone()  # the caller may write into it
+            return formed
+        with self._as_called():
+            if self._variances is None:
+                self._variances = self._computed_variances()
+            return self._variances.clone()
+
+    def _computed_variances(self) -> torch.Tensor:
+        cross, own = self._cross, _diagonal_of(self._prior)
+        row = cross.shape[:-2].numel() * cross.shape[-1] * own.element_size()
+        size = self._block or max(1, _BYTES // max(1, row))
+
+        def left(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+            return own[..., start:stop] - self._known.explained(rows, self._multiply)
+
+        return by_blocks(cross, size, left)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        block = isinstance(row_index, slice) and row_index == col_index
+        if self._formed is None and block and all(_is_noop_index(index) for index in batch_indices):
+            with self._as_called():
+                part = self._prior[..., row_index, row_index], self._cross[..., row_index, :]
+                return PosteriorCovariance(*part, self._known, self._multiply, self._block)
+        return self.formed()._getitem(row_index, col_index, *batch_indices)
+
+    def evaluate_kernel(self) -> LinearOperator:
+        """Return the matrix as a dense operator; the library calls this before it computes."""
+        return self.formed()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the matrix; a kernel and its points may differ in theirs."""
+        if isinstance(self._cross, torch.Tensor):
+            return self._cross.dtype
+        points = getattr(self._cross, "x1", None)
+        own: torch.dtype = self._prior.dtype
+        return own if points is None else torch.promote_types(own, points.dtype)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether results carry a graph."""
+        return self._graph and bool(super().requires_grad)
+
+    def _size(self) -> torch.Size:
+        shape = self._prior.shape
+        lead = torch.broadcast_shapes(shape[:-2], self._known.batch)
+        return torch.Size((*lead, *shape[-2:]))
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self.formed(),)
+
+
+def _as_formed(name: str) -> Callable[..., Any]:
+    def method(self: PosteriorCovariance, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.formed(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    "_bilinear_derivative", "_expand_batch", "_get_indices", "_matmul", "_permute_batch", "_prod_batch", "_sum_batch",
+    "_t_matmul", "_unsqueeze_batch", "clone", "cpu", "cuda", "detach", "double", "float", "half", "repeat",
+    "representation", "representation_tree", "requires_grad_", "to", "to_dense", "type",
+):  # fmt: skip
+    setattr(PosteriorCovariance, _name, _as_formed(_name))
+
+
+def _diagonal_of(prior: Any) -> torch.Tensor:
+    """Return the prior variances without forming the prior covariance."""
+    lazy = isinstance(prior, LazyEvaluatedKernelTensor)
+    if lazy and prior.x1 is prior.x2 and not prior.last_dim_is_batch and trees.form(prior.kernel) is not None:
+        return trees.diagonal(prior.kernel, prior.x1, prior.shape[:-1])
+    if not lazy:
+        own: torch.Tensor = prior.diagonal(dim1=-2, dim2=-1)
+        return own
+    if prior.shape[-1] == 0:
+        return torch.zeros(prior.shape[:-1], dtype=prior.x1.dtype, device=prior.x1.device)
+    step = _OUTPUTS * (prior.shape[-1] // prior.x1.shape[-2])
+    return torch.cat([_corner(prior, start, step) for start in range(0, prior.shape[-1], step)], dim=-1)
+
+
+def _corner(prior: Any, start: int, step: int) -> torch.Tensor:
+    stop = min(prior.shape[-1], start + step)
+    corner: torch.Tensor = prior[..., start:stop, start:stop].to_dense().diagonal(dim1=-2, dim2=-1)
+    return corner

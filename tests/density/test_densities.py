@@ -1,0 +1,489 @@
+"""Densities by each way: values, first and second derivatives, what autograd may ask of them, and what may change."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import gpytorch
+import pytest
+import torch
+from botorch.models.kernels.categorical import CategoricalKernel
+from botorch.models.kernels.positive_index import PositiveIndexKernel
+from gpytorch.constraints import Interval
+from gpytorch.kernels import (
+    AdditiveKernel,
+    ConstantKernel,
+    IndexKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PiecewisePolynomialKernel,
+    PolynomialKernel,
+    ProductKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
+from gpytorch.likelihoods import DirichletClassificationLikelihood, FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.means import ConstantMean, LinearMean, ZeroMean
+from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, SmoothedBoxPrior
+from support.densities import (
+    D,
+    Deep,
+    N,
+    Served,
+    agree,
+    by,
+    derivatives,
+    made,
+    of,
+    truth,
+    value_of,
+    without_factor,
+)
+from torch.autograd import forward_ad
+
+import autokern
+from autokern.density.array_density import dense
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # torch's own, of index kernels
+]
+B = torch.Size([3])
+KERNELS = {
+    "rbf": lambda: RBFKernel(ard_num_dims=D),
+    "matern32": lambda: ScaleKernel(MaternKernel(1.5, ard_num_dims=D)),
+    "matern52": lambda: ScaleKernel(MaternKernel(2.5, active_dims=[0, 2], ard_num_dims=2)),
+    "sum": lambda: AdditiveKernel(ScaleKernel(RBFKernel(active_dims=[1])), MaternKernel(2.5)),
+    "product": lambda: ScaleKernel(ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(1.5, ard_num_dims=D))),
+    "product of one": lambda: ScaleKernel(AdditiveKernel(ProductKernel(RBFKernel()), ProductKernel(MaternKernel(2.5)))),
+    "rq": lambda: ScaleKernel(RQKernel(ard_num_dims=D)),
+    "matern12": lambda: ScaleKernel(MaternKernel(0.5, ard_num_dims=D)),
+    "periodic": lambda: ScaleKernel(PeriodicKernel(active_dims=[1])) + RBFKernel(),
+    "interval": lambda: RBFKernel(lengthscale_constraint=Interval(0.05, 4.0)),
+}
+OTHERS = {
+    "linear in a sum": lambda: AdditiveKernel(ScaleKernel(RBFKernel(ard_num_dims=D)), LinearKernel(active_dims=[1])),
+    "linear and a constant": lambda: LinearKernel(ard_num_dims=D) + ConstantKernel(),
+    "linear in a product": lambda: ScaleKernel(RBFKernel() * LinearKernel(active_dims=[2])) + ConstantKernel(),
+    "polynomial": lambda: ScaleKernel(PolynomialKernel(2)),
+    "spectral mixture": lambda: SpectralMixtureKernel(2, ard_num_dims=D) + RBFKernel(active_dims=[1]),
+    "smooth and rough": lambda: MaternKernel(0.5, active_dims=[0, 0]) + PolynomialKernel(3, active_dims=[1, 1]),
+    "categories": lambda: ScaleKernel(CategoricalKernel(active_dims=[0], ard_num_dims=1)) + RBFKernel(),
+    "tasks": lambda: RBFKernel(active_dims=[1, 2]) * IndexKernel(3, rank=2, active_dims=[0]),
+    "tasks that are alike": lambda: RBFKernel() * PositiveIndexKernel(3, rank=2, active_dims=[0]),
+}
+DEEP = {
+    "rbf": lambda: ScaleKernel(RBFKernel(ard_num_dims=D)),
+    "matern52": lambda: ScaleKernel(MaternKernel(2.5)),
+    "matern12": lambda: MaternKernel(0.5, ard_num_dims=D),
+    "rq": lambda: RQKernel(active_dims=[1]) + ConstantKernel(),
+    "periodic": lambda: ScaleKernel(PeriodicKernel(ard_num_dims=D)),
+    "product": lambda: ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(1.5, active_dims=[1, 1])),
+    "linear": lambda: ScaleKernel(RBFKernel()) + LinearKernel(),
+    "polynomial": lambda: PolynomialKernel(2) + RBFKernel(active_dims=[1]),
+    "spectral mixture": lambda: SpectralMixtureKernel(3, ard_num_dims=D),
+}
+each_way = pytest.mark.parametrize("way", ["objective", "arrays", "fused", "dense", "tasks", "merged"])
+by_arrays = pytest.mark.parametrize("way", ["objective", "arrays"])
+
+
+@pytest.fixture(autouse=True)
+def _enabled():
+    with autokern.enabled():
+        yield
+
+
+@pytest.fixture
+def served(monkeypatch):
+    return Served(monkeypatch)
+
+
+# --- values and derivatives -------------------------------------------------------------------------------------------
+
+CASES = {
+    "zero mean": lambda: made(RBFKernel(), ZeroMean()),
+    "a constraint of the mean": lambda: made(RBFKernel(), ConstantMean(constant_constraint=Interval(-1.0, 1.0))),
+    "known noise": lambda: made(
+        RBFKernel(), likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.4, N, dtype=torch.float64))
+    ),
+    "deep": lambda: made(RBFKernel(ard_num_dims=D), kind=Deep),
+    "fixed lengthscale": lambda: fixed(made(ScaleKernel(RBFKernel()))),
+    "batch": lambda: made(ScaleKernel(RBFKernel(batch_shape=B), batch_shape=B), batch=B),
+    "deep batch": lambda: made(RBFKernel(batch_shape=B), batch=B, kind=Deep),
+    "priors": lambda: made(
+        ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(3.0, 6.0)), outputscale_prior=LogNormalPrior(0.1, 1.0)),
+        ConstantMean(constant_prior=NormalPrior(0.1, 0.7)),
+        GaussianLikelihood(noise_prior=GammaPrior(1.1, 0.05)),
+    ),
+    "batch with priors": lambda: made(RBFKernel(batch_shape=B, lengthscale_prior=GammaPrior(3.0, 6.0)), batch=B),
+    "batch with boxes": lambda: made(
+        RBFKernel(batch_shape=B, lengthscale_prior=SmoothedBoxPrior(0.1, 0.5)),
+        likelihood=GaussianLikelihood(batch_shape=B, noise_prior=SmoothedBoxPrior(0.1, 0.5)),
+        batch=B,
+    ),
+}
+CASES |= {f"{name}, constant mean": lambda make=make: made(make()) for name, make in KERNELS.items()}
+CASES |= {f"{name}, linear mean": lambda make=make: made(make(), LinearMean(D)) for name, make in KERNELS.items()}
+
+
+def fixed(mll):
+    mll.model.covar_module.base_kernel.requires_grad_(False)
+    return mll
+
+
+@by_arrays
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_values_and_derivatives(make, way, served):
+    mll = make()
+    with by("fused"):
+        expected = derivatives(mll)
+    with by(way):
+        found = derivatives(mll)
+    assert served[way] == 1
+    # which terms have no second derivative, depends on the formula
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=1e-12)
+    agree(found, expected, both=True, rtol=1e-7, atol=1e-9)
+    autokern.disable()
+    stock = derivatives(mll, second=False)
+    autokern.enable()
+    torch.testing.assert_close(found[: len(stock)], stock, rtol=1e-7, atol=1e-9)
+
+
+@by_arrays
+@pytest.mark.parametrize("kernel", OTHERS.values(), ids=OTHERS)
+def test_kernels_that_are_no_trees(kernel, way, served):
+    mll = made(kernel())
+    mll.model.train_inputs[0][:, 0] = torch.arange(N) % 3
+    expected = truth(mll)
+    with by(way):
+        found = derivatives(mll)
+    assert served[way] == 1
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-11, atol=1e-11)
+    agree(found, expected, both=True, rtol=1e-7, atol=1e-8)
+    autokern.disable()
+    torch.testing.assert_close(value_of(mll).detach(), expected[0], rtol=1e-7, atol=1e-7)
+    autokern.enable()
+
+
+@pytest.mark.thin("kernel n", "way")
+@by_arrays
+@pytest.mark.parametrize("n", [2, 12, 40])
+@pytest.mark.parametrize("kernel", DEEP.values(), ids=DEEP)
+def test_points_that_a_network_makes(kernel, n, way, served):
+    mll = made(kernel(), n=n, kind=Deep)
+    expected = truth(mll)
+    with by(way):
+        found = derivatives(mll)
+    assert served[way] == 1
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-11, atol=1e-11)
+    agree(found, expected, both=True, rtol=1e-6, atol=1e-8)
+
+
+def test_a_second_derivative_of_a_matrix_is_that_of_torch(served):
+    mll = of("dense")
+    prior, y = mll.model(*mll.model.train_inputs), mll.model.train_targets
+    k = prior.covariance_matrix + mll.likelihood.noise * torch.eye(N, dtype=y.dtype)
+    value = torch.distributions.MultivariateNormal(prior.mean, k).log_prob(y) / N
+    parameters = list(mll.parameters())
+    first = torch.autograd.grad(value, parameters, create_graph=True)
+    second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
+    with by("dense"):
+        found = derivatives(mll)
+    assert served["dense"] == 1
+    torch.testing.assert_close(found[0], value.detach(), rtol=1e-11, atol=1e-11)
+    agree(found[1:], [*first, *first, *second], rtol=1e-6, atol=1e-8)
+
+
+def test_points_that_meet_have_gradients():
+    x = torch.rand(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[1] = x[0]
+    x[3] = x[2] + 1e-8
+    likelihood = GaussianLikelihood().double()
+    for base in (MaternKernel(0.5), MaternKernel(1.5), RBFKernel(), RQKernel()):
+        kernel = ScaleKernel(base).double()
+        points, others = x.clone().requires_grad_(), x.clone().requires_grad_()
+        prior = gpytorch.distributions.MultivariateNormal(x.sum(-1), kernel(points))
+        with by("arrays"):
+            likelihood(prior).log_prob(x[:, 0]).backward()
+        k = dense(kernel, others) + likelihood.noise * torch.eye(6, dtype=x.dtype)
+        torch.distributions.MultivariateNormal(x.sum(-1), k).log_prob(x[:, 0]).backward()
+        torch.testing.assert_close(points.grad, others.grad, rtol=1e-9, atol=1e-9)
+
+
+SQUARE = {"n": 3, "batch": B}
+BATCHES = {
+    "all": lambda: made(ScaleKernel(RBFKernel(batch_shape=B, ard_num_dims=D), batch_shape=B), batch=B),
+    "a sum": lambda: made(RBFKernel(batch_shape=B) + MaternKernel(2.5, batch_shape=B, active_dims=[1]), batch=B),
+    "common noise": lambda: made(MaternKernel(1.5, batch_shape=B), likelihood=GaussianLikelihood(), batch=B),
+    "common mean": lambda: made(RBFKernel(batch_shape=B), mean=LinearMean(D), batch=B),
+    "common targets": lambda: made(RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(batch_shape=B)),
+    "known noise": lambda: made(
+        RBFKernel(batch_shape=B), likelihood=FixedNoiseGaussianLikelihood(torch.full((*B, N), 0.1).double()), batch=B
+    ),
+    "a batch of one": lambda: made(RBFKernel(batch_shape=torch.Size([1])), batch=(1,)),
+    "two dimensions": lambda: made(RBFKernel(batch_shape=torch.Size([2, 2])), batch=(2, 2)),
+    "one point": lambda: made(RBFKernel(batch_shape=B), batch=B, n=1),
+    "as many points as models": lambda: made(RBFKernel(batch_shape=B, ard_num_dims=D), **SQUARE),
+    "common noise of as many": lambda: made(RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(), **SQUARE),
+    "known noise of as many": lambda: made(
+        RBFKernel(batch_shape=B),
+        likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.9, 9).double().view(3, 3)),
+        **SQUARE,
+    ),
+    "known and further noise": lambda: made(
+        RBFKernel(batch_shape=B),
+        likelihood=FixedNoiseGaussianLikelihood(
+            torch.linspace(0.1, 0.9, 3 * N).double().view(3, N), learn_additional_noise=True, batch_shape=B
+        ),
+        batch=B,
+    ),
+    "classes": lambda: made(
+        RBFKernel(batch_shape=B),
+        likelihood=DirichletClassificationLikelihood(torch.arange(N) % 3, dtype=torch.float64),
+        batch=B,
+    ),
+}
+
+
+@pytest.mark.parametrize("points", ["common", "own"])
+@pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES)
+def test_batches(make, points, served):
+    mll = make()
+    if points == "own":
+        x, batch = mll.model.train_inputs[0], mll.model.covar_module.batch_shape
+        mll.model.set_train_data(
+            torch.stack([x + k for k in range(batch.numel())]).view(*batch, *x.shape), strict=False
+        )
+    with by("fused"):
+        expected = derivatives(mll)
+    with by("arrays"):
+        found = derivatives(mll)
+    assert served["arrays"] == (mll.model.train_inputs[0].shape[-2] > 1)
+    agree(found, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: made(RBFKernel(), batch=B),
+        lambda: made(PiecewisePolynomialKernel(0, ard_num_dims=D)),
+        lambda: made(type("Own", (RBFKernel,), {})()),
+    ],
+    ids=["batches that share a kernel", "not smooth", "a subclass"],
+)
+def test_what_arrays_do_not_know_is_served_otherwise(make, served):
+    mll = make()
+    with by("arrays"):
+        found = value_of(mll)
+    autokern.disable()
+    torch.testing.assert_close(found, value_of(mll), rtol=1e-10, atol=1e-10)
+    autokern.enable()
+    assert served["arrays"] == 0
+
+
+@pytest.mark.thin("kernel n", "way")
+@by_arrays
+@pytest.mark.parametrize("n", [2, 12, 150])
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_single_precision_is_rounded_at_the_end(kernel, n, way, served):
+    mll = made(kernel(), n=n, dtype=torch.float32)
+    with by(way):
+        found = derivatives(mll, second=False)
+    assert served[way] == 1
+    autokern.disable()
+    stock, exact = derivatives(mll, second=False), derivatives(mll.double(), second=False)
+    autokern.enable()
+    for one, other, true in zip(found, stock, exact, strict=True):
+        assert one.dtype is torch.float32
+        assert (one - true).abs().max() <= (other - true).abs().max() + 1e-6 * (true.abs().max() + 0.01)
+
+
+@pytest.mark.parametrize("way", ["arrays", "fused", "dense"])
+def test_a_prior_with_noise_and_gradients_by_its_targets(way, served):
+    mll = of(way)
+    noisy = mll.likelihood(mll.model(*mll.model.train_inputs))
+    value = mll.model.train_targets.clone().requires_grad_()
+    with by(way):
+        noisy.log_prob(value).backward()
+    expected = torch.linalg.solve(noisy.covariance_matrix, value - noisy.mean)
+    torch.testing.assert_close(value.grad, -expected.detach(), rtol=1e-8, atol=1e-10)
+    assert served[way] == 1
+
+
+# --- what autograd may ask of each ------------------------------------------------------------------------------------
+
+
+@each_way
+def test_backward_again_and_batches_of_cotangents(way, served):
+    mll = of(way)
+    parameters = list(mll.parameters())
+    with by(way):
+        loss = value_of(mll)
+    once = torch.autograd.grad(loss, parameters, retain_graph=True)
+    twice = torch.autograd.grad(loss, parameters, retain_graph=True)
+    agree(once, twice, rtol=1e-9, atol=1e-12)
+    cotangents = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    batched = torch.autograd.grad(loss, parameters, cotangents, is_grads_batched=True)
+    for one, many in zip(once, batched, strict=True):
+        torch.testing.assert_close(many, torch.stack([one, -2 * one]), rtol=1e-9, atol=1e-12)
+    assert served[way] == 1
+
+
+@pytest.mark.parametrize("way", ["stock", "objective", "arrays", "fused", "dense", "tasks", "merged"])
+def test_a_second_backward_raises_and_frees(way, served):
+    mll = of(way)
+    with by(way):
+        value = value_of(mll)
+    mean, cotangent = list(mll.model.mean_module.parameters()), torch._efficientzerotensor((), dtype=torch.float64)
+    zeros = torch.autograd.grad(value, list(mll.parameters()), cotangent, retain_graph=True)
+    assert not any(t.any() for t in zeros)
+    torch.autograd.grad(value, mean, retain_graph=True)
+    torch.autograd.grad(value, mean)
+    if way == "objective":
+        assert value.grad_fn.gradients is None
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(value, mean)
+
+
+@each_way
+def test_a_change_between_forward_and_backward(way):
+    mll = of(way)
+    with by(way):
+        loss, expected = value_of(mll), torch.autograd.grad(value_of(mll), list(mll.parameters()))
+    if way in ("arrays", "objective"):
+        mll.model.train_inputs[0].data.add_(1.0)
+        mll.model.train_targets.add_(1.0)
+        found = torch.autograd.grad(loss, list(mll.parameters()), retain_graph=True)
+        agree(found, expected, rtol=1e-10, atol=1e-12)  # the derivatives are those of the call
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(loss, list(mll.parameters()), create_graph=True)
+    with torch.no_grad():
+        for parameter in mll.parameters():
+            parameter.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@each_way
+def test_tangents_of_cotangents(way):
+    mll = of(way)
+
+    def tangents():
+        value = value_of(mll)
+        with forward_ad.dual_level():
+            cotangent = forward_ad.make_dual(*torch.tensor([2.0, 3.0], dtype=torch.float64))
+            slopes = torch.autograd.grad(value, list(mll.parameters()), cotangent)
+            return [t.clone() for one in slopes for t in forward_ad.unpack_dual(one)]
+
+    with by("stock"):
+        expected = tangents()
+    with by(way):
+        agree(tangents(), expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("kernel", [RBFKernel, LinearKernel])
+@pytest.mark.parametrize("way", ["objective", "arrays", "fused", "dense"])
+def test_no_factor_means_the_librarys_own_words(way, kernel, served):
+    """What the library says of a kernel of low rank is not what it says of others."""
+    mll = without_factor(PiecewisePolynomialKernel(0, ard_num_dims=D) if way == "dense" else kernel())
+    with by(way), pytest.raises(Exception, match=r"not positive|not p\.d\."), pytest.warns():
+        value_of(mll)
+    assert way in ("fused", "dense") or served[way] == 0
+
+
+@each_way
+def test_threads_that_share_a_kernel(way):
+    mll = of(way, n=60)
+    with by(way):
+        expected = value_of(mll).item()
+    found = []
+
+    def work():
+        with by(way):
+            found.extend(value_of(mll).item() for _ in range(20))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == pytest.approx([expected] * 60, rel=1e-13)
+
+
+@each_way
+def test_models_are_freed(way):
+    refs = []
+    for _ in range(4):
+        mll = of(way)
+        with by(way):
+            value_of(mll).backward()
+        refs += [weakref.ref(mll.model), weakref.ref(mll.model.covar_module)]
+        del mll
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 8
+
+
+# --- what changes between two of them ---------------------------------------------------------------------------------
+
+
+def swap(mll, name, part):
+    setattr(mll.model, name, part.double())
+
+
+class Loss(gpytorch.mlls.AddedLossTerm):
+    def loss(self, *params):
+        return torch.tensor(3.0, dtype=torch.float64)
+
+
+def with_added_loss(mll):
+    mll.model.register_added_loss_term("more")
+    mll.model.update_added_loss_term("more", Loss())
+
+
+CHANGES = {
+    "a kernel": lambda m: swap(m, "covar_module", MaternKernel(1.5)),
+    "smoothness": lambda m: setattr(m.model.covar_module, "nu", 1.5),
+    "a mean": lambda m: swap(m, "mean_module", LinearMean(D)),
+    "memory": lambda m: setattr(m.model.covar_module.raw_lengthscale, "data", torch.ones(1, 1).double()),
+    "a value": lambda m: m.model.covar_module.raw_lengthscale.data.mul_(0.5),
+    "a parameter": lambda m: setattr(
+        m.model.covar_module, "raw_lengthscale", torch.nn.Parameter(torch.zeros(1, 1, dtype=torch.float64))
+    ),
+    "noise": lambda m: setattr(m.likelihood, "noise", 0.3),
+    "a constraint": lambda m: m.model.covar_module.register_constraint("raw_lengthscale", Interval(0.1, 2.0)),
+    "a prior": lambda m: m.model.covar_module.register_prior("p", NormalPrior(0.0, 1.0), "lengthscale"),
+    "a prior of a function": lambda m: m.model.covar_module.register_prior(
+        "own", NormalPrior(0.0, 1.0), lambda m: m.lengthscale.log()
+    ),
+    "an added loss": with_added_loss,
+    "a forward": lambda m: setattr(m.model.covar_module, "forward", lambda x1, x2, **kw: 3 * x1 @ x2.mT),
+    "points": lambda m: m.model.set_train_data(m.model.train_inputs[0] + 1, strict=False),
+    "fewer points": lambda m: m.model.set_train_data(
+        m.model.train_inputs[0][:5], m.model.train_targets[:5], strict=False
+    ),
+    "targets": lambda m: m.model.set_train_data(targets=m.model.train_targets + 1),
+    "precision": lambda m: m.float(),
+    "precision and back": lambda m: m.float().double(),
+    "evaluation of the likelihood": lambda m: m.likelihood.eval(),
+    "a gradient's hook": lambda m: m.model.covar_module.raw_lengthscale.register_hook(lambda g: 2 * g),
+    "no gradient": lambda m: m.model.covar_module.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("way", ["objective", "arrays", "fused"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_is_seen(change, way):
+    mll = made(MaternKernel(2.5) if change == "smoothness" else RBFKernel())
+    with by(way):
+        derivatives(mll, second=False)
+        CHANGES[change](mll)
+        found = derivatives(mll, second=False)
+    autokern.disable()
+    loose = change == "precision"
+    agree(found, derivatives(mll, second=False), rtol=1e-4 if loose else 1e-7, atol=1e-5 if loose else 1e-9)
+    autokern.enable()

@@ -1,0 +1,88 @@
+"""lapack.py: what a density needs of a matrix, and SciPy's package is never imported for this alone."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy.linalg import lapack as scipys
+
+from autokern.density import lapack
+
+
+def problem(n: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(n)
+    root = draw.normal(size=(n, n))
+    return root @ root.T + n * np.eye(n), draw.normal(size=n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 50, 130])
+def test_log_determinant_solution_and_inverse(n):
+    k, rhs = problem(n)
+    found = lapack.solved(k.copy(), rhs)
+    assert found.logdet == pytest.approx(np.linalg.slogdet(k)[1], rel=1e-12)
+    np.testing.assert_allclose(found.solution, np.linalg.solve(k, rhs), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.inverse, np.linalg.inv(k), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(found.inverse, found.inverse.T)
+
+
+@pytest.mark.parametrize("diagonal", [-1.0, 0.0, np.nan])
+def test_a_matrix_without_a_factor(diagonal):
+    k, rhs = problem(5)
+    k[3, 3] = diagonal
+    found = lapack.solved(k, rhs)
+    assert found is None or np.isnan(found.logdet)
+
+
+def test_a_right_hand_side_that_is_a_column_of_another_array():
+    k, _ = problem(4)
+    rhs = np.arange(12.0).reshape(4, 3)[:, 1]
+    np.testing.assert_allclose(lapack.solved(k.copy(), rhs).solution, np.linalg.solve(k, rhs))
+
+
+@pytest.mark.slow
+def test_scipy_is_not_imported_by_autokern_nor_by_a_step():
+    program = """
+import sys, torch, gpytorch, warnings
+before = "scipy.linalg" in sys.modules
+import autokern.auto, autokern
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), gpytorch.kernels.RBFKernel()
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+x = torch.rand(20, 2)
+model = Model(x, x.sum(-1), gpytorch.likelihoods.GaussianLikelihood())
+mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+mll(model(x), model.train_targets).backward()
+print(before or not any(name.startswith("scipy") for name in sys.modules), sorted(autokern.stats()))
+from autokern.density import lapack
+from autokern.system import blas
+alone = lapack._alone()
+import scipy.linalg
+import numpy as np
+assert scipy.linalg._flapack.dpotrf is alone.dpotrf
+assert np.allclose(scipy.linalg.cholesky(4 * np.eye(2)), 2 * np.eye(2))
+if not before:
+    libraries = blas._libraries(False)
+    blas.look_again()
+    assert len(libraries) == len(blas._libraries(True))
+"""
+    told = subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, text=True)
+    assert told.stdout.splitlines()[-1].startswith("True"), told.stdout
+
+
+def test_a_scipy_of_another_layout_is_imported(monkeypatch):
+    found = (lambda name: None), (lambda name: importlib.machinery.ModuleSpec(name, None, is_package=True))
+    for spec in found:
+        monkeypatch.setattr(importlib.util, "find_spec", spec)
+        assert lapack._alone.__wrapped__() is scipys
+    monkeypatch.undo()
+    alone = lapack._alone.__wrapped__()
+    k, _ = problem(9)
+    np.testing.assert_array_equal(alone.dpotrf(k)[0], scipys.dpotrf(k)[0])

@@ -1,0 +1,405 @@
+"""Preconditioners and the density by conjugate gradients, against dense algebra in double precision."""
+
+import weakref
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
+from linear_operator import settings as library
+from support.models import ExactModel
+
+import autokern
+from autokern.core import solved
+from autokern.density import gaussian
+from autokern.density.iterated import block_cg, log_density
+from autokern.density.preconditioners.choice import Kept, kept_for
+from autokern.density.preconditioners.pivoted import Pivoted, pivots
+from autokern.density.preconditioners.vecchia import Vecchia, conditioning
+from autokern.kernels import tree as trees
+
+KERNELS = {
+    "matern52": lambda: ScaleKernel(MaternKernel(2.5, ard_num_dims=2)),
+    "matern12": lambda: ScaleKernel(MaternKernel(0.5)),
+    "rbf": lambda: ScaleKernel(RBFKernel()),
+    "rq": lambda: ScaleKernel(RQKernel()),
+    "sum": lambda: AdditiveKernel(ScaleKernel(MaternKernel(1.5)), ScaleKernel(RBFKernel(active_dims=[1]))),
+    "product": lambda: ScaleKernel(ProductKernel(MaternKernel(1.5, active_dims=[0]), RBFKernel(active_dims=[1]))),
+}
+
+
+def reported(*args):
+    """Return a log density, and how it was computed."""
+    seen = []
+    with solved.collecting(seen.extend):
+        found = log_density.log_prob(*args)
+    return found, seen[-1]
+
+
+def problem(kernel, n, noise=0.05, each=False):
+    """Return a tree, noise and residual whose leaves require gradients."""
+    draw = torch.Generator().manual_seed(n)
+    x = torch.rand(n, 2, generator=draw, dtype=torch.float64)
+    residual = (6 * x[:, 0]).sin() + 0.2 * torch.randn(n, generator=draw, dtype=torch.float64)
+    with torch.no_grad():
+        tree = trees.read(KERNELS[kernel]().double(), 2 * x)
+    tree = tree.each(lambda t: t.detach().clone().requires_grad_())
+    variances = noise * (1 + torch.rand(n if each else 1, generator=draw, dtype=torch.float64))
+    return tree, variances.requires_grad_(), residual.requires_grad_()
+
+
+def leaves(tree, noise, residual):
+    return [noise, residual, *tree.points, *tree.shapes, *tree.weights]
+
+
+def matrix_of(tree, noise):
+    with torch.no_grad():
+        return trees.dense(tree) + torch.diag(noise.expand(len(tree.points[0])))
+
+
+def factors(tree, noise, k=40, rank=60):
+    plain = tree.each(lambda t: t.detach())
+    each = noise.detach().expand(len(plain.points[0])).clone()
+    yield Vecchia(plain, each, conditioning(torch.cat(plain.points, -1), k))
+    yield Pivoted(plain, each, pivots(plain, each, rank)[0])
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 600, 1300])
+@pytest.mark.parametrize("k", [1, 5, 30])
+def test_sets_hold_near_predecessors(n, k):
+    points = torch.rand(n, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sets, there = conditioning(points, k)
+    order = sets[:, -1]
+    assert order.sort().values.equal(torch.arange(n))
+    place = torch.empty(n, dtype=torch.long)
+    place[order] = torch.arange(n)
+    earlier = place[sets[:, :-1]] < torch.arange(n)[:, None]
+    assert earlier[there[:, :-1]].all()
+    assert there[:, -1].all()
+    for row in (n // 2, n - 1):
+        true = (points[order[:row]] - points[order[row]]).norm(dim=1).sort().values[:k]
+        found = (points[sets[row, :-1][there[row, :-1]]] - points[order[row]]).norm(dim=1).sort().values
+        assert len(found) >= min(k, row) // 2
+        torch.testing.assert_close(found[: len(found) // 2], true[: len(found) // 2])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("each", [False, True])
+def test_factors_are_linear_maps_with_their_log_determinants(kernel, each):
+    tree, noise, _ = problem(kernel, 200, each=each)
+    k = matrix_of(tree, noise)
+    for s in factors(tree, noise):
+        unit = torch.eye(200, dtype=torch.float64)
+        whole = s.apply(unit)
+        torch.testing.assert_close(s.turned(unit), whole.mT)
+        assert s.logdet == pytest.approx(-2 * torch.linalg.slogdet(whole)[1].item(), abs=1e-8)
+        spread = torch.linalg.eigvalsh(whole.mT @ k @ whole)
+        assert spread.max() / spread.min() < torch.linalg.cond(k)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("name", ["vecchia", "pivoted"])
+def test_gradients_of_both_parts_are_those_of_the_estimate(kernel, each, name):
+    """With all n unit vectors as probes the estimate has no variance, and is the gradient of the log determinant."""
+    n = 60
+    tree, noise, _ = problem(kernel, n, each=each)
+    s = dict(zip(("vecchia", "pivoted"), factors(tree, noise, 8, 20), strict=True))[name]
+    k = matrix_of(tree, noise)
+    w = torch.eye(n, dtype=torch.float64) * n**0.5
+    m = s.turned(k @ s.apply(torch.eye(n, dtype=torch.float64)))
+    u = torch.linalg.solve(m, w)
+    sw, su = s.apply(w), s.apply(u)
+    found = s.gradients(block_cg.Probed(w, u, sw, su, k @ sw, k @ su))
+    own = [*tree.points, *tree.shapes, *tree.weights]
+    exact = torch.autograd.grad(
+        torch.logdet(trees.dense(tree) + torch.diag(noise.expand(n))), [noise, *own], allow_unused=True
+    )
+    direct = torch.autograd.grad((su * (trees.dense(tree) @ sw)).sum() / n, own)
+    by_noise = found.noise + (su * sw).mean(1)
+    torch.testing.assert_close(by_noise if each else by_noise.sum().view(1), exact[0], rtol=1e-5, atol=1e-6)
+    for one, two, truth in zip(found.tensors, direct, exact[1:], strict=True):
+        torch.testing.assert_close(one + two, truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", ["vecchia", "pivoted"])
+def test_a_full_factor_gives_the_exact_density_and_gradients(kernel, name, monkeypatch):
+    n = 80
+    tree, noise, residual = problem(kernel, n, each=kernel == "rbf")
+    kept = Kept(tree.points[0])
+    monkeypatch.setattr(kept, "names", lambda *_: [name])
+    monkeypatch.setattr("autokern.density.preconditioners.choice._FEW", n)
+    monkeypatch.setattr("autokern.density.preconditioners.choice.most", lambda n: n)
+    truth = gaussian.reference(tree, noise, residual)
+    found, report = reported(tree, noise, residual, kept, 10, 1e-9)
+    assert report.preconditioner == name
+    assert report.residual < 1e-9
+    left = 1e-7 if name == "vecchia" else 1e-2  # pivots end where little is left
+    torch.testing.assert_close(found, truth, rtol=1e-7, atol=0.1 * left)
+    wanted = leaves(tree, noise, residual)
+    for one, other in zip(torch.autograd.grad(3 * found, wanted), torch.autograd.grad(3 * truth, wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=left, atol=left * other.abs().max().item())
+
+
+@pytest.mark.parametrize("kernel", ["matern52", "rbf"])
+@pytest.mark.parametrize("name", ["vecchia", "pivoted"])
+def test_estimates_lie_within_their_stated_error(kernel, name, monkeypatch):
+    tree, noise, residual = problem(kernel, 500, noise=0.02)
+    kept = Kept(tree.points[0])
+    monkeypatch.setattr(kept, "names", lambda *_: [name])
+    truth = gaussian.reference(tree, noise, residual)
+    found, report = reported(tree, noise, residual, kept, 200, 1e-6)
+    assert report.columns == 200
+    assert abs(found - truth).item() < 5 * report.standard_error + 1e-3
+    wanted = leaves(tree, noise, residual)
+    pairs = zip(torch.autograd.grad(found, wanted), torch.autograd.grad(truth, wanted), strict=True)
+    for one, other in pairs:
+        assert (one - other).norm() < 0.1 * other.norm()
+
+
+def test_products_in_single_precision_leave_a_residual_in_double(monkeypatch):
+    tree, noise, residual = problem("matern52", 700, noise=0.01)
+    wanted = leaves(tree, noise, residual)
+
+    def run():
+        found, report = reported(tree, noise, residual, Kept(tree.points[0]), 10, 1e-5)
+        return found, report, torch.autograd.grad(found, wanted)
+
+    truth, _, gradients = run()
+    monkeypatch.setattr(log_density, "DENSE", 0)
+    seen, original = [], block_cg.refined
+    monkeypatch.setattr(block_cg, "refined", lambda *a: seen.append(original(*a)) or seen[-1])
+    found, report, others = run()
+    (done,) = seen
+    assert done.left <= 1
+    assert report.residual == done.residual <= 1e-5
+    matrix = matrix_of(tree, noise)
+    left = (matrix @ done.solution - residual.detach()).norm() / residual.detach().norm()
+    assert left < 2e-5
+    torch.testing.assert_close(found, truth, rtol=0, atol=0.01 * report.standard_error)
+    for one, other in zip(others, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * other.abs().max().item())
+
+
+def test_where_single_precision_does_not_serve_double_does(monkeypatch):
+    tree, noise, residual = problem("matern52", 300, noise=0.01)
+    kept = Kept(tree.points[0])
+    truth = log_density.log_prob(tree, noise, residual, kept, 10, 1e-5)
+    monkeypatch.setattr(log_density, "DENSE", 0)
+    original = block_cg.refined
+
+    def spoilt(nearly, *args):
+        return original(lambda v: -nearly(v), *args)
+
+    monkeypatch.setattr(block_cg, "refined", spoilt)
+    found, report = reported(tree, noise, residual, kept, 10, 1e-5)
+    assert report.residual <= 1e-5
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-8)
+
+
+def test_second_derivatives_are_those_of_the_formula():
+    tree, noise, residual = problem("matern52", 40)
+    found = log_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 10, 1e-8)
+    truth = gaussian.reference(tree, noise, residual)
+    pair = [
+        torch.autograd.grad(torch.autograd.grad(v, noise, create_graph=True)[0].sum(), [noise, residual])
+        for v in (found, truth)
+    ]
+    for one, other in zip(*pair, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_hopeless_systems_are_given_up():
+    tree, noise, residual = problem("rbf", 100)
+    kept = Kept(tree.points[0])
+    assert log_density.log_prob(tree, 0 * noise, residual, kept, 10, 1e-6) is None
+    assert log_density.log_prob(tree, noise, residual * float("nan"), kept, 10, 1e-6) is None
+    batch = residual.expand(2, -1)
+    assert log_density.log_prob(tree, noise, batch, kept, 10, 1e-6) is None
+
+
+def test_what_does_not_converge_is_not_tried_at_each_step(monkeypatch):
+    tree, noise, residual = problem("rbf", 100)
+    kept, tried = Kept(tree.points[0]), []
+    monkeypatch.setattr(kept, "names", lambda *_: tried.append(1) or [])
+    for _ in range(52):
+        assert log_density.log_prob(tree, noise, residual, kept, 10, 1e-6) is None
+    assert len(tried) == 2
+
+
+@pytest.mark.parametrize("scale", [1e-6, 0.0])
+def test_a_covariance_far_below_the_noise_has_no_pivots(scale):
+    tree, noise, residual = problem("rbf", 100)
+    tree = tree._replace(weights=[(w * scale).detach().requires_grad_() for w in tree.weights])
+    found, report = reported(tree, noise, residual, Kept(tree.points[0]), 10, 1e-8)
+    assert report.preconditioner == "vecchia"
+    truth = gaussian.reference(tree, noise, residual)
+    torch.testing.assert_close(found, truth, rtol=1e-5, atol=0)
+    pair = [torch.autograd.grad(v, [noise, residual, *tree.weights]) for v in (found, truth)]
+    for one, other in zip(*pair, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+def test_what_is_not_finite_and_no_probes_are_left_to_the_library():
+    tree, noise, residual = problem("rbf", 100)
+    assert log_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 0, 1e-6) is None
+    tree.points[0].data[3, 0] = float("nan")
+    assert log_density.log_prob(tree, noise, residual, Kept(tree.points[0].data), 10, 1e-6) is None
+
+
+def test_a_matrix_that_is_not_definite_is_never_called_solved():
+    tree, noise, residual = problem("rbf", 50)
+    by = next(factors(tree, noise))
+    signs = torch.ones(50, 3, dtype=torch.float64)
+    for rhs in (0 * residual.detach(), residual.detach()):
+        assert block_cg.solve(lambda v: -v, by, rhs, signs, (1e-5, 1e-5), 20, 20).left > 1
+
+
+def test_a_residual_of_zero_is_solved():
+    tree, noise, residual = problem("rbf", 100)
+    residual = (0 * residual).detach().requires_grad_()
+    found = log_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 200, 1e-8)
+    truth = gaussian.reference(tree, noise, residual)
+    torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-2)
+    pair = [torch.autograd.grad(v, [noise, residual, *tree.weights]) for v in (found, truth)]
+    for one, other in zip(*pair, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+def test_rates_are_known_of_residuals_that_overflow():
+    assert block_cg.still_needed(1e5, float("inf"), 9) == float("inf")
+
+
+def test_a_backward_pass_frees_what_it_needed(monkeypatch):
+    tree, noise, residual = problem("rbf", 100)
+    states, original = [], log_density._state
+    monkeypatch.setattr(log_density, "_state", lambda *a: states.append(original(*a)) or states[-1])
+    found = log_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 10, 1e-8)
+    left = weakref.ref(states.pop().by)
+    first = torch.autograd.grad(found, noise, retain_graph=True)[0]
+    assert left() is not None
+    assert first.equal(torch.autograd.grad(found, noise)[0])
+    assert left() is None
+    with pytest.raises(RuntimeError, match="second time"):
+        found.backward()
+
+
+def test_what_served_is_compared_again_when_it_needs_twice_the_products(monkeypatch):
+    tree, noise, residual = problem("rbf", 100)
+    kept, needs, tried = Kept(tree.points[0]), {"pivoted": 3, "vecchia": 12}, []
+    original = block_cg.solve
+
+    def solve(multiply, by, *args):
+        name = type(by).__name__.lower()
+        tried.append(name)
+        return original(multiply, by, *args)._replace(products=needs[name], left=0.0)
+
+    monkeypatch.setattr(block_cg, "solve", solve)
+
+    def run():
+        tried.clear()
+        _, report = reported(tree, noise, residual, kept, 10, 1e-6)
+        return report.preconditioner, len(tried)
+
+    assert run() == ("pivoted", 1)
+    needs["pivoted"] = 11  # a little more each step is found out too
+    assert run() == ("pivoted", 2)
+    needs["pivoted"] = 20
+    assert run() == ("pivoted", 1)
+    needs["pivoted"] = 23
+    assert run() == ("vecchia", 2)
+    assert run() == ("vecchia", 1)
+
+
+def test_pivots_that_leave_much_are_not_tried_beside_neighbours_that_converge(monkeypatch):
+    tree, noise, residual = problem("matern52", 200)
+    kept, tried, original = Kept(tree.points[0]), [], block_cg.solve
+    monkeypatch.setattr(kept, "_chosen", lambda *_: (torch.arange(3), 1.5))
+
+    def solve(multiply, by, *args):
+        tried.append(type(by))
+        return original(multiply, by, *args)._replace(products=12)
+
+    monkeypatch.setattr(block_cg, "solve", solve)
+    _, report = reported(tree, noise, residual, kept, 10, 1e-6)
+    assert (report.preconditioner, tried) == ("vecchia", [Vecchia])
+
+
+def test_nothing_is_kept_for_other_points():
+    kernel, x = RBFKernel(), torch.rand(5, 2)
+    first = kept_for(kernel, x)
+    assert kept_for(kernel, x.clone()) is first
+    assert kept_for(kernel, x + 1) is not first
+    assert kept_for(RBFKernel(), x) is not first
+
+
+def loss_and_gradients(model, x, y):
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    model.zero_grad()
+    loss = -mll(model(x), y)
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_training_steps_agree_with_exact_ones(dtype):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.rand(1100, 2, generator=draw).to(dtype)
+    y = (6 * x[:, 0]).sin() + 0.1 * torch.randn(1100, generator=draw).to(dtype)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    model = ExactModel(x, y, likelihood=likelihood).to(dtype).train()
+    with torch.no_grad():
+        likelihood.noise = 0.02
+    state = torch.random.get_rng_state()
+    for scale in (1.0, 0.5, 2.0):  # what is kept serves other hyperparameters too
+        with torch.no_grad():
+            model.covar_module.base_kernel.lengthscale = scale
+        exact = ExactModel(x.double(), y.double()).double().train()
+        exact.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
+        with gpytorch.settings.fast_computations(False, False, False):
+            truth, wanted = loss_and_gradients(exact, x.double(), y.double())
+        with autokern.using(force={"exact_log_prob": "preconditioned"}), autokern.enabled():
+            loss, found = loss_and_gradients(model, x, y)
+        assert loss.item() == pytest.approx(truth.item(), abs=1e-4)
+        bound = 1e-3 * max(one.abs().max().item() for one in wanted)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-2, atol=bound)
+    assert torch.random.get_rng_state().equal(state)
+
+
+def test_parts_of_a_kernel_that_are_replaced():
+    x = torch.rand(1100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = (6 * x[:, 0]).sin() + 0.1 * x[:, 1]
+    model = ExactModel(x, y).double().train()
+    model.likelihood.noise = 0.05
+    parts = [MaternKernel(0.5), RBFKernel() + MaternKernel(0.5), MaternKernel(0.5, active_dims=[1])]
+    for part in parts:
+        model.covar_module.base_kernel = part.double()
+        with gpytorch.settings.fast_computations(False, False, False):
+            truth, wanted = loss_and_gradients(model, x, y)
+        with autokern.using(force={"exact_log_prob": "preconditioned"}), autokern.enabled():
+            loss, found = loss_and_gradients(model, x, y)
+        assert loss.item() == pytest.approx(truth.item(), abs=1e-3)
+        bound = 1e-2 * max(one.abs().max().item() for one in wanted)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=5e-2, atol=bound)
+
+
+def test_a_tighter_tolerance_of_the_library_holds():
+    x = torch.rand(1100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = ExactModel(x, x[:, 0].sin()).double().train()
+    asked = []
+    original = log_density.log_prob
+
+    def spy(*args):
+        asked.append(args[-2:])
+        return original(*args)
+
+    with pytest.MonkeyPatch.context() as patch, autokern.enabled():
+        patch.setattr(log_density, "log_prob", spy)
+        with autokern.using(force={"exact_log_prob": "preconditioned"}):
+            loss_and_gradients(model, x, x[:, 0].sin())
+            with library.cg_tolerance(1e-8), library.num_trace_samples(7):
+                loss_and_gradients(model, x, x[:, 0].sin())
+    assert asked == [(10, 1e-5), (7, 1e-8)]

@@ -1,0 +1,527 @@
+"""RowBlocks, inverse factors and what they solve, their growth by new data, and how strategies keep them."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import statistics
+import sys
+import threading
+import warnings
+import weakref
+
+import gpytorch
+import psutil
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, LinearKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from linear_operator.utils.errors import NotPSDError
+
+import autokern
+from autokern.density.factors import solved
+from autokern.prediction import factor_cache
+from autokern.prediction.inverse_factor import Conditioned
+from autokern.prediction.row_blocks import RowBlocks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
+often = hypothesis_settings(max_examples=40, deadline=None)
+BATCHES = [(), (2,), (3, 2)]
+attached = gpytorch.settings.detach_test_caches(False)
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def lower(n, batch=(), seed=0):
+    return (drawn(*batch, n, n, seed=seed) / n**0.5).tril(-1) + 2 * torch.eye(n, dtype=torch.float64)
+
+
+def new_rows(n, q, batch=(), seed=0):
+    return drawn(*batch, q, n + q, seed=seed).tril(n)
+
+
+def grown(matrix, rows):
+    """The dense matrix with rows appended."""
+    return torch.cat((torch.nn.functional.pad(matrix, (0, rows.shape[-2])), rows), dim=-2)
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """RowBlocks of a few rows, so that small matrices have several."""
+    module = sys.modules["autokern.prediction.row_blocks"]
+    monkeypatch.setattr(module, "_ROWS", 4)
+    monkeypatch.setattr(module, "_SPARE", 3)
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+@often
+@given(
+    start=st.sampled_from([1, 2, 255, 256, 257, 300]),
+    steps=st.lists(st.integers(1, 40), max_size=8),
+    batch=st.sampled_from(BATCHES[:2]),
+)
+def test_rows_appended_many_times_make_the_dense_matrix(start, steps, batch):
+    matrix = lower(start, batch)
+    blocks = RowBlocks(matrix)
+    for seed, q in enumerate(steps):
+        rows = new_rows(blocks.n, q, batch, seed)
+        matrix, blocks = grown(matrix, rows), blocks.appended(rows)
+    assert torch.equal(blocks.dense(), matrix)
+    b = drawn(3, blocks.n)
+    close(blocks.right_transposed(b), b @ matrix.mT)
+    close(blocks.right(b), b @ matrix)
+
+
+@often
+@given(births=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 30)), max_size=12))
+def test_no_child_writes_into_another_of_the_family(births):
+    """Whatever the family tree, all members keep their values bit for bit."""
+    family = [(RowBlocks(lower(20)), lower(20))]
+    for seed, (parent, q) in enumerate(births):
+        blocks, matrix = family[parent % len(family)]
+        rows = new_rows(blocks.n, q, seed=seed)
+        family.append((blocks.appended(rows), grown(matrix, rows)))
+    for blocks, matrix in family:
+        assert torch.equal(blocks.dense(), matrix)
+
+
+def memories(blocks):
+    return [piece.untyped_storage().data_ptr() for _, _, piece in blocks._pieces()]
+
+
+def test_what_is_there_is_shared_and_the_second_child_has_rows_of_its_own():
+    parent = RowBlocks(lower(300))
+    first, second = parent.appended(new_rows(300, 2)), parent.appended(new_rows(300, 2, seed=1))
+    grandchild = first.appended(new_rows(302, 3))
+    assert memories(parent)[0] == memories(first)[0] == memories(second)[0] == memories(grandchild)[0]
+    assert memories(first)[-1] == memories(grandchild)[-1] != memories(second)[-1]
+    for seed in range(200):
+        grandchild = grandchild.appended(new_rows(grandchild.n, 1, seed=seed))
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for _, _, p in grandchild._pieces()}
+    assert sum(storages.values()) < 1.5 * grandchild.n**2 * 8
+
+
+def test_threads_that_append_to_one_parent_do_not_share_rows():
+    parent = RowBlocks(lower(20)).appended(new_rows(20, 1))
+    children, rows = {}, [new_rows(21, 1, seed=k) for k in range(16)]
+    barrier = threading.Barrier(16)
+
+    def append(k):
+        barrier.wait()
+        children[k] = parent.appended(rows[k])
+
+    threads = [threading.Thread(target=append, args=(k,)) for k in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k, child in children.items():
+        assert torch.equal(child.dense()[20:], grown(parent.dense(), rows[k])[20:])
+
+
+@pytest.mark.thin("lead", "batch")
+@pytest.mark.parametrize("batch", BATCHES[:2], ids=str)
+@pytest.mark.parametrize("lead", [(), (2,), (3, 1)], ids=str)
+def test_derivatives_of_products_with_several_strips(batch, lead, narrow):
+    blocks = RowBlocks(lower(6, batch))
+    for q in (1, 2, 3):
+        blocks = blocks.appended(new_rows(blocks.n, q, batch))
+    assert len(blocks._pieces()) > 2
+    b = drawn(*lead, 2, blocks.n).requires_grad_()
+    for product in (blocks.right_transposed, blocks.right):
+        assert torch.autograd.gradcheck(product, b)
+        assert torch.autograd.gradgradcheck(product, b)
+
+
+@pytest.mark.parametrize("product", ["right_transposed", "right"])
+def test_a_matrix_that_wants_gradients_stays_in_one_piece(product, narrow):
+    inputs = lower(11).requires_grad_(), drawn(2, 11).requires_grad_()
+    assert torch.autograd.gradcheck(lambda matrix, b: getattr(RowBlocks(matrix), product)(b), inputs)
+
+
+@pytest.mark.parametrize("product", ["right_transposed", "right"])
+def test_a_graph_of_the_parent_survives_rows_of_children(product, narrow):
+    for parent in (RowBlocks(lower(3)), RowBlocks(lower(9)), RowBlocks(lower(9)).appended(new_rows(9, 1))):
+        dense, b = parent.dense().clone(), drawn(2, parent.n).requires_grad_()
+        out = getattr(parent, product)(b)
+        for child in (parent.appended(new_rows(parent.n, 1)), parent.appended(new_rows(parent.n, 2))):
+            child.appended(new_rows(child.n, 1))
+        matrix = dense.mT if product == "right_transposed" else dense
+        close(torch.autograd.grad(out.square().sum(), b)[0], 2 * b @ matrix @ matrix.mT)
+
+
+# --- solutions with a factor ------------------------------------------------------------------------------------------
+
+
+def substitution(matrix):
+    factor = torch.linalg.cholesky(matrix)
+    return lambda rhs: torch.cholesky_solve(rhs, factor)
+
+
+@pytest.mark.parametrize(("batch", "lead"), [((), ()), ((2,), (2,)), ((), (3,)), ((2,), ()), ((2,), (3, 1))], ids=str)
+def test_solved_and_its_derivatives(batch, lead):
+    root, rhs = drawn(*batch, 4, 4).requires_grad_(), drawn(*lead, 4, 2, seed=1).requires_grad_()
+
+    def of(root, rhs):
+        matrix = root @ root.mT + torch.eye(4, dtype=torch.float64)
+        return solved(matrix, substitution(matrix), rhs)
+
+    close(of(root, rhs), torch.linalg.solve(root @ root.mT + torch.eye(4).double(), rhs))
+    assert torch.autograd.gradcheck(of, (root, rhs))
+    assert torch.autograd.gradgradcheck(of, (root, rhs))
+    for wanted in ([root], [rhs]):
+        cut = [t if t in set(wanted) else t.detach() for t in (root, rhs)]
+        close(torch.autograd.grad(of(*cut).sum(), wanted), torch.autograd.grad(of(root, rhs).sum(), wanted))
+    matrix = (root @ root.mT + torch.eye(4).double()).detach()
+    factor = torch.linalg.cholesky(matrix).requires_grad_()
+    assert not solved(matrix, lambda b: torch.cholesky_solve(b, factor), rhs.detach()).requires_grad
+
+
+# --- conditioned ------------------------------------------------------------------------------------------------------
+
+
+def covariance(x, z=None, scale=1.0):
+    z = x if z is None else z
+    return scale * (-(x.unsqueeze(-2) - z.unsqueeze(-3)).square().sum(-1)).exp()
+
+
+def noisy(x, noise=0.05, scale=1.0):
+    return covariance(x, scale=scale) + scale * noise * torch.eye(x.shape[-2], dtype=x.dtype)
+
+
+def points(*shape, seed=0, dtype=torch.float64):
+    return (2 * torch.rand(*shape, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).to(dtype)
+
+
+def conditioned(x, *scales):
+    return Conditioned(torch.linalg.cholesky(noisy(x, *scales)), residual=x.sum(-1).sin())
+
+
+def assert_knows(known, k, residual):
+    """All answers are those of the dense noisy covariance `k`."""
+    rows, inverse = covariance(points(6, seed=7), points(k.shape[-1], seed=8)), torch.linalg.inv(k)
+    truth, white = rows @ inverse @ rows.mT, known.whitened(rows)
+    assert known.n == k.shape[-1]
+    close(known.alpha, (inverse @ residual.unsqueeze(-1)).squeeze(-1))
+    close(white @ white.mT, truth)
+    for multiply in (False, True):
+        close(known.explained(rows, multiply), truth.diagonal(dim1=-2, dim2=-1))
+        close(known.explained_covariance(rows, multiply), truth)
+    close(known.root @ known.root.mT, inverse)
+
+
+def extended(known, x, new, *scales):
+    cross = covariance(new, x, *scales[1:])
+    return known.extended(cross, noisy(new, *scales), new.sum(-1).sin())
+
+
+def joined(x, new):
+    lead = torch.broadcast_shapes(x.shape[:-2], new.shape[:-2])
+    return torch.cat((x.expand(*lead, -1, -1), new.expand(*lead, -1, -1)), dim=-2)
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("n", [1, 20, 300])
+def test_what_is_known_of_training_data(n, batch):
+    x = points(*batch, n)
+    assert_knows(conditioned(x), noisy(x), x.sum(-1).sin())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "targets"),
+    [
+        ((), (4,), (4,)),  # a batch of new points
+        ((), (3, 4), (3, 4)),
+        ((2,), (4, 2), (4, 2)),
+        ((), (), (5,)),  # several observations of the same points
+        ((2,), (2,), (5, 2)),
+        ((), (4,), (5, 4)),
+        ((2,), (4, 2), (5, 4, 2)),
+    ],
+)
+@pytest.mark.parametrize("times", [1, 3])
+def test_batches_of_new_points_and_of_targets(old, new, targets, times):
+    x = points(*old, 25)
+    known, residual = conditioned(x), x.sum(-1).sin().expand(*targets, -1)
+    for seed in range(times):
+        at, values = points(*new, 2, seed=seed + 1), drawn(*targets, 2, seed=seed)
+        known, x = known.extended(covariance(at, x), noisy(at), values), joined(x, at)
+        residual = torch.cat((residual, values), dim=-1)
+    assert_knows(known, noisy(x), residual)
+    assert (known.border is None) == (old == new)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_gradients_by_new_points_and_targets(times):
+    x = points(12)
+
+    def answers(known, k, y):
+        rows = covariance(points(4, seed=8), points(k.shape[-1], seed=9))
+        if known is None:
+            inverse = torch.linalg.inv(k)
+            return inverse @ y, (rows @ inverse * rows).sum(-1), rows @ inverse @ rows.mT
+        return known.alpha, known.explained(rows), known.explained_covariance(rows)
+
+    def of(direct, *pairs):
+        known, everything, y = conditioned(x), x, x.sum(-1).sin()
+        for at, values in zip(pairs[::2], pairs[1::2], strict=True):
+            known = known.extended(covariance(at, everything), noisy(at), values)
+            everything, y = joined(everything, at), torch.cat((y, values))
+            assert known.requires_grad
+            assert (known.border is not None) is at.requires_grad
+        return answers(None if direct else known, noisy(everything), y)
+
+    pairs = [t.requires_grad_() for k in range(times) for t in (points(2, seed=k + 1), drawn(2, seed=k))]
+    for found, truth in zip(of(False, *pairs), of(True, *pairs), strict=True):
+        options = {"grad_outputs": drawn(*found.shape, seed=4), "retain_graph": True, "materialize_grads": True}
+        close(found, truth)
+        close(torch.autograd.grad(found, pairs, **options), torch.autograd.grad(truth, pairs, **options))
+    assert torch.autograd.gradgradcheck(functools.partial(of, False), pairs, atol=1e-4)
+    only = [t.detach() if k % 2 == 0 else t for k, t in enumerate(pairs)]
+    one, other = (torch.autograd.grad(of(direct, *only)[0].sin().sum(), only[1::2]) for direct in (False, True))
+    close(one, other)
+
+
+def test_detached_is_the_same_without_gradients():
+    x, new = points(12), points(2, seed=1).requires_grad_()
+    plain = conditioned(x)
+    assert plain.detached() is plain
+    child = extended(plain, x, new)
+    assert child.requires_grad
+    assert child.detached() is child.detached()
+    assert child.detached().inverse is child.inverse
+    k = noisy(x.clone().requires_grad_())
+    whole = Conditioned(torch.linalg.cholesky(k), matrix=k, residual=x.sum(-1).sin())
+    whole.inverse, whole.alpha
+    for known, everything in ((child.detached(), joined(x, new.detach())), (whole.detached(), x)):
+        assert not known.requires_grad
+        assert_knows(known, noisy(everything), everything.sum(-1).sin())
+        assert not extended(known, everything, points(1, seed=5)).requires_grad
+
+
+READINGS = {
+    "inverse": lambda known: known.inverse,
+    "root": lambda known: known.root,
+    "extended": lambda known: extended(known, points(12), points(1, seed=3)),
+}
+
+
+@pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
+def test_what_is_first_formed_without_gradients_does_not_cut_them_off(reading):
+    at, rows = points(12).requires_grad_(), covariance(points(4, seed=1), points(12, seed=2))
+
+    def slope(before):
+        k = noisy(at)
+        known = Conditioned(torch.linalg.cholesky(k), matrix=k, residual=at.sum(-1).sin())
+        known.alpha
+        with torch.no_grad():
+            before(known)
+        return torch.autograd.grad(known.explained(rows, multiply=True).sum(), at)[0]
+
+    close(slope(reading), slope(lambda known: None))
+
+
+# --- the guard --------------------------------------------------------------------------------------------------------
+
+TINY = [(torch.float64, 1e-10), (torch.float64, 3e-10), (torch.float32, 1e-5), (torch.float32, 1e-6)]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+@pytest.mark.parametrize(("dtype", "noise"), TINY, ids=str)
+def test_duplicates_under_tiny_noise_are_not_appended(dtype, noise, scale):
+    x, other = points(10, dtype=dtype), points(1, seed=4, dtype=dtype)
+    known = conditioned(x, noise, scale)
+    assert extended(known, x, x[:1], noise, scale) is None
+    assert extended(known, x, torch.cat((other, x[:1])), noise, scale) is None
+    assert extended(known, x, other.expand(2, 3), noise, scale) is None
+    assert extended(known, x, torch.stack((other, x[:1])), noise, scale) is None
+    assert extended(known, x, other, 0.1, scale) is not None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(torch.float64, 0.1), (torch.float64, 1.0), (torch.float32, 1e6)], ids=str
+)
+def test_what_is_negative_by_rounding_is_not_appended_either(dtype, scale):
+    """No jitter may lift what is left of a duplicate over the guard, and none too small for it may be an error."""
+    x = points(10, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gpytorch.utils.warnings.NumericalWarning)
+        assert extended(conditioned(x, 1e-18, scale), x, x[:1], 1e-18, scale) is None
+
+
+class Regression(gpytorch.models.ExactGP):
+    def __init__(self, x, y, kernel=None, noise=0.05, likelihood=None):
+        constraint = gpytorch.constraints.GreaterThan(1e-20)
+        super().__init__(x, y, likelihood or GaussianLikelihood(noise_constraint=constraint))
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = kernel or ScaleKernel(RBFKernel())
+        if likelihood is None:
+            self.likelihood.noise_covar.noise = noise
+        self.to(x).eval()
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def regression(n=30, dtype=torch.float64, **options):
+    x = points(n, dtype=dtype)
+    return Regression(x, x.sum(-1).sin(), **options)
+
+
+@pytest.mark.thin("scale", "dtype noise")
+@pytest.mark.parametrize("scale", [0.1, 1.0, 1e4])
+@pytest.mark.parametrize(("dtype", "noise"), TINY, ids=str)
+def test_a_model_with_duplicates_is_as_accurate_as_a_refit(dtype, noise, scale):
+    def of(dtype, refit):
+        x, at = points(10, dtype=dtype), points(7, seed=9, dtype=dtype)
+        model, values = Regression(x, x.sum(-1).sin(), noise=noise * scale), x[:2].sum(-1).sin()
+        model.covar_module.outputscale = scale
+        model(at)
+        if refit:
+            model.set_train_data(torch.cat((x, x[:2])), torch.cat((model.train_targets, values)), strict=False)
+        else:
+            model = model.get_fantasy_model(x[:2], values)
+        return model(at).mean.double(), model(at).covariance_matrix.double()
+
+    with torch.no_grad():
+        truth, refit = of(torch.float64, True), of(dtype, True)
+        with autokern.enabled():
+            found = of(dtype, False)
+    for ours, theirs, true in zip(found, refit, truth, strict=True):
+        unit = true.abs().max() * (1e-9 if dtype == torch.float64 else 1e-5)
+        assert (ours - true).abs().max() <= 3 * (theirs - true).abs().max() + unit
+
+
+# --- kept beside strategies -------------------------------------------------------------------------------------------
+
+
+def strategy(model):
+    model(points(3, seed=5))
+    return model.prediction_strategy
+
+
+def test_one_factor_is_found_again_and_gradients_are_kept_apart():
+    with autokern.enabled():
+        kept = strategy(regression())
+        cut = factor_cache.of(kept)
+        assert factor_cache.of(kept) is factor_cache.found(kept) is cut
+        assert_knows(cut, kept.lik_train_train_covar.to_dense().detach(), kept.train_labels.clone())
+        with attached:
+            assert factor_cache.found(kept) is None
+            whole = factor_cache.of(kept)
+            assert whole.requires_grad
+            assert factor_cache.of(kept) is whole
+        assert factor_cache.of(kept) is cut
+        whole.alpha.sum().backward()
+        with attached:
+            assert factor_cache.found(kept) is None
+        assert factor_cache.of(kept) is cut
+
+
+class Mine(Kernel):
+    has_lengthscale = True
+
+    def forward(self, x1, x2, diag=False, **params):
+        return covariance(x1 / self.lengthscale, x2 / self.lengthscale)
+
+
+PLAIN = {
+    "rbf": (lambda: None, True),
+    "mine": (Mine, True),
+    "product": (lambda: ScaleKernel(RBFKernel() * PeriodicKernel()), None),
+    "linear": (LinearKernel, False),
+    "linear and rbf": (lambda: ScaleKernel(LinearKernel()) + RBFKernel(), True),
+    "rbf and linear": (lambda: RBFKernel() + ScaleKernel(LinearKernel()), True),
+}
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(("make", "expected"), PLAIN.values(), ids=PLAIN)
+def test_what_is_plain_has_a_factor(make, expected, fixed):
+    likelihood = FixedNoiseGaussianLikelihood(torch.full((30,), 0.1).double()) if fixed else None
+    kept = strategy(regression(kernel=make(), likelihood=likelihood))
+    assert factor_cache.plain(kept) is (factor_cache.of(kept) is not None)
+    assert expected is None or factor_cache.plain(kept) is expected
+
+
+def test_a_covariance_that_is_not_positive_definite_raises():
+    kept = strategy(regression())
+    kept.lik_train_train_covar._diag_tensor.diag_values.data.fill_(-2.0)
+    with pytest.raises(NotPSDError), pytest.warns(gpytorch.utils.warnings.NumericalWarning):
+        factor_cache.of(kept)
+    assert factor_cache.found(kept) is None
+
+
+def test_attached_nothing_means_to_factorise_when_needed():
+    kept = strategy(regression())
+    factor_cache.attach(kept, None, attached=False)
+    assert factor_cache.is_exact(kept)
+    assert factor_cache.found(kept) is None
+    assert not factor_cache.of(kept).grown
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_nothing_is_kept_of_a_strategy_that_is_dropped(detached):
+    with autokern.enabled(), gpytorch.settings.detach_test_caches(detached):
+        model = regression()
+        model(points(3))
+        models = [model, *(model.get_fantasy_model(points(2, seed=3), drawn(2)) for _ in range(3))]
+        models[1](points(3)).variance
+        watched = [weakref.ref(m.prediction_strategy) for m in models]
+        watched.append(weakref.ref(factor_cache.found(model.prediction_strategy)))
+        del model, models
+        gc.collect()
+    assert not any(ref() for ref in watched)
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_fifty_dropped_models():
+    process, resident = psutil.Process(), []
+    with autokern.enabled():
+        for seed in range(50):
+            with gpytorch.settings.detach_test_caches(seed % 2 == 0):
+                model = regression(400)
+                model(points(50, seed=seed)).variance
+                model.get_fantasy_model(points(1, seed=seed), drawn(1))(points(50)).variance.sum().backward()
+            if seed % 10 == 9:
+                del model
+                gc.collect()
+                resident.append(process.memory_info().rss)
+    assert resident[-1] - resident[1] < 40 * 2**20  # three matrices of each take 150
+
+
+def test_new_points_lose_no_more_digits_than_the_library_does():
+    """Float32, noise 5e-5 of the variance: medians over draws, against float64 truth of the same matrix."""
+    ours, theirs = [], []
+    x, new = torch.linspace(0, 1, 11), torch.linspace(0, 1, 51)
+    for seed in range(40):
+        scale, lengthscale = (1 + 0.05 * torch.rand(2, generator=torch.Generator().manual_seed(seed))).tolist()
+        y, n = torch.sin(2 * math.pi * x), 5
+
+        def covariance(a, b, scale=scale, lengthscale=lengthscale):
+            return 3.8 * scale * torch.exp(-0.5 * ((a[:, None] - b) / (0.25 * lengthscale)) ** 2)
+
+        k, rows = covariance(x, x) + 2e-4 * torch.eye(11), covariance(new, x)
+        truth = rows.double() @ torch.linalg.solve(k.double(), y.double())
+        old, cross, corner = k[:n, :n], k[n:, :n], k[n:, n:]
+        lower = torch.linalg.cholesky(old)
+        grown = Conditioned(lower, residual=y[:n]).extended(cross, corner, y[n:])
+        root = torch.linalg.solve_triangular(lower, torch.eye(n), upper=False).mT  # gpytorch's get_fantasy_strategy
+        solve, alpha = root @ (root.mT @ cross.mT), torch.cholesky_solve(y[:n, None], lower)
+        schur = torch.linalg.cholesky(corner - cross @ solve)
+        last = torch.cholesky_solve(y[n:, None] - cross @ alpha, schur)
+        library = torch.cat((alpha - solve @ last, last)).squeeze(-1)
+        for errors, found in ((ours, grown.alpha), (theirs, library)):
+            errors.append((rows.double() @ found.double() - truth).abs().max().item())
+    assert statistics.median(ours) <= statistics.median(theirs)
+    assert max(ours) <= 1.2 * max(theirs)

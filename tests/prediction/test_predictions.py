@@ -1,0 +1,499 @@
+"""Predictions of exact models: what is read of them, gradients, and what is computed, against stock."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import pickle
+import warnings
+from unittest import mock
+
+import gpytorch
+import pytest
+import torch
+from gpytorch import kernels, settings
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+from linear_operator.utils.warnings import NumericalWarning
+from support.exact_models import (
+    BATCH,
+    KINDS,
+    MODELS,
+    NONE,
+    Regression,
+    Several,
+    assert_close,
+    assert_stock,
+    at,
+    batched,
+    change,
+    fantasy,
+    moments,
+    ours,
+    points,
+    regression,
+    several_at,
+    truth,
+    values,
+)
+from support.fakes import unpickled_without_autokern
+
+from autokern.core.registry import get
+from autokern.hooks import memory
+from autokern.hooks import prediction as seam
+from autokern.prediction.lazy_covariance import PosteriorCovariance
+from autokern.runtime import dispatch
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of stock's interpolation
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # of the same
+    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
+    pytest.mark.filterwarnings("ignore:The input matches the stored training data"),
+]
+CANDIDATES = get("predict").names()
+SMALL = [name for name in CANDIDATES if name != "rows"]
+each_candidate = pytest.mark.parametrize("candidate", SMALL)
+each_of_all = pytest.mark.parametrize("candidate", CANDIDATES)
+each_way = pytest.mark.parametrize("fast", [False, True], ids=["solve", "fast"])
+either_cache = pytest.mark.parametrize("detached", [True, False], ids=["detached", "attached"])
+each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+
+
+def everything(posterior, likelihood):
+    """What is asked of a distribution, and of those made of it."""
+    independent, noisy = posterior.to_data_independent_dist(), likelihood(posterior)
+    base = torch.randn(3, *posterior.mean.shape, generator=torch.Generator().manual_seed(0)).to(posterior.mean)
+    density = noisy.log_prob(base[0]), noisy.log_prob(base)
+    torch.manual_seed(0)
+    samples = noisy.rsample(torch.Size([2])), noisy.rsample(base_samples=base)
+    made = {
+        "slice": posterior[..., 3:9], "steps": posterior[..., 1::3], "end": posterior[..., -4:],
+        "list": posterior[..., [1, 4]], "slice of slice": posterior[..., 2:9][..., 1:4], "noisy": noisy,
+        "expanded": posterior.expand(torch.Size([3, *posterior.batch_shape])), "unsqueezed": posterior.unsqueeze(0),
+        "jitter": posterior.add_jitter(1e-3), "twice": posterior * 2, "sum": posterior + posterior,
+    }  # fmt: skip
+    found = {"independent": (independent.mean, independent.stddev), "region": posterior.confidence_region()}
+    found |= {"density": density, "samples": samples, "one": posterior.lazy_covariance_matrix.diagonal()[..., 2]}
+    return found | {name: moments(part) for name, part in made.items()} | moments(posterior)
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thin("make", "candidate")
+@each_model
+@each_candidate
+def test_everything_read_of_a_prediction_is_stocks(make, candidate):
+    def read():
+        model = make()
+        posterior = model(at(model, 11))
+        fixed = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
+        found = everything(posterior, GaussianLikelihood().to(posterior.mean) if fixed else model.likelihood)
+        return [found, *(moments(model(x)) for x in (at(model, 300), model.train_inputs[0]))]
+
+    loose = {} if make is MODELS["float32"] else {"rtol": 1e-6, "atol": 1e-7}
+    assert_stock(read, candidate, **loose)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+@each_candidate
+def test_noise_with_a_batch_that_the_kernel_has_not(fixed, candidate):
+    def read():
+        x, levels = points(30), torch.tensor([[0.1], [0.4]]).double()
+        noise = FixedNoiseGaussianLikelihood(levels.expand(2, 30).clone()) if fixed else None
+        model = Regression(x, torch.stack((values(x), -values(x))), None, noise, BATCH)
+        with settings.fast_pred_var():  # without it stock fails below 512 points
+            posterior, again = model(points(9, seed=1)), model(points(9, seed=1))
+            first, density = model(points(9, seed=1))[0], again.log_prob(values(points(9, seed=2)))
+            return moments(posterior), density, moments(first)
+
+    assert_stock(read, candidate)
+
+
+@pytest.mark.parametrize("candidate", [n for n in CANDIDATES if n not in ("stock", "state-space")])
+@pytest.mark.parametrize("model", ["ard", "sum", "batch", "float32", "fixed noise"])
+def test_each_candidate_serves_many_points(candidate, model):
+    m = 1100 if candidate == "rows" else 300
+
+    def read():
+        made = MODELS[model]()
+        with torch.no_grad():
+            posterior = made(at(made, m))
+            part = posterior[..., m // 2 : m // 2 + 9]
+            return posterior.mean, posterior.variance, part.variance, part.covariance_matrix
+
+    assert_stock(read, candidate)
+    assert dispatch.stats()["predict"].get(candidate)
+
+
+@pytest.mark.thin
+@each_way
+@either_cache
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("candidate", [None, *SMALL])
+def test_settings_that_shape_a_prediction(fast, detached, skip, candidate):
+    def read():
+        caches, skipping = settings.detach_test_caches(detached), settings.skip_posterior_variances(skip)
+        with settings.fast_pred_var(fast), caches, skipping:
+            model = regression()
+            first, second = (model(points(m, seed=m)) for m in (11, 600))
+            return first.mean, first.covariance_matrix, second.mean, second.lazy_covariance_matrix.diagonal()
+
+    assert_stock(read, candidate)
+
+
+@pytest.mark.thin("policy", "candidate")
+@pytest.mark.parametrize("policy", ["ignore", "mask", "fill"])
+@pytest.mark.parametrize("candidate", [None, *CANDIDATES])
+def test_missing_observations(policy, candidate):
+    def read():
+        model = regression()
+        model.train_targets[3:6] = torch.nan
+        with settings.observation_nan_policy(policy), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            posterior = model(points(1100, seed=5))
+            return posterior.mean, posterior.variance, model(points(4, seed=6)).covariance_matrix
+
+    assert_stock(read, candidate)
+
+
+@pytest.mark.thin
+@each_way
+@pytest.mark.parametrize("m", [9, 301])
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_tasks(kind, m, fast):
+    def read():
+        with settings.fast_pred_var(fast):
+            model = Several(kind)
+            x, *more = several_at(kind, m)
+            posterior = model(x.requires_grad_(), *more)
+            (slope,) = torch.autograd.grad(posterior.mean.sum() + posterior.variance.sum(), x)
+            posterior, noisy = model(x, *more), model.likelihood(model(x, *more))
+            parts = [posterior[..., 2:7, :], posterior[..., 1, :]] if kind != "hadamard" else [posterior[2:7]]
+            read = [[d.mean, d.variance, d.covariance_matrix, d.variance] for d in (posterior, noisy, *parts)]
+            return slope, read, posterior.confidence_region()
+
+    assert_stock(read)
+
+
+def test_structured_solves_keep_the_settings_of_the_call():
+    def read():
+        model = Several("kronecker")
+        with settings.max_cholesky_size(10), settings.eval_cg_tolerance(1e-8):
+            posterior = model(points(600, seed=4))
+        return posterior.mean, posterior.variance
+
+    assert_stock(read, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("candidate", ["lazy", "lazy-product"])
+def test_above_800_points_a_prediction_is_exact(candidate):
+    model, x = regression(820), points(12, seed=5)
+    mean, covariance = truth(model, x)
+    with ours(candidate), torch.no_grad():
+        posterior = model(x)
+        found = [posterior.mean, posterior.variance, posterior.covariance_matrix]
+        assert_close(found, [mean, covariance.diagonal(), covariance], rtol=0, atol=1e-8)
+
+
+@each_of_all
+@pytest.mark.parametrize("where", ["targets", "points", "test points", "test points of a known factor"])
+def test_what_is_no_number_raises_as_in_stock_where_it_iterates(candidate, where):
+    def read():
+        x, z = points(820)[:, :1], points(5, seed=2)[:, :1]
+        y, bad = torch.sin(6 * x[:, 0]), z.clone()
+        bad[1] = torch.nan
+        if where in ("targets", "points"):
+            (y if where == "targets" else x)[3] = torch.nan
+        model = Regression(x, y, ScaleKernel(kernels.MaternKernel(2.5)))
+        if "known" in where:
+            assert model(z).variance.isfinite().all()
+        with pytest.raises(RuntimeError) as raised:
+            model(bad if "test" in where else z).variance
+        if "test" in where:
+            assert model(z).variance.isfinite().all()
+        return raised.type
+
+    with torch.no_grad():
+        assert_stock(read, candidate)
+
+
+@each_of_all
+def test_a_covariance_without_a_factor_is_predicted_from_where_stock_iterates(candidate):
+    def read():
+        x = points(820).float()[:, :1]
+        model = Regression(x, torch.sin(6 * x[:, 0]), ScaleKernel(RBFKernel()))
+        model.covar_module.outputscale, model.covar_module.base_kernel.lengthscale = 1e6, 2.0
+        model.likelihood.noise = 2e-4
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericalWarning)
+            return model(points(5, seed=2).float()[:, :1]).mean.isfinite()
+
+    with torch.no_grad():
+        assert_stock(read, candidate)
+
+
+@pytest.mark.parametrize("make", [regression, batched, lambda: Several("kronecker")], ids=["one", "batch", "tasks"])
+def test_models_and_distributions_are_pickled_and_copied_without_autokern(make):
+    with ours("lazy"), torch.no_grad():
+        model = make()
+        posterior = model(points(300, seed=5))
+        assert unpickled_without_autokern(pickle.dumps(model)) is not None
+        for distribution in (posterior, model.likelihood(posterior), posterior.add_jitter(1e-3), posterior * 2):
+            packed, twin = pickle.dumps(distribution), copy.deepcopy(distribution)
+            assert unpickled_without_autokern(packed) is not None
+            for other in (pickle.loads(packed), twin):
+                assert_close(other.variance, distribution.variance)
+                assert_close(other.covariance_matrix, distribution.covariance_matrix)
+
+
+@pytest.mark.parametrize("op", ["predict", "fantasy"])
+def test_equal_keys_mean_equal_problems(op, monkeypatch):
+    known, x = {}, points(30)
+    real = getattr(seam, f"_dispatch_{op}")
+
+    def noted(*args):
+        key, problem = get(op).key(*args), get(op).problem_of(*args)
+        assert known.setdefault(key, problem) == problem
+        return real(*args)
+
+    monkeypatch.setattr(seam, f"_dispatch_{op}", noted)
+    makes = [*MODELS.values(), *(functools.partial(Several, kind) for kind in KINDS)]
+    for batch in (NONE, BATCH):  # of the kernel alone
+        kernel = functools.partial(ScaleKernel, RBFKernel(batch_shape=batch), batch_shape=batch)
+        y = torch.stack((values(x), -values(x)))
+        makes.append(lambda kernel=kernel, y=y: Regression(x, y, kernel(), None, BATCH))
+    with ours("rows", "fantasy"), settings.fast_pred_var(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for make in makes:
+            model = make()
+            inputs, *task = several_at(getattr(model, "kind", ""), 9)
+            model(inputs.to(model.train_targets), *task)
+            with contextlib.suppress(RuntimeError, ValueError):  # stock's, where these points do not fit
+                fantasy(model, points(2, seed=7), torch.ones(*model.train_targets.shape[:-1], 2))
+    assert len(known) > 3
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+READINGS = {
+    "mean": lambda p: p.mean.sum(),
+    "variance": lambda p: p.variance.square().sum(),
+    "joint": lambda p: p.add_jitter(1e-3).covariance_matrix.logdet().sum(),
+    "all": lambda p: p.mean.square().sum() + p[..., 1:4].variance.sum() + p[..., 2:5].covariance_matrix.square().sum(),
+}
+each_reading = pytest.mark.parametrize("of", READINGS.values(), ids=READINGS)
+
+
+@pytest.mark.thin
+@each_reading
+@each_candidate
+@pytest.mark.parametrize("model", ["ard", "matern 5/2", "sum", "periodic", "batch"])
+def test_gradients_by_test_points(model, candidate, of):
+    def read():
+        x = points(7, seed=5).requires_grad_()
+        return torch.autograd.grad(of(MODELS[model]()(x)), x)
+
+    assert_stock(read, candidate, rtol=1e-6, atol=1e-9)
+
+
+def by_hyperparameters(of, m=7):
+    model = regression()
+    loss, leaves = of(model(points(m, seed=5))), list(model.parameters())
+    return torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True)
+
+
+@pytest.mark.thin
+@each_way
+@each_reading
+@each_candidate
+def test_gradients_by_hyperparameters(fast, of, candidate):
+    with settings.detach_test_caches(False), settings.fast_pred_var(fast):
+        assert_stock(lambda: by_hyperparameters(of), candidate, rtol=1e-6)
+
+
+@pytest.mark.thin("candidate", "detached")
+@each_of_all
+@either_cache
+def test_gradients_at_many_points_by_all_at_once_and_after_training(candidate, detached):
+    def read():
+        model, found, m = regression(30), [], 300
+        with settings.detach_test_caches(detached):
+            for _ in range(2):
+                x = points(m, seed=4).requires_grad_()
+                posterior = model(x)
+                value = posterior.mean.sin().sum() + (posterior.variance * torch.arange(m)).sum()
+                value = value + posterior.covariance_matrix.square().sum()
+                found += torch.autograd.grad(value, [x, *model.parameters()], allow_unused=True)
+                model.train().eval()
+        return found
+
+    assert_stock(read, candidate, rtol=1e-6, atol=1e-6)
+
+
+@each_candidate
+def test_gradients_survive_readings_without_gradients(candidate):
+    """A prediction or fantasy under `no_grad` in between leaves the graph of the first prediction whole."""
+
+    def read():
+        with settings.detach_test_caches(False), settings.fast_pred_var():
+            model = regression()
+            posterior = model(points(7, seed=5))
+            with torch.no_grad():
+                model(points(5, seed=6)).covariance_matrix
+                fantasy(model, points(2, seed=7))
+            return torch.autograd.grad(posterior.variance.sum(), list(model.covar_module.parameters()))
+
+    assert_stock(read, candidate, rtol=1e-6)
+
+
+@each_of_all
+def test_gradients_through_caches_that_were_first_made_without(candidate):
+    x = points(300, seed=5)
+
+    def gradients(model):
+        with settings.detach_test_caches(False):
+            posterior = model(x)
+            total = posterior.variance.sum() + posterior.mean.sum()
+        return torch.autograd.grad(total, list(model.parameters()))
+
+    expected = gradients(regression())
+    with ours(candidate):
+        model = regression()
+        with torch.no_grad():
+            moments(model(x))
+        assert_close(gradients(model), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.thin("candidate", "detached")
+@each_candidate
+@either_cache
+def test_two_backward_passes_and_a_prediction_after_them(candidate, detached):
+    def read():
+        with settings.detach_test_caches(detached):
+            model, x = regression(), points(7, seed=5).requires_grad_()
+            posterior = model(x)
+            loss = posterior.mean.sum() + posterior.variance.sum()
+            loss.backward(retain_graph=True)
+            posterior.variance.sum().backward(retain_graph=True)
+            loss.backward()
+            return x.grad, moments(model(points(7, seed=6)))
+
+    assert_stock(read, candidate)
+
+
+@pytest.mark.parametrize("reading", ["mean", "variance"])
+@pytest.mark.parametrize("between", ["disabled", "changed"])
+def test_a_backward_pass_is_that_of_the_forward_pass(reading, between):
+    """Blocks that are evaluated again see neither hooks nor hyperparameters that are others by then."""
+
+    def loss():
+        model, x = regression(), points(300, seed=5).requires_grad_()
+        found = getattr(model(x), reading).sum()
+        change(model, 0.7 if between == "changed" else 0.0)
+        return found, x
+
+    expected = torch.autograd.grad(*loss())
+    with ours("lazy"):
+        found = loss()
+        if between == "changed":
+            found = torch.autograd.grad(*found)
+    assert_close(torch.autograd.grad(*found) if between == "disabled" else found, expected, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("trusted")
+def test_a_solve_is_differentiated_with_its_own_factor():
+    def gradients():
+        x = points(20)
+        k, noise = torch.exp(-torch.cdist(x, x)).requires_grad_(), torch.tensor([0.1]).double().requires_grad_()
+        operator = AddedDiagLinearOperator(DenseLinearOperator(k * 1), ConstantDiagLinearOperator(noise, 20))
+        with mock.patch.object(torch.linalg, "cholesky_ex", wraps=torch.linalg.cholesky_ex) as factorise:
+            found = torch.autograd.grad(operator.solve(x).sin().sum(), (k, noise))
+        return factorise.call_count, found
+
+    stock, expected = gradients()
+    with ours():
+        own, found = gradients()
+    assert (stock, own) == (2, 1)
+    assert_close(found, expected)
+
+
+# --- what is computed -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def evaluated():
+    """The shapes of kernel matrices that are evaluated, and of posterior covariances that are formed."""
+    shapes = []
+
+    def watching(kind, name):
+        real = getattr(kind, name)
+
+        @functools.wraps(real)
+        def watched(self, *args, **kwargs):
+            shapes.append(tuple(self.shape[-2:]))
+            return real(self, *args, **kwargs)
+
+        return mock.patch.object(kind, name, watched)
+
+    with watching(memory, "_stock_evaluate_kernel"), watching(PosteriorCovariance, "formed"):
+        yield shapes
+
+
+@pytest.mark.thin("make candidate", "fast")
+@pytest.mark.parametrize(
+    ("make", "candidate"),
+    [
+        *((regression, candidate) for candidate in ("lazy", "lazy-product", "rows")),
+        (batched, "lazy"),
+        (lambda: Several("kronecker"), None),
+        (MODELS["linear"], None),
+    ],
+    ids=["lazy", "lazy-product", "rows", "batch", "tasks", "linear"],
+)
+@each_way
+def test_the_covariance_of_all_test_points_is_not_formed_for_variances(make, candidate, fast):
+    model, m = make(), 3000
+    graph = torch.set_grad_enabled(candidate != "rows")  # blocks that are not kept serve no gradients
+    with graph, ours(candidate), settings.fast_pred_var(fast), evaluated() as shapes:
+        posterior = model(points(m, seed=5))
+        for distribution in (posterior, model.likelihood(posterior)):
+            distribution.mean, distribution.variance, distribution.confidence_region()
+        candidate and posterior[..., 5:9].covariance_matrix
+    assert shapes
+    assert not [shape for shape in shapes if min(shape) >= m]
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.thin
+@each_way
+@either_cache
+@pytest.mark.parametrize("candidate", [None, *SMALL])
+def test_a_model_is_factorised_once(fast, candidate, detached):
+    real, sizes = torch.linalg.cholesky_ex, []
+    counting = mock.patch("torch.linalg.cholesky_ex", lambda a, *r, **k: sizes.append(a.shape[-1]) or real(a, *r, **k))
+    with ours(candidate), counting, settings.fast_pred_var(fast), settings.detach_test_caches(detached):
+        model = regression(120)
+        for seed in (5, 6):
+            posterior = model(points(30, seed=seed))
+            posterior.mean, posterior.variance, posterior.covariance_matrix
+        model.prediction_strategy.covar_cache, model.prediction_strategy.mean_cache
+        fantasy(model, points(2, seed=7))(points(5)).variance
+    assert sizes.count(120) == 1
+    assert max(sizes) == 120
+
+
+def test_a_kernel_keeps_the_matrix_that_it_returns():
+    kept = torch.eye(30).double() + 0.5
+
+    class Table(gpytorch.kernels.Kernel):
+        def forward(self, x1, x2, diag=False, **params):
+            rows = kept[: x1.shape[-2], : x2.shape[-2]]
+            return rows.diagonal() if diag else (kept if rows.shape == kept.shape else rows)
+
+    with ours("lazy"), torch.no_grad():
+        regression(30, kernel=Table())(points(9, seed=4)).variance
+    assert kept.equal(torch.eye(30).double() + 0.5)
