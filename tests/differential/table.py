@@ -37,24 +37,13 @@ def worded(error: BaseException) -> str:
 
 
 class See:
-    """What a program sees of its run, and where it notes what it computed.
-
-    Attributes
-    ----------
-    dtype : torch.dtype
-        Of the program's data; float64 where the truth is wanted.
-    first : bool
-        Whether what only fills caches is done: the first of two predictions.
-    truth : bool
-        Whether this run is the one in float64 and by exact solves.
-    facts : dict
-        What was noted.
-    kappa : float
-        What `Scenario.kappa` is at least, as found out in the run for the truth.
-    """
+    """What a program sees of its run, and where it notes what it computed."""
 
     def __init__(self, dtype: torch.dtype, first: bool = True, truth: bool = False) -> None:
-        self.dtype, self.first, self.truth, self.facts, self.kappa = dtype, first, truth, Facts(), 0.0
+        self.dtype, self.facts = dtype, Facts()
+        self.first = first  # whether what only fills caches is done: the first of two predictions
+        self.truth = truth  # whether this run is the one in float64 and by exact solves
+        self.kappa = 0.0  # what `Scenario.kappa` is at least, as found out in the run for the truth
 
     def __call__(self, name: str, value: Any) -> None:
         """Note a tensor, a number, a text, or a sequence of these."""
@@ -107,51 +96,25 @@ Program = Callable[[See], None]
 class Scenario:
     """A program, and how its runs are compared.
 
-    Parameters
-    ----------
-    name : str
-        Unique.
-    program : callable
-        Takes a `See`.
-    dtype : str
-        Of its data. What is computed in float32 is held against the truth in float64: the error is at most twice
-        stock's and the rounding of a few operations.
-    library : {"gpytorch", "botorch"}
-        Whose defaults hold: BoTorch changes several when it is imported.
-    kappa : float
-        By what rounding errors are amplified, roughly the condition number over a thousand.
-    floor : float
-        The size below which entries count as rounding: what cancels to nothing was a sum of ones.
-    stale : str
-        Why what stock tells in the run without `See.first` will do as well, e.g. because it keeps caches that no
-        longer hold: each value is then stock's own or that of a fresh model.
-    exact : str
-        Why stock's values are only an approximation, so that the truth of exact solves is asked for.
-    formula : str
-        Why derivatives may be those of the formula as well as stock's own.
-    may : dict
-        Reasons by pattern of a fact (or ``warnings``, ``random state``) for not comparing it at all.
-    threads : int
-        Of torch.
-    most : int
-        Runs by force, where they are long.
-    rare : bool
-        Whether it is left to `report.py` and the tortures, as a sibling of others that the tests run.
+    What is computed in float32 is held against the truth in float64: the error is at most twice stock's and the
+    rounding of a few operations. `stale`, `exact` and `formula` are reasons, or empty: why what stock tells in the run
+    without `See.first` will do as well, why stock's values are only an approximation, so that the truth of exact solves
+    is asked for, and why derivatives may be those of the formula as well as stock's own.
     """
 
     name: str
     program: Program
     dtype: str = "float64"
-    library: str = "gpytorch"
-    kappa: float = 1.0
-    floor: float = 1e-2
+    library: str = "gpytorch"  # whose defaults hold: BoTorch changes several when it is imported
+    kappa: float = 1.0  # by what rounding errors are amplified, roughly the condition number over a thousand
+    floor: float = 1e-2  # below it entries count as rounding: what cancels to nothing was a sum of ones
     stale: str = ""
     exact: str = ""
     formula: str = ""
-    may: dict[str, str] = field(default_factory=dict)
+    may: dict[str, str] = field(default_factory=dict)  # why a fact, "warnings" or "random state" is not compared at all
     threads: int = 1
-    most: int = 14
-    rare: bool = False
+    most: int = 14  # runs by force, where they are long
+    rare: bool = False  # left to `report.py` and the tortures, as a sibling of others that the tests run
 
 
 _OPTIONS = {f.name for f in fields(Scenario)} - {"name", "program"}

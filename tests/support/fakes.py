@@ -33,19 +33,11 @@ def as_if_of_autokern(function: FunctionType) -> FunctionType:
 
 
 class FakeCuPy:
-    """What `install` put in place of CuPy.
-
-    Attributes
-    ----------
-    streams : list
-        Stream and device that each call was made on.
-    calls : list
-        Name and shape of each decomposition.
-    """
+    """What `install` put in place of CuPy."""
 
     def __init__(self) -> None:
-        self.streams: list[tuple[int, int | None]] = []
-        self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self.streams: list[tuple[int, int | None]] = []  # stream and device that each call was made on
+        self.calls: list[tuple[str, tuple[int, ...]]] = []  # name and shape of each decomposition
         self._raises = False
 
     @contextlib.contextmanager

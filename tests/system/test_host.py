@@ -125,14 +125,19 @@ def test_current_describes_this_host():
 
 
 @pytest.mark.slow
-def test_the_same_host_has_the_same_fingerprint_in_every_process():
+def test_the_same_host_has_the_same_fingerprint_in_every_process(tmp_path):
     code = BARE + "from autokern.system import host; print(host.current().fingerprint)"
-    answers = set()
-    for seed in ("1", "2"):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-        answer = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-        answers.add(answer.stdout.strip())
-    assert answers == {host.current().fingerprint}
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    for surroundings in (
+        {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "COLUMNS": "20", "TERM": "dumb"},
+        {"PYTHONHASHSEED": "2", "LANG": "tr_TR.UTF-8", "LC_ALL": "C", "PYTHONOPTIMIZE": "2"},
+        {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+    ):
+        env = {**os.environ, **threads, **surroundings}
+        answer = subprocess.run(
+            [sys.executable, "-c", code], env=env, cwd="/", capture_output=True, text=True, check=True
+        )
+        assert answer.stdout.strip() == host.current().fingerprint, surroundings
 
 
 def test_every_field_but_the_remarks_flips_the_fingerprint(monkeypatch):
@@ -144,8 +149,9 @@ def test_every_field_but_the_remarks_flips_the_fingerprint(monkeypatch):
         part = fields
         for key in path[:-1]:
             part = part[key]
-        part[path[-1]] = "another"
-        assert (host.fingerprint_of(fields) == here.fingerprint) == (path[0] == "remarks"), path
+        for other in ("another", None, f"{part[path[-1]]}x"):
+            part[path[-1]] = other
+            assert (host.fingerprint_of(fields) == here.fingerprint) == (path[0] == "remarks"), path
     assert set(here.fields["remarks"]) == {"autokern", "pykeops", "jax", "memory_gib"}
 
 

@@ -21,8 +21,6 @@ from autokern.core.settings import Settings
 from autokern.tuning import store
 from autokern.tuning.profile import Profile, Timing, Trial
 
-__all__ = ["HOST", "NEW", "OLD", "Rewritten", "at", "leftovers", "profile", "saved", "sizes", "store"]
-
 HOST = "0123456789abcdef" * 2
 OLD, NEW = {8, 16}, {16, 32}
 """Sizes in the profile that is kept, and in the one that is published."""
@@ -58,13 +56,7 @@ def leftovers(home: Path, suffix: str) -> list[str]:
 
 
 class Rewritten:
-    """A home that is as it was before every publish; what is in `before` it begins with.
-
-    Parameters
-    ----------
-    folder : Path
-        Where it is made.
-    """
+    """A home in a folder that is as it was before every publish; what is in `before` it begins with."""
 
     def __init__(self, folder: Path) -> None:
         self.before, self.home = folder / "before", folder / "home"

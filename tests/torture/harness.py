@@ -20,44 +20,22 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Findings", "Mutation", "Torture", "ended", "forked", "main", "mutated", "run", "tmpfs", "tortures"]
-
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent.parent / "autokern"
 
 
 class Mutation(NamedTuple):
-    """A deliberate fault in a copy of the package.
-
-    Parameters
-    ----------
-    name : str
-        What is broken, in words.
-    file : str
-        File of the package.
-    old, new : str
-        Text that is in the file exactly once, and what stands there in the copy.
-    part : str
-        The part of the torture that must find it.
-    """
+    """A deliberate fault in a copy of the package, in words; `part` of the torture must find it."""
 
     name: str
     file: str
-    old: str
+    old: str  # stands in the file exactly once
     new: str
     part: str
 
 
 class Findings:
-    """What a torture found.
-
-    Attributes
-    ----------
-    figures : dict
-        Numbers for the report, by name.
-    broken : list of str
-        Promises that were broken, in words.
-    """
+    """What a torture found: numbers for the report by name, and promises that were broken, in words."""
 
     def __init__(self) -> None:
         self.figures: dict[str, Any] = {}
@@ -143,18 +121,7 @@ def mutated(mutation: Mutation, folder: Path) -> Path:
 
 
 def run(name: str, size: str, *parts: str, package: Path = PACKAGE.parent) -> dict[str, Any]:
-    """Run a torture in a process of its own.
-
-    Parameters
-    ----------
-    name : str
-        Of the script.
-    size : str
-        One of its sizes.
-    *parts : str
-        Some of its parts; all if none is given.
-    package : Path
-        The folder that holds the package.
+    """Run parts of a torture, all if none is named, in a process of its own, with the package that a folder holds.
 
     One that is not done after half an hour, or two hours in full size, has hung, which is a fault as well.
     """

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-__all__ = ["Recipe", "corpus", "recipes"]
-
 Batch = tuple[int, ...]
 _BATCHES: tuple[Batch, ...] = ((), (1,), (3,), (2, 2), (64,), (0,))
 _SPECTRA = ("geometric", "rank-deficient", "clustered", "one small", "one large")
@@ -29,38 +27,20 @@ _SPOILT = ("NaN", "infinity", "zeros", "minus")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the arguments of one call are made.
-
-    Attributes
-    ----------
-    op : str
-        The op that is called.
-    n, more : int
-        Columns, and rows more than columns (columns less, for `matmul`).
-    batch : tuple of int
-        Dimensions before those of the matrix.
-    condition, scale : float
-        Powers of ten: of the largest singular value over the smallest, and of the largest.
-    spectrum, layout, spoilt : str
-        How singular values lie between, how the matrix lies in memory, and what replaces an entry, all or the sign.
-    shift : float
-        Power of ten of the diagonal that is added before a factorisation, in units of the largest entry.
-    columns : int
-        Right-hand sides, where there are any.
-    """
+    """How the arguments of one call of an op are made; condition, scale and shift are powers of ten."""
 
     op: str
     dtype: torch.dtype
     n: int
-    more: int
+    more: int  # rows more than columns; columns less, for `matmul`
     batch: Batch
-    condition: float
-    scale: float
-    spectrum: str
+    condition: float  # the largest singular value over the smallest
+    scale: float  # the largest singular value
+    spectrum: str  # how the others lie between
     layout: str
-    spoilt: str
-    shift: float
-    columns: int
+    spoilt: str  # what replaces an entry, all or the sign
+    shift: float  # the diagonal that is added before a factorisation, in units of the largest entry
+    columns: int  # right-hand sides, where there are any
     requires_grad: bool
     seed: int
 

@@ -19,65 +19,36 @@ import release_edits as edits
 from release_sources import LIBRARIES, Function, functions, modules, renamed
 from release_trace import Ran
 
-__all__ = ["KINDS", "Change", "Known"]
-
 HERE = Path(__file__).parent
 WHEN = ("before", "after", "amid")
 """When a patch is made: before autokern is imported, after it, and while models live."""
 
 
 class Change(NamedTuple):
-    """One change of the libraries.
+    """One change of the libraries, and the parts of the program that run what is changed.
 
-    Parameters
-    ----------
-    name : str
-        What is changed.
-    parts : tuple of str
-        Of the program that run what is changed.
-    sources : callable, optional
-        Returns new text of modules, nothing where there is nothing to change; called in the process of the change.
-    gone : tuple of str
-        Modules that cannot be imported any more.
-    prepare : callable, optional
-        Called when the libraries are there and autokern is not; returns the function that makes the change.
-    when : str
-        One of `WHEN`, for what `prepare` returns.
-    effect : bool
-        Whether the change counts only where stock's numbers are others.
-    first : callable, optional
-        Called before the libraries are imported.
+    `sources` returns new text of modules, nothing where there is nothing to change, in the process of the change.
+    `prepare` is called when the libraries are there and autokern is not, and returns the function that makes the
+    change, one of `WHEN`. `first` is called before the libraries are imported.
     """
 
     name: str
     parts: tuple[str, ...]
     sources: Callable[[], edits.Sources] | None = None
-    gone: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()  # modules that cannot be imported any more
     prepare: Callable[[], Callable[[], None]] | None = None
     when: str = "before"
-    effect: bool = True
+    effect: bool = True  # whether it counts only where stock's numbers are others
     first: Callable[[], None] | None = None
 
 
 class Known(NamedTuple):
-    """What changes are made of.
+    """What changes are made of."""
 
-    Parameters
-    ----------
-    ran : dict
-        What stock executes in each part of the program.
-    hooked : list of Function
-        Targets of autokern's hooks.
-    relied : set of Function
-        What stock executes more often than autokern does.
-    program : dict
-        Seconds that each part takes.
-    """
-
-    ran: dict[str, dict[Function, Ran]]
-    hooked: list[Function]
-    relied: set[Function]
-    program: dict[str, float]
+    ran: dict[str, dict[Function, Ran]]  # what stock executes in each part of the program
+    hooked: list[Function]  # targets of autokern's hooks
+    relied: set[Function]  # what stock executes more often than autokern does
+    program: dict[str, float]  # seconds that each part takes
 
     def parts(self, function: Function) -> tuple[str, ...]:
         """Return the two shortest parts that execute a function, in their order."""

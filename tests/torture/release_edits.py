@@ -11,20 +11,6 @@ from typing import Any
 
 from release_sources import Definition, Function, at, modules, naming, rewritten, tree
 
-__all__ = [
-    "Sources",
-    "chance",
-    "computes",
-    "constants",
-    "edited",
-    "grown",
-    "heirs",
-    "moved",
-    "renamed_module",
-    "revalued",
-    "scaled",
-]
-
 Sources = dict[str, str]
 """New text of modules, by dotted name."""
 

@@ -16,8 +16,6 @@ from gpytorch import constraints, kernels, likelihoods, means, priors
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
 
-__all__ = ["PARTS"]
-
 Note = Callable[[str, Any], None]
 Part = Callable[[Note], Iterator[None]]
 PARTS: dict[str, Part] = {}

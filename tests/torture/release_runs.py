@@ -23,21 +23,6 @@ from release_changes import Change
 from release_sources import LIBRARIES, Function, functions, modules
 from release_trace import Trace, traced
 
-__all__ = [
-    "Died",
-    "Verdict",
-    "gap",
-    "hooked",
-    "import_libraries",
-    "in_fork",
-    "jobs",
-    "preload",
-    "recorded",
-    "run_program",
-    "traces",
-    "verdict",
-]
-
 TOLERANCE = 1e-8
 """Of the largest entry, in float64: that of `tests/differential/compare.py`."""
 HANGS = 900
@@ -236,21 +221,11 @@ def _run(change: Change, parts: tuple[str, ...], auto: bool, orders: dict[str, s
 
 
 class Verdict(NamedTuple):
-    """What became of a change.
+    """What became of a change."""
 
-    Attributes
-    ----------
-    word : {"fine", "silently wrong", "import crashes", "call crashes", "no effect", "stock fails"}
-        The last two do not count.
-    told : str
-        Details.
-    warned : str
-        The first warning of autokern's.
-    """
-
-    word: str
+    word: str  # one of the columns of `t14_releases`
     told: str = ""
-    warned: str = ""
+    warned: str = ""  # the first warning of autokern's
 
 
 def verdict(change: Change, known: dict[str, Ran], folder: Path, ways: tuple[dict[str, str], ...]) -> Verdict:

@@ -11,34 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["LIBRARIES", "Function", "at", "functions", "modules", "naming", "renamed", "tree"]
-
 LIBRARIES = ("linear_operator", "gpytorch", "botorch")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Function(NamedTuple):
-    """A function of a library.
-
-    Parameters
-    ----------
-    module : str
-        Where it is written.
-    holder : str
-        Qualified name of its class, or of the function that it is nested in; empty for one of the module.
-    name : str
-        Its own name.
-    line : int
-        The first, that of a decorator if it has one.
-    nested : bool
-        Whether another function holds it.
-    """
+    """A function of a library."""
 
     module: str
-    holder: str
+    holder: str  # qualified name of its class, or of the function that it is nested in; empty for one of the module
     name: str
-    line: int
-    nested: bool
+    line: int  # the first, that of a decorator if it has one
+    nested: bool  # in another function
 
     @property
     def outer(self) -> str:

@@ -10,22 +10,12 @@ from typing import Any, NamedTuple
 
 from release_sources import Function, functions, modules
 
-__all__ = ["Ran", "Trace", "traced"]
-
 
 class Ran(NamedTuple):
-    """How a function of a library ran.
-
-    Parameters
-    ----------
-    calls : int
-        How often.
-    returned : str
-        ``one`` number, tensor, operator or distribution, ``several`` of them, or nothing of the kind.
-    """
+    """How a function of a library ran."""
 
     calls: int
-    returned: str
+    returned: str  # "one" number, tensor, operator or distribution, "several" of them, or nothing of the kind
 
 
 Trace = dict[Function, Ran]

@@ -31,24 +31,12 @@ SIZES = {"ci": Size(1), "full": Size(5)}
 
 
 class Home(NamedTuple):
-    """A place for a cache that is none.
+    """A place for a cache that is none."""
 
-    Parameters
-    ----------
-    variables : dict
-        The environment; None takes a variable away.
-    user : int, optional
-        Who the process is by then.
-    locks : bool
-        Whether files can be locked.
-    kept : bool
-        Whether a profile can be written all the same.
-    """
-
-    variables: dict[str, str | None]
-    user: int | None = None
-    locks: bool = True
-    kept: bool = False
+    variables: dict[str, str | None]  # of the environment; None takes one away
+    user: int | None = None  # who the process is by then
+    locks: bool = True  # whether files can be locked
+    kept: bool = False  # whether a profile can be written all the same
 
 
 @contextmanager

@@ -82,15 +82,7 @@ def _worded(error: BaseException | None) -> str:
 
 
 class Case:
-    """The arguments of a call, what stock makes of them, and what is true.
-
-    Parameters
-    ----------
-    op : Op
-        The op that is called.
-    args : tuple
-        Its arguments; the first is a matrix.
-    """
+    """The arguments of a call, the first of them a matrix, what stock makes of them, and what is true."""
 
     def __init__(self, op: Op, args: tuple[Any, ...]) -> None:
         self.op, self.args, self.asked = op, args, op.problem_of(*args)

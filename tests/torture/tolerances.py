@@ -11,30 +11,16 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["TOLERANCES", "Tolerance", "condition", "table"]
-
 NOTHING_CLAIMED = 0.1
 
 
 class Tolerance(NamedTuple):
-    """Bounds of an op.
-
-    Attributes
-    ----------
-    result : tuple of float
-        Factor c and power p: the error, relative to the largest entry, is at most ``c n eps κ^p``.
-    gradient : tuple of float
-        The same for gradients.
-    of : str
-        What κ is.
-    why : str
-        Where the power comes from.
-    """
+    """Bounds of an op by factor c and power p: errors relative to the largest entry are at most ``c n eps κ^p``."""
 
     result: tuple[float, float]
     gradient: tuple[float, float]
-    of: str
-    why: str
+    of: str  # of what κ is the condition
+    why: str  # where the power comes from
 
     def __call__(self, which: str, n: int, eps: float, kappa: float) -> float:
         """Return the bound for ``result`` or ``gradient``; infinite where nothing is claimed."""

@@ -14,8 +14,6 @@ from autokern.system import host
 from autokern.tuning.chooser import fitted
 from autokern.tuning.profile import Profile, Timing, Trial
 
-__all__ = ["GRID", "believed", "op_of", "powers"]
-
 GRID = (16, 64, 160)
 Run = Callable[[torch.Tensor], torch.Tensor]
 

@@ -15,8 +15,6 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["CALLS", "Fault", "Outcome", "problem", "traced"]
-
 _TRACEME, _SYSCALL, _GETREGS, _SETREGS, _CONT, _SETOPTIONS = 0, 24, 12, 13, 7, 0x4200
 _TELL_CALLS, _DIE_WITH_US = 0x1, 0x100000
 _R10, _RAX, _RDX, _RSI, _RDI, _ORIG_RAX = 7, 10, 12, 13, 14, 15
@@ -31,39 +29,19 @@ CALLS = {
 
 
 class Fault(NamedTuple):
-    """What happens at a system call.
-
-    Parameters
-    ----------
-    index : int
-        Which one, from 0; of those that `among` says.
-    what : {"kill before", "kill after", "fail", "short"}
-        Whether the process dies before or after it, it fails, or it writes half.
-    number : int
-        The errno of a failure.
-    """
+    """What happens at one system call of those that count, from 0."""
 
     index: int
-    what: str
-    number: int = 0
+    what: str  # "kill before", "kill after", "fail", or "short": it writes half
+    number: int = 0  # the errno of a failure
 
 
 class Outcome(NamedTuple):
-    """What became of the function.
+    """What became of the function."""
 
-    Parameters
-    ----------
-    status : int
-        Exit status of the process; negative for the signal that ended it.
-    calls : list of str
-        Its system calls, as far as they were counted.
-    struck : str
-        The call at which the fault happened; empty if there were fewer calls.
-    """
-
-    status: int
-    calls: list[str]
-    struck: str
+    status: int  # of its process; negative for the signal that ended it
+    calls: list[str]  # those that count
+    struck: str  # the call at which the fault happened; empty if there were fewer
 
 
 def problem() -> str | None:
@@ -78,17 +56,7 @@ def problem() -> str | None:
 
 
 def traced(function: Callable[[], int], fault: Fault | None = None, among: frozenset[str] | None = None) -> Outcome:
-    """Run a function in a traced child, with a fault at one of its system calls.
-
-    Parameters
-    ----------
-    function : callable
-        Returns the exit status.
-    fault : Fault, optional
-        What happens to it.
-    among : frozenset of str, optional
-        Names of the calls that count; all by default.
-    """
+    """Run a function, which returns an exit status, in a traced child; calls of all names count by default."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:

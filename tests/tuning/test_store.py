@@ -179,20 +179,32 @@ def test_a_huge_sparse_file_is_not_read(settings):
         tracemalloc.stop()
 
 
-def test_fifo(settings):
+def _filled(path: Path) -> None:
+    path.mkdir()
+    (path / "file").touch()
+
+
+INSTEAD = {
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a folder with a file in it": _filled,
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("make", INSTEAD.values(), ids=INSTEAD)
+def test_what_is_no_file_is_neither_waited_for_nor_read(settings, make):
     path = place(settings)
     path.unlink()
-    os.mkfifo(path)
+    make(path)
     refused(settings)
 
 
-@pytest.mark.parametrize("filled", [False, True])
-def test_directory(settings, filled):
-    path = place(settings)
-    path.unlink()
-    path.mkdir()
-    if filled:
-        (path / "file").touch()
+def test_a_profile_of_another_host_under_this_ones_name_is_refused(settings):
+    place(settings).write_bytes(store.encode(profile(8, fingerprint="f" * 32)))
     refused(settings)
 
 
