@@ -40,6 +40,10 @@ else:
             from autokern.runtime.dispatch import stats, using
             from autokern.runtime.ranks import ranks
             from autokern.tuning.profile import Profile
+    except KeyboardInterrupt:
+        if _start.is_command_line():  # no traceback of modules that the user does not know
+            raise SystemExit(130) from None
+        raise
     except (AttributeError, ImportError, KeyError, TypeError) as _error:  # a library lacks a name that autokern imports
         _reason = f"it does not fit the installed libraries: {type(_error).__name__}: {_error}"
 

@@ -238,7 +238,7 @@ def _row(problem: str, halves: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def tables(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the tables."""
     run = figures["run"]
-    where = f"{run['cpu']}, {run['capability']}, {run['threads']} threads, {run['date']}"
+    where = f"{run['cpu']}, {run['capability']}, {run['threads']} thread{'s' * (run['threads'] > 1)}, {run['date']}"
     yield f"{where}; the shipped choices are those of {run['shipped']}.\n"
     yield "| what | sides | no profile | `--quick` | `--full` |"
     yield "|---|---|---|---|---|"

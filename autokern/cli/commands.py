@@ -8,6 +8,7 @@ The command modules import modules, not names from them: help loads modules lazi
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -219,9 +220,13 @@ def export(
 
 
 @app.command()
-def clear(json: Json = False) -> None:
+def clear(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal.")] = False, json: Json = False
+) -> None:
     """Remove all measurements."""
     settings = dispatch.session().settings
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"remove all measurements in {store.home(settings)}?", abort=True)
     gone = store.clear(settings)
     if json:
         emit({"removed": [str(path) for path in gone]})

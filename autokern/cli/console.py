@@ -41,6 +41,8 @@ class _Commands(TyperGroup):
             except BrokenPipeError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(0) from None
+            except KeyboardInterrupt:
+                raise typer.Exit(130) from None
             except AutokernError as error:
                 message(str(error))
                 raise typer.Exit(2) from None

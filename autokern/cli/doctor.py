@@ -22,7 +22,7 @@ from autokern.cli.probe import Answer, Probe
 from autokern.core import known, releases
 from autokern.core.errors import AutokernError, ProfileError
 from autokern.core.recorded import table
-from autokern.core.settings import ROWS, Settings, from_environment
+from autokern.core.settings import ROWS, Settings, from_environment, is_ours
 from autokern.hooks import install
 from autokern.hooks.later import generation
 from autokern.system import cgroups, host, keops
@@ -101,7 +101,7 @@ def _versions() -> Finding:
 
 def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
     """Return a finding on the environment variables, and the valid settings."""
-    ours = {name: environ[name] for name in sorted(environ) if name.startswith("AUTOKERN")}
+    ours = {name: environ[name] for name in sorted(environ) if is_ours(name)}
     try:
         settings = from_environment(environ)
     except AutokernError as error:

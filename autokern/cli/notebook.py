@@ -16,9 +16,6 @@ from autokern.core.solved import Solved, overall
 from autokern.runtime.api import Explanation
 from autokern.tuning.profile import Profile
 
-_MOST = 40
-"""Most rows of a table in a notebook."""
-
 
 def html(value: Decision | Explanation | Profile) -> str:
     """Return a value as an HTML table, without colours of its own."""
@@ -33,10 +30,8 @@ def html(value: Decision | Explanation | Profile) -> str:
         notes = [
             f"{ban.op}.{ban.candidate} is banned on {ban.device} {ban.dtype}: {ban.reason}" for ban in value.banned
         ]
-    if len(table.rows) > _MOST:
-        notes.insert(0, f"and {len(table.rows) - _MOST:,} more: to_frame() has all")
     below = "".join(f"<div>{escaped.escape(note)}</div>" for note in notes)
-    return f"<div>{report.html(msgspec.structs.replace(table, rows=table.rows[:_MOST]))}{below}</div>"
+    return f"<div>{report.html(table)}{below}</div>"
 
 
 def frame(value: Decision | Explanation | Profile) -> Any:

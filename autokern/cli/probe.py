@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from autokern.core.settings import is_ours
+
 _TRIALS = Path(__file__).with_name("probe_programs") / "trials.py"
 PROGRAMS = dict.fromkeys(("torch.compile", "GPU", "KeOps", "hooks"), _TRIALS)
 """Program of each trial; the name of the trial is its argument."""
@@ -37,7 +39,7 @@ class Probe:
     def __enter__(self) -> Probe:
         self._folder = tempfile.TemporaryDirectory(prefix="autokern-", ignore_cleanup_errors=True)
         self._log = open(os.path.join(self._folder.name, "log"), "w+", encoding="utf-8", errors="replace")
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("AUTOKERN")} | {
+        environment = {key: value for key, value in os.environ.items() if not is_ours(key)} | {
             "AUTOKERN_HOME": self._folder.name,
             "AUTOKERN_CALIBRATE": "never",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",

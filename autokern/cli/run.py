@@ -163,7 +163,7 @@ def _tell(order: Order) -> None:
     from autokern.cli import tables
 
     if order.decisions:
-        tables.show(tables.decisions(api.explain().decisions), stderr=True)  # type: ignore[union-attr]
+        print(api.explain(), file=sys.stderr)
     if order.stats:
         tables.show(tables.stats(dispatch.stats()), stderr=True)
 

@@ -18,6 +18,7 @@ from autokern.cli.summary import Known, Line, Winner
 from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.units import duration, legible
+from autokern.runtime.api import grouped
 
 _GAIN, _LOSS = 1.05, 0.95
 _LEAST_ROOM, _LONG_WORD = 14, 40
@@ -135,14 +136,13 @@ def candidates(decision: Decision, title: str = "") -> Table:
 
 
 def decisions(found: Sequence[tuple[Decision, int]]) -> Table:
-    """Return a table of the decisions of a process, most calls first."""
-    rows = []
-    for decision, calls in sorted(found, key=lambda pair: -pair[1]):
-        p = decision.problem
-        words = f"{_words(f'{p.op} {_sizes(p)}', p.dtype, p.device, problem=p)}\n{decision.why}"
-        rows.append((f"{calls:,}", decision.candidate, f"{decision.margin:.2f}", words))
-    title = "autokern: decisions of this process" if rows else "autokern took no decision in this process"
-    return Table(title, (">calls", "runs", ">× stock", "problem, and why"), rows)
+    """Return a table of the decisions of a process, by op, candidate and reason, most calls first."""
+    rows = [
+        (f"{group.calls:,}", f"{group.op} by {group.candidate}", group.gain, f"{group.sizes}\n{group.why}")
+        for group in grouped(found)
+    ]
+    title = "decisions of this process" if rows else "autokern took no decision in this process"
+    return Table(title, (">calls", "what ran", ">times stock", "on what, and why"), rows)
 
 
 def stats(counts: Mapping[str, Mapping[str, int]]) -> Table:

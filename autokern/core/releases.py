@@ -7,8 +7,9 @@ import warnings
 
 import msgspec
 
-from autokern.core.errors import AutokernWarning
+from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.recorded import table
+from autokern.core.settings import from_environment
 from autokern.core.versions import installed
 
 _FEW = 6
@@ -28,11 +29,14 @@ class Status(msgspec.Struct, frozen=True):
     unknown : dict
         Library functions without the code of a tested release, with the reasons. Stock runs where autokern relies on
         one of them.
+    why_off : str
+        Why it is off, or what enables it; empty while it is enabled.
     """
 
     enabled: bool
     versions: dict[str, tuple[str, bool]]
     unknown: dict[str, str]
+    why_off: str = ""
 
     def __str__(self) -> str:
         versions = [
@@ -42,7 +46,18 @@ class Status(msgspec.Struct, frozen=True):
         for name, why in sorted(self.unknown.items()):
             by_reason.setdefault(why, []).append(name.partition(":")[2] or name)
         off = [f"stock runs where it relies on code that {why}: {', '.join(of)}" for why, of in by_reason.items()]
-        return "\n".join([f"autokern is {'on' if self.enabled else 'off'}: {', '.join(versions)}", *off])
+        here = [f"autokern is {'on' if self.enabled else 'off'}: {', '.join(versions)}"]
+        return "\n".join([*here, *filter(None, [self.why_off]), *off])
+
+
+def why_off() -> str:
+    """Return why autokern is off, or what enables it."""
+    try:
+        settings = from_environment()
+    except SettingsError as error:
+        return str(error)
+    order = "AUTOKERN=0" if not settings.enabled else "AUTOKERN_UNKNOWN=stock" if settings.unknown == "stock" else ""
+    return f"{order} keeps it off" if order else "`import autokern.auto` or autokern.enable() enables it"
 
 
 def versions() -> dict[str, tuple[str, bool]]:

@@ -88,7 +88,11 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("enabled", parsers.flag, "`1`, `0`", "0: stock code everywhere (default 1)"),
+    Row(
+        "enabled", parsers.flag, "`1`, `0`",
+        "0: stock code everywhere (default 1: as the program says; it enables nothing by itself, which `autokern "
+        "everywhere on` does)",
+    ),
     Row("home", parsers.path, "folder", "where profiles are kept (default: the user's cache folder)"),
     Row(
         "profile", parsers.path, "file",
@@ -175,13 +179,18 @@ ROWS = (
 )  # fmt: skip
 
 
+def is_ours(variable: str) -> bool:
+    """Whether an environment variable is addressed to autokern."""
+    return variable == "AUTOKERN" or variable.startswith("AUTOKERN_")
+
+
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
     """Return the settings of the environment; removed variables are ignored with a warning.
 
     SettingsError if a value is invalid, or a variable ``AUTOKERN_*`` unknown.
     """
     source = os.environ if environ is None else environ
-    given = {name: text.strip() for name, text in source.items() if name.startswith("AUTOKERN")}
+    given = {name: text.strip() for name, text in source.items() if is_ours(name)}
     for name in _REMOVED.keys() & given.keys():
         message = f"{name} was removed from autokern and is ignored; unset it, and {_REMOVED[name]}"
         warnings.warn(message, AutokernWarning, stacklevel=1)  # level 1: shown once

@@ -203,6 +203,8 @@ def enable() -> None:
 def disable() -> None:
     """Undo one `enable`; the last one restores the libraries' own functions. Without an `enable`, do nothing.
 
+    Afterwards `enable` or `import autokern.auto` enable it again.
+
     Examples
     --------
     >>> import autokern
@@ -216,6 +218,8 @@ def disable() -> None:
         _depth -= 1
         if _depth == 0:
             _remove()
+            sys.modules.pop("autokern.auto", None)  # so that a later `import autokern.auto` enables again
+            vars(sys.modules["autokern"]).pop("auto", None)
 
 
 @contextlib.contextmanager
@@ -289,7 +293,7 @@ def status() -> Status:
             known.trust(False)
             for patch in patches():
                 _admits(patch, stock_of(patch.owner, patch.name))
-        return Status(bool(_originals), releases.versions(), known.unknown())
+        return Status(bool(_originals), releases.versions(), known.unknown(), "" if _originals else releases.why_off())
 
 
 def _admits(patch: Patch, present: Any) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +17,7 @@ from autokern.core.op import Op
 from autokern.core.problem import SIZES, Problem
 from autokern.core.registry import get
 from autokern.core.shown import Shown
+from autokern.core.solved import overall
 from autokern.core.units import legible
 from autokern.kernels.family import families
 from autokern.model.library_orders import ROWS
@@ -22,6 +25,7 @@ from autokern.runtime import dispatch
 from autokern.tuning.profile import Profile
 
 _DTYPES = ("float32", "float64")
+_INDENT = 21 * " "
 _ALLOWED = (
     "sizes are whole numbers, 0 or more; grad and variant are text, as `autokern show` tells it; "
     f"dtypes are {' and '.join(_DTYPES)}"
@@ -71,8 +75,53 @@ def op(name: str) -> Op:
     return get(name)
 
 
+class Group(NamedTuple):
+    """The decisions of one op for one candidate and reason, in words."""
+
+    calls: int
+    gain: str  # predicted time of stock over the candidate's, from least to largest; a dash where it is not known
+    op: str
+    candidate: str
+    sizes: str
+    why: str
+
+
+def grouped(decisions: Iterable[tuple[Decision, int]]) -> list[Group]:
+    """Return the decisions by op, candidate and reason, most calls first."""
+    of: dict[tuple[str, str, str], list[tuple[Decision, int]]] = {}
+    for decision, calls in decisions:
+        of.setdefault((decision.problem.op, decision.candidate, decision.reason), []).append((decision, calls))
+    found = []
+    for (name, candidate, reason), pairs in of.items():
+        kinds = [decision for decision, _ in pairs]
+        known_ones = [d.margin for d in kinds if d.source != "unmeasured" or candidate == "stock"]
+        gain = _range([f"{margin:.2f}" for margin in sorted(known_ones)]) if known_ones else "–"
+        solves = overall(solved for decision in kinds for solved in decision.solved)
+        why = reason if solves is None else f"{reason}; {solves}"
+        calls = sum(count for _, count in pairs)
+        found.append(Group(calls, gain, name, candidate, _sizes([d.problem for d in kinds]), why))
+    return sorted(found, key=lambda group: -group.calls)
+
+
+def _range(ordered: Sequence[str]) -> str:
+    return ordered[0] if ordered[0] == ordered[-1] else f"{ordered[0]}–{ordered[-1]}"
+
+
+def _sizes(problems: Sequence[Problem]) -> str:
+    """Return the range of each size, and the words if there are few."""
+    parts = []
+    for size in SIZES:
+        values = sorted({getattr(problem, size) for problem in problems})
+        if values[-1] > (size == "batch") and not (size == "m" and all(p.m == p.n for p in problems)):
+            parts.append(f"{size} {_range([f'{value:,}' for value in values])}")
+    for word in ("dtype", "device", "variant"):
+        words = sorted({getattr(problem, word) for problem in problems} - {""})
+        parts += [" and ".join(words)] if len(words) in (1, 2) else [f"{len(words)} {word}s"] if words else []
+    return ", ".join(parts)
+
+
 class Explanation(Shown, msgspec.Struct, frozen=True):
-    """The decisions of this process; prints as a table.
+    """The decisions of this process; prints as a table by op, candidate and reason. `to_frame` has each of them.
 
     Parameters
     ----------
@@ -86,17 +135,14 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
         return str(self)
 
     def __str__(self) -> str:
-        off = releases.summary(known.unknown())
-        if not self.decisions:
-            return "\n".join(filter(None, ["autokern has taken no decision in this process", off]))
-        rows = [("calls", "problem", "runs", "x stock", "why")]
-        for decision, calls in sorted(self.decisions, key=lambda pair: -pair[1]):
-            rows.append((str(calls), str(decision.problem), decision.candidate, f"{decision.margin:.2f}", decision.why))
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = (
-            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
-        )
-        return legible("\n".join(filter(None, [*lines, off])))
+        lines = ["autokern has taken no decision in this process"]
+        if self.decisions:
+            lines = [f"{'calls':>8}  {'× stock':>9}  what ran, on what, and why"]
+        for group in grouped(self.decisions):
+            first = f"{group.calls:>8,}  {group.gain:>9}  {group.op} by {group.candidate}: {group.sizes}"
+            lines += textwrap.wrap(first, 80, subsequent_indent=_INDENT)
+            lines += textwrap.wrap(group.why, 80, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        return legible("\n".join(filter(None, [*lines, releases.summary(known.unknown())])))
 
 
 def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:

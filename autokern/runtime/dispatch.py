@@ -259,7 +259,7 @@ def _overlays() -> Iterator[Overlay]:
 
 def decisions() -> list[tuple[Decision, int]]:
     """Return the decisions of this process, each with the number of calls that it served."""
-    return session().decisions(overlay.memo for overlay in _overlays())
+    return [] if _session is None else session().decisions(overlay.memo for overlay in _overlays())
 
 
 def stats() -> dict[str, dict[str, int]]:
@@ -281,7 +281,8 @@ def stats() -> dict[str, dict[str, int]]:
     ...     autokern.stats()["cholesky"]["stock"] - before
     1
     """
-    here = session()
+    if (here := _session) is None:  # nothing was called, nor a variable read
+        return {}
     total = sum((counted(overlay.memo) for overlay in _overlays()), here.past + counted(here.memo))
     result: dict[str, dict[str, int]] = {}
     for (name, candidate), count in sorted(total.items()):

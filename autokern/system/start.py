@@ -41,15 +41,15 @@ def importing() -> Iterator[None]:
 
 
 def only_helps() -> bool:
-    """Whether this process is the command line, and prints only help or versions.
+    """Whether this process is the command line, and prints only help or versions."""
+    return not (sys.flags.inspect or sys.flags.interactive) and is_command_line() and _only_prints(sys.argv[1:])
 
-    ``sys.orig_argv`` is compared, too, since programs set ``sys.argv``.
-    """
-    if sys.flags.inspect or sys.flags.interactive:  # a prompt follows
-        return False
+
+def is_command_line() -> bool:
+    """Whether this process is autokern's command line; ``sys.orig_argv`` tells, since programs set ``sys.argv``."""
     given = list(getattr(sys, "argv", ()))
     first = len(sys.orig_argv) - len(given)
-    if not given or first < 1 or sys.orig_argv[first + 1 :] != given[1:] or not _only_prints(given[1:]):
+    if not given or first < 1 or sys.orig_argv[first + 1 :] != given[1:]:
         return False
     if given[0] == "-m":  # Python has not found the module yet
         return sys.orig_argv[first - 1 : first + 1] == ["-m", "autokern"]

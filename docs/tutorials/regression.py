@@ -74,17 +74,17 @@ assert abs(loss - stock_loss) < 1e-6
 
 # %% [markdown]
 # ## What ran, and why
-# The last line of a cell shows a table. Each row is a decision: a problem, the candidate that runs it, the factor
-# by which it is expected to be faster than stock, and the reason.
+# The last line of a cell shows a table. Each row is an op and the candidate that ran it, with the factor by which it is
+# expected to be faster than stock (a dash: nobody has measured it), the range of sizes and the reason.
 
 # %%
 autokern.explain()
 
 # %% [markdown]
-# One decision in full, with the times expected of each candidate:
+# The parts of the model, and what serves them:
 
 # %%
-print(autokern.explain("exact_log_prob", n=300, d=2))
+print(autokern.explain(model))
 
 # %% [markdown]
 # ## Predictions

@@ -30,6 +30,18 @@ def _started(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
 
 
+@pytest.mark.parametrize("words", [["calibrate"], ["run", "x.py"]])
+def test_an_interrupt_during_imports_shows_no_traceback(words, tmp_path):
+    (tmp_path / "gpytorch.py").write_text("raise KeyboardInterrupt")
+    path = os.pathsep.join([str(tmp_path), str(Path(autokern.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    for command, status, told in ((["-m", "autokern", *words], 130, 0), (["-c", "import autokern"], -2, 1)):
+        run = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, env=environment, timeout=280, check=False
+        )
+        assert (run.returncode, run.stderr.count("Traceback")) == (status, told), run.stderr
+
+
 def _imported(stderr: str) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in stderr.splitlines() if line.startswith("import time:")}
 

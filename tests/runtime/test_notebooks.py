@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import autokern
+from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError
 from autokern.core.problem import Problem
 from autokern.tuning.profile import Ban, Profile, Timing, Trial
@@ -70,9 +71,26 @@ def test_the_html_is_well_formed_and_small(make):
     assert "qr" in found.text
 
 
-def test_text_is_escaped_and_what_is_left_out_is_counted():
+def test_text_is_escaped():
     assert "a < b & c" in Parser(profile()._repr_html_()).text
-    assert "17 more" in Parser(explanation()._repr_html_()).text
+
+
+def test_decisions_are_told_by_op_candidate_and_reason():
+    found = explanation()
+    assert len(found.decisions) == 57
+    text = Parser(found._repr_html_()).text
+    for told in ("qr by stock", "m 6–118, n 3–59, float64, cpu"):
+        assert told in text
+        assert told in str(found)
+    assert max(map(len, str(found).splitlines())) <= 80
+
+
+def test_a_factor_that_nobody_has_measured_is_a_dash():
+    of = {"candidate": "arrays", "reason": "not measured here", "source": "unmeasured"}
+    unknown = Decision(problem=Problem(op="objective", m=60, n=60), **of)
+    known = Decision(problem=Problem(op="qr", m=60, n=6), candidate="x", reason="r", source="measured", margin=1.5)
+    lines = str(autokern.Explanation([(unknown, 3), (known, 2)])).splitlines()
+    assert [line.split()[:2] for line in lines[1::2]] == [["3", "–"], ["2", "1.50"]]
 
 
 def test_a_last_line_on_a_terminal_is_short():

@@ -99,10 +99,11 @@ def of_program(name: str, seconds: float) -> Page:
     total, counted = gain(served), sum(known_ops.values())
     known = f"{total.calls:,} of {counted:,} calls" if total.calls else "nothing is known of its keys"
     others = sum(decision.candidate != "stock" for decision, _ in served)
+    stock = sum(by.get("stock", 0) for by in map(dispatch.stats().get, known_ops) if by)
     tiles = [
         ("saved, predicted", str(total), known),
         ("program ran", duration(seconds), "first line to end, measured"),
-        ("calls served", f"{counted:,}", f"of {len({d.problem.op for d, _ in served})} ops"),
+        ("calls served", f"{counted - stock:,}", f"by candidates; {stock:,} more by the library's own code"),
         ("keys decided", f"{len(served):,}", f"{others:,} run another candidate than stock"),
     ]
     page: Page = {"kind": "run", "title": name, "tiles": tiles, "notes": _notes(served, counted)}
@@ -208,7 +209,7 @@ def _clean(table: Table) -> Table:
 def _in_short(fields: Mapping[str, Any]) -> str:
     gpus = [str(gpu.get("name", gpu.get("kind", ""))) for gpu in fields.get("accelerators", [])]
     cpu, torch_ = fields["cpu"], fields["versions"]["torch"]
-    return ", ".join([str(cpu["model"]), *gpus, f"{cpu['torch_threads']} threads", f"torch {torch_}"])
+    return ", ".join([str(cpu["model"]), *gpus, tables.counted(cpu["torch_threads"], "thread"), f"torch {torch_}"])
 
 
 def _host(fields: dict[str, Any]) -> Page:

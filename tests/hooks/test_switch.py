@@ -1,0 +1,58 @@
+"""Switching autokern on and off as its users do it, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def told(code: str, **variables: str) -> list[str]:
+    """Run code in a process without any other variable of autokern; return the lines that it prints."""
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("AUTOKERN")}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore::FutureWarning", "-c", code], env={**environment, **variables},
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return [*run.stdout.splitlines(), *run.stderr.splitlines()]
+
+
+def test_another_import_enables_again_after_disable():
+    code = """
+import autokern.auto, autokern
+autokern.disable()
+print(autokern.is_enabled(), autokern.status().why_off)
+import autokern.auto
+print(autokern.is_enabled(), autokern.status().why_off)
+import autokern.auto
+autokern.disable()
+print(autokern.is_enabled())
+from autokern import auto
+print(autokern.is_enabled())
+"""
+    advice = "`import autokern.auto` or autokern.enable() enables it"
+    assert told(code) == [f"False {advice}", "True ", "False", "True"]
+
+
+LOOK = "import autokern.auto, autokern; print(autokern.is_enabled(), autokern.stats()); print(autokern.explain())"
+
+
+def test_a_bad_value_is_warned_of_once_and_raises_nowhere():
+    on, nothing, *warned = told(LOOK + "; print(autokern.status().why_off)", AUTOKERN_BUDGET="soon")
+    assert (on, nothing) == ("False {}", "autokern has taken no decision in this process")
+    assert len([line for line in warned if "AutokernWarning" in line]) == 1
+    assert warned[0].startswith("AUTOKERN_BUDGET='soon': expected")
+
+
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("0", False)])
+def test_the_variable_switches_off_and_is_told(text, on):
+    found = told(LOOK + "; print(autokern.status().why_off)", AUTOKERN=text)
+    assert found[0] == f"{on} {{}}"
+    assert ("AUTOKERN=0 keeps it off" in found) != on
+
+
+def test_variables_of_others_are_none_of_autokerns():
+    assert told(LOOK, AUTOKERNEL_PATH="/x")[0] == "True {}"
