@@ -90,24 +90,30 @@ def compare_program(
     raise typer.Exit(0 if found.known else 1)
 
 
-@app.command("run", options_metavar="[OPTIONS] SCRIPT | -m MODULE [ARGS]...", context_settings=_PROGRAM)
+@app.command("run", options_metavar="[OPTIONS] SCRIPT | -m MODULE | -c CODE | - [ARGS]...", context_settings=_PROGRAM)
 def run_program(
     context: typer.Context,
     module: _Module = None,
     stats: Annotated[bool, typer.Option("--stats", help="At the end, count calls by op and candidate.")] = False,
     decisions: Annotated[bool, typer.Option("--explain", help="At the end, list the decisions taken.")] = False,
+    lines: Annotated[bool, typer.Option("--profile", help="At the end, list seconds by line of the program.")] = False,
     html: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page: savings, choices, why.")
     ] = None,
 ) -> None:
     """Run a program with autokern enabled.
 
-    A script or module runs just as python would run it. Options of autokern come before it; everything after belongs
-    to the program.
+    A script, a module, -c CODE or - (standard input) runs just as python would run it. Options of autokern come before
+    it; everything after belongs to the program.
 
     Python processes that it starts are served too (AUTOKERN_WORKERS=0: forked ones only).
     """
-    flags = ["--stats"] * stats + ["--explain"] * decisions + (["--report", str(html)] if html else [])
+    flags = (
+        ["--stats"] * stats
+        + ["--explain"] * decisions
+        + ["--profile"] * lines
+        + (["--report", str(html)] if html else [])
+    )
     raise typer.Exit(run.started([*flags, *(["-m", module] if module else []), *context.args]) or 0)
 
 

@@ -31,13 +31,14 @@ _begun = False
 
 
 class Order(NamedTuple):
-    """A program to run (a file or a module), its arguments, and the reports at its end."""
+    """A program to run (a file, ``-`` for standard input, ``-c``, a module), its arguments, and the reports."""
 
     target: str
     arguments: list[str]
     module: bool = False
     stats: bool = False
     decisions: bool = False
+    lines: bool = False
     report: Path | None = None
 
 
@@ -46,7 +47,7 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
 
     Everything after the name of the script or module belongs to the program.
     """
-    flags = {"--stats": False, "--explain": False}
+    flags = dict.fromkeys(("--stats", "--explain", "--profile"), False)
     rest, report = list(arguments), None
     while command == "run" and rest and (rest[0] in flags or rest[0].partition("=")[0] == "--report"):
         flag, equals, value = rest.pop(0).partition("=")
@@ -66,15 +67,15 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
         target, *others = others
     elif module and target != "-m":
         target = target.removeprefix("-m")
-    elif target.startswith("-"):
-        before = "; before them only --stats, --explain and --report FILE" if command == "run" else ""
+    elif target.startswith("-") and not (command == "run" and target == "-") and not (target == "-c" and others):
+        before = f"; before them only {', '.join(flags)} and --report FILE" if command == "run" else ""
         raise SettingsError(f"{command} has no option {target}: expected a script, or -m and a module{before}")
-    return Order(target, others, module, flags["--stats"], flags["--explain"], report)
+    return Order(target, others, module, *flags.values(), report)
 
 
 def check(order: Order) -> None:
     """Raise SettingsError if the script of an order does not exist."""
-    if not order.module and not os.path.exists(order.target):
+    if not order.module and order.target not in ("-", "-c") and not os.path.exists(order.target):
         raise SettingsError(f"can't open file {order.target!r}: there is none. Name a script, or -m and a module")
 
 
@@ -117,15 +118,23 @@ def execute(order: Order) -> int:
         import autokern.cli.tables  # noqa: F401  (now: at exit it may be too late)
 
         atexit.register(_tell, order)
+    if order.lines:
+        from autokern.cli import lines
+
+        lines.begin()
     if file is not None:
         atexit.register(_report, file, order.target, os.getpid(), time.perf_counter())
-    sys.argv = [order.target, *order.arguments]
+    code = order.target == "-c"
+    sys.argv = [order.target, *order.arguments[code:]]
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.getcwd() if order.module else str(Path(order.target).resolve().parent)
+        named = str(Path(order.target).resolve().parent)
+        sys.path[0] = os.getcwd() if order.module else "" if code or order.target == "-" else named
     _begun = True
     try:
         if order.module:
             runpy.run_module(order.target, run_name="__main__", alter_sys=True)
+        elif code or order.target == "-":
+            _run_text(order.arguments[0] if code else sys.stdin.read(), "<string>" if code else "<stdin>")
         else:
             _run_file(order.target)
     except BaseException as error:
@@ -150,10 +159,13 @@ def _run_file(target: str) -> None:
         return
     path = os.path.abspath(target)
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        _run_text(file.read(), path, __file__=path)
+
+
+def _run_text(text: str | bytes, name: str, **variables: str) -> None:
     main = types.ModuleType("__main__")
-    main.__file__ = path
-    main.__dict__["__builtins__"] = builtins
+    main.__dict__.update(variables, __builtins__=builtins)
+    code = compile(text, name, "exec")
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 

@@ -330,7 +330,7 @@ def test_run_a_module_from_the_working_directory_and_count_its_calls(program):
     assert ours.returncode == 7
     assert str([str(program / "script.py"), "--stats"]) in ours.stdout
     assert "kernel_matrix" in ours.stderr
-    assert "autokern: decisions" in ours.stderr
+    assert "what ran, on what, and why" in ours.stderr
     assert "autokern: calls" in ours.stderr
 
 
@@ -354,21 +354,70 @@ def test_run_refuses_what_it_cannot_run(monkeypatch, capsys, arguments, words):
     assert autokern.stats() == {}
 
 
-def test_run_leaves_options_behind_the_program_to_it():
-    assert runner.parse(["--stats", "s.py", "--explain", "-m"]) == (
-        "s.py",
-        ["--explain", "-m"],
-        False,
-        True,
-        False,
-        None,
-    )
-    assert runner.parse(["-m", "pytest", "--stats"]) == ("pytest", ["--stats"], True, False, False, None)
-    assert runner.parse(["-mpytest"]) == ("pytest", [], True, False, False, None)
-    assert runner.parse(["--", "--odd.py"]) == ("--odd.py", [], False, False, False, None)
-    assert runner.parse(["--help"]) is None
-    with pytest.raises(SettingsError, match="-m"):
-        runner.parse(["-m"])
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["--stats", "s.py", "--explain", "-m"], runner.Order("s.py", ["--explain", "-m"], stats=True)),
+        (["-m", "pytest", "--stats"], runner.Order("pytest", ["--stats"], module=True)),
+        (["-mpytest"], runner.Order("pytest", [], module=True)),
+        (["--", "--odd.py"], runner.Order("--odd.py", [])),
+        (["--profile", "-c", "1", "--stats"], runner.Order("-c", ["1", "--stats"], lines=True)),
+        (["-", "a"], runner.Order("-", ["a"])),
+        (["--help"], None),
+    ],
+)
+def test_run_leaves_options_behind_the_program_to_it(words, order):
+    assert runner.parse(words) == order
+
+
+@pytest.mark.parametrize("words", [["-m"], ["-c"], ["-x"]])
+def test_run_refuses_other_options(words):
+    with pytest.raises(SettingsError, match="-m and a module"):
+        runner.parse(words)
+
+
+TOLD = "import sys; print(sys.argv, repr(sys.path[0]), __name__); sys.stdout.flush(); 1 / 0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "text"), [(["-c", TOLD, "a"], ""), (["-", "a"], TOLD)])
+def test_code_runs_as_under_python(words, text):
+    runs = [
+        subprocess.run([sys.executable, *way, *words], input=text, capture_output=True, text=True, check=False)
+        for way in ([], ["-W", "ignore", "-m", "autokern", "run"])
+    ]
+    assert runs[0].stdout == runs[1].stdout
+    assert runs[0].stderr == runs[1].stderr
+    assert runs[1].returncode == 1
+
+
+PROFILED = """
+import time, torch, gpytorch
+points = torch.rand(50, 2, dtype=torch.float64)
+def matrix(kernel):
+    began = time.perf_counter()
+    while time.perf_counter() < began + 0.4:
+        kernel(points).to_dense()  # the kernel
+class Own(gpytorch.kernels.RBFKernel): pass
+matrix(gpytorch.kernels.RBFKernel())
+time.sleep(0.4)  # the sleep
+"""
+
+
+@pytest.mark.slow
+def test_the_seconds_of_a_program_are_told_by_its_lines(tmp_path):
+    (tmp_path / "program.py").write_text(PROFILED)
+    environment = {**os.environ, "AUTOKERN_FORCE": "kernel_matrix=gemm", "COLUMNS": "80"}
+    command = [sys.executable, "-W", "ignore", "-m", "autokern", "run", "--profile", "program.py"]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    lines = run.stderr.splitlines()
+    assert max(map(len, lines)) <= 80, run.stderr
+    (kernel,) = [line.split() for line in lines if "program.py:7 " in line]
+    (sleep,) = [line.split() for line in lines if "program.py:10 " in line]
+    assert 0.2 < float(kernel[0]) < 1.0
+    assert float(kernel[1]) > 0.1, "autokern's part"
+    assert sleep[0] == sleep[1], "by nobody known"
+    assert 0.3 < float(sleep[0]) < 0.8
 
 
 def test_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):

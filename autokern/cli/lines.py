@@ -1,0 +1,109 @@
+"""`autokern run --profile`: seconds by line of the user's files, from samples of the main thread's stack."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import linecache
+import os
+import site
+import sys
+import sysconfig
+import threading
+import time
+from types import FrameType
+
+from autokern.cli import tables
+from autokern.cli.tables import Table
+
+_EVERY = 0.01
+"""Seconds between two samples, each of which takes some twenty microseconds."""
+_MOST, _WIDTH = 15, 41  # lines, and characters of one
+_WHO = ("autokern", "library", "")
+_LIBRARIES = ("gpytorch", "linear_operator", "botorch")
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+Line = tuple[str, int]
+
+
+def begin() -> None:
+    """Sample from now on, and print the table when this process ends."""
+    sampler, process = _Sampler(), os.getpid()
+
+    def tell() -> None:
+        if os.getpid() == process:  # no forked child
+            tables.show(sampler.table(), stderr=True)
+
+    atexit.register(tell)
+
+
+class _Sampler:
+    def __init__(self) -> None:
+        self._seconds: dict[Line, dict[str, float]] = {}
+        self._end = threading.Event()
+        self._main = threading.main_thread().ident
+        self._thread = threading.Thread(target=self._run, name="autokern profile", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        last = time.perf_counter()
+        while not self._end.wait(_EVERY):
+            frame = sys._current_frames().get(self._main or 0)
+            line, who = _told(frame)
+            del frame  # it would keep the program's objects alive
+            now = time.perf_counter()
+            of = self._seconds.setdefault(line, dict.fromkeys(_WHO, 0.0))
+            of[who] += now - last
+            last = now
+
+    def table(self) -> Table:
+        """Return the lines that took longest, in seconds."""
+        self._end.set()
+        self._thread.join()
+        found = sorted(self._seconds.items(), key=lambda item: -sum(item[1].values()))
+        whole = {who: sum(of[who] for _, of in found) for who in _WHO}
+        rows = [_row("all lines", whole), *(_row(_words(*line), of) for line, of in found[:_MOST])]
+        if rest := found[_MOST:]:
+            rows.append(_row(f"{len(rest)} more lines", {who: sum(of[who] for _, of in rest) for who in _WHO}))
+        title = "autokern: seconds of the main thread by line of the program, and who computed"
+        return Table(title, (">seconds", ">autokern", ">library", ">else", "line"), rows)
+
+
+def _told(frame: FrameType | None) -> tuple[Line, str]:
+    """Return the innermost line of the user's, and who computed within it: autokern or the library."""
+    by = ""
+    while frame is not None:
+        code = frame.f_code
+        owner = _owner(code.co_filename)
+        if owner == "user":
+            return (code.co_filename, frame.f_lineno), by
+        if owner and not by:
+            by = "library" if code.co_name == "stock" else owner  # each op's candidate of that name is the library's
+        frame = frame.f_back
+    return ("", 0), by
+
+
+@functools.cache
+def _owner(file: str) -> str:
+    """Return who wrote a file: ``user``, ``autokern``, ``library``, or nobody of these."""
+    if file in ("<string>", "<stdin>"):  # `run -c`, `run -`
+        return "user"
+    if file.startswith(_OURS + os.sep):
+        return "autokern"
+    for name in _LIBRARIES:
+        here = getattr(sys.modules.get(name), "__file__", None)
+        if here and file.startswith(os.path.dirname(here) + os.sep):
+            return "library"
+    others = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    others = [*others, site.getusersitepackages()]
+    return "" if file.startswith("<") or any(file.startswith(folder + os.sep) for folder in others) else "user"
+
+
+def _words(file: str, number: int) -> str:
+    if not file:
+        return "in no line of yours"
+    words = f"{os.path.basename(file)}:{number} {linecache.getline(file, number).strip()}"
+    return words if len(words) <= _WIDTH else f"{words[: _WIDTH - 1]}…"
+
+
+def _row(words: str, of: dict[str, float]) -> tuple[str, ...]:
+    return (*(f"{seconds:.2f}" if seconds >= 0.005 else "" for seconds in (sum(of.values()), *of.values())), words)
