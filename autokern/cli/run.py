@@ -70,7 +70,7 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
     elif target.startswith("-") and not (command == "run" and target == "-") and not (target == "-c" and others):
         before = f"; before them only {', '.join(flags)} and --report FILE" if command == "run" else ""
         raise SettingsError(f"{command} has no option {target}: expected a script, or -m and a module{before}")
-    return Order(target, others, module, *flags.values(), report)
+    return Order(target, others, module, flags["--stats"], flags["--explain"], flags["--profile"], report)
 
 
 def check(order: Order) -> None:
