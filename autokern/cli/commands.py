@@ -65,6 +65,7 @@ def compare_program(
     module: _Module = None,
     pairs: Annotated[int, typer.Option(metavar="N", min=1, help="Most pairs of runs.")] = 20,
     budget: Annotated[float, typer.Option(metavar="S", min=0.0, help="Seconds after which no pair begins.")] = 600.0,
+    form: Annotated[str, typer.Option("--format", metavar="FORM", help="text, markdown, or csv: all runs.")] = "text",
     json: Json = False,
 ) -> None:
     """Say what autokern saves a program.
@@ -76,6 +77,8 @@ def compare_program(
     if order is None:
         raise typer.Exit(0)
     run.check(order)
+    if form not in compare.FORMS:
+        raise SettingsError(f"--format {form} was asked for; there are {', '.join(compare.FORMS)}")
     if not dispatch.session().settings.enabled:
         raise SettingsError("AUTOKERN=0 leaves nothing to compare with stock; unset it")
     if not api.profile().trials:
@@ -84,7 +87,7 @@ def compare_program(
     if json:
         emit(found)
     else:
-        typer.echo(legible(str(found)))
+        typer.echo(legible(compare.FORMS[form](found)))
     for doubt in found.warnings:
         message(f"warning: {doubt}")
     raise typer.Exit(0 if found.known else 1)

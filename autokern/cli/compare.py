@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
 import signal
@@ -45,6 +47,13 @@ class Run(msgspec.Struct, frozen=True):
     peak: int  # bytes of memory
 
 
+_FIGURES: list[tuple[str, str, Callable[[float], str]]] = [
+    ("from start to end", "seconds", duration),
+    ("CPU time", "cpu", duration),
+    ("peak of memory", "peak", lambda count: sized(int(count))),
+]
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Result of `compare`."""
 
@@ -77,6 +86,26 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             f"autokern {verb} {duration(abs(off - on))} of {duration(off)}: {self.program} runs {self.speedup:.2f} "
             f"times as fast ({counted}), with {memory} and {taken}."
         )
+
+    def markdown(self) -> str:
+        """Return the medians as a table of Markdown, and the sentence."""
+        lines = ["|  | without autokern | with autokern |", "|---|---:|---:|"]
+        for name, field, words in _FIGURES:
+            off, on = (words(statistics.median(getattr(run, field) for run in runs)) for runs in (self.off, self.on))
+            lines.append(f"| {name} | {off} | {on} |")
+        return "\n".join([*lines, "", str(self)])
+
+    def csv(self) -> str:
+        """Return every run as a row of CSV, pairs in order: seconds, seconds of CPU time, bytes."""
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(["program", "pair", "autokern", *Run.__struct_fields__])
+        for number, pair in enumerate(zip(self.off, self.on, strict=True), 1):
+            lines.writerows([self.program, number, on, *msgspec.structs.astuple(run)] for on, run in enumerate(pair))
+        return text.getvalue().rstrip()
+
+
+FORMS: dict[str, Callable[[Comparison], str]] = {"text": str, "markdown": Comparison.markdown, "csv": Comparison.csv}
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:

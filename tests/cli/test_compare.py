@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from autokern.cli.commands import app
 from autokern.cli.compare import Comparison, Run, interval
 from autokern.cli.run import Order
 from autokern.core.errors import AutokernError
+from autokern.core.units import sized
 
 GP = """
 import sys, torch, gpytorch
@@ -107,6 +109,29 @@ def test_the_sentence(low, speedup, high, words):
     found = Comparison(program="p.py", off=runs, on=runs, speedup=speedup, low=low, high=high, known=True, warnings=[])
     assert words in str(found)
     assert str(found).count(". ") == 0
+
+
+def test_the_same_runs_as_markdown_and_as_csv():
+    off, on = [Run(4.0, 3.0, 2**30)] * 3, [Run(2.0, 1.5, 2**29), Run(2.1, 1.5, 2**29), Run(1.9, 1.5, 2**29)]
+    found = Comparison(program="a, b.py", off=off, on=on, speedup=2.0, low=1.9, high=2.1, known=True, warnings=[])
+    table = compare.FORMS["markdown"](found).splitlines()
+    assert table[0] == "|  | without autokern | with autokern |"
+    assert table[2:4] == ["| from start to end | 4.00 s | 2.00 s |", "| CPU time | 3.00 s | 1.50 s |"]
+    assert table[4] == f"| peak of memory | {sized(2**30)} | {sized(2**29)} |"
+    assert table[-1] == compare.FORMS["text"](found) == str(found)
+    rows = list(csv.DictReader(compare.FORMS["csv"](found).splitlines()))
+    assert [(row["program"], row["pair"], row["autokern"], float(row["seconds"])) for row in rows] == [
+        ("a, b.py", str(pair), str(side), seconds)
+        for pair, both in enumerate(zip((4.0, 4.0, 4.0), (2.0, 2.1, 1.9), strict=True), 1)
+        for side, seconds in enumerate(both)
+    ]
+    assert {row["peak"] for row in rows} == {str(2**30), str(2**29)}
+
+
+def test_another_format_is_refused_before_anything_runs():
+    result = CliRunner().invoke(app, ["compare", "--format", "html", __file__])
+    assert result.exit_code == 2
+    assert "there are text, markdown, csv" in result.stderr
 
 
 def test_the_interval_holds_the_truth():
