@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from autokern import __version__  # waits for the package where another thread imports it
-from autokern.cli import commands_calibrate, compare, doctor, report, run, summary, tables
+from autokern.cli import commands_calibrate, compare, doctor, everywhere, report, run, summary, tables
 from autokern.cli.console import Json, app, emit, message
 from autokern.core import registry
 from autokern.core.errors import SettingsError
@@ -246,6 +246,28 @@ def clear(
     else:
         tables.show(f"nothing to remove: no profile in {store.home(settings)}")
     dispatch.reset()
+
+
+@app.command("everywhere")
+def switch_everywhere(
+    state: Annotated[str, typer.Argument(metavar="on|off|status", help="What to do.")] = "status",
+    yes: Annotated[bool, typer.Option("--yes", help="Also outside of a virtual environment.")] = False,
+    json: Json = False,
+) -> None:
+    """Enable autokern in all programs of this environment.
+
+    One file in its site-packages enables autokern in each Python process that imports GPyTorch or linear_operator.
+    AUTOKERN=0 keeps it off in a process.
+    """
+    if state not in ("on", "off", "status"):
+        raise SettingsError(f"{state!r} was asked for; there are on, off and status")
+    if state != "status":
+        everywhere.switch(state == "on", yes)
+    found, words = everywhere.state(), {"stale": "on for an autokern that lies elsewhere; `everywhere on` renews it"}
+    if json:
+        emit({"state": found, "file": str(everywhere.file())})
+    else:
+        tables.show(f"{words.get(found, found)}: {everywhere.file()}{' is not there' * (found == 'off')}")
 
 
 @app.command("bench", hidden=True, context_settings=_ANY)

@@ -73,6 +73,7 @@ def hooks() -> None:
     from autokern.core import known
     from autokern.hooks import install
 
+    autokern.disable()  # `autokern everywhere` may have enabled it
     patches = install.patches()
     before = [install.stock_of(p.owner, p.name) for p in patches]
     x = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)

@@ -1,0 +1,48 @@
+"""`autokern everywhere`: enable autokern in all programs of this environment, by one file in its ``site-packages``."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+
+from autokern.cli.run import INHERITED
+from autokern.core.errors import SettingsError
+from autokern.system.files import write_whole
+
+_LINE = (
+    "import sys; sys.path.insert(0, {folder!r}); exec('try: import autokern_watch\\nexcept Exception: pass'); "
+    "sys.path.remove({folder!r})\n"
+)
+"""What Python executes when it starts; without the folder, after autokern was removed, it does nothing."""
+
+
+def file() -> Path:
+    """Return the file of this environment, which need not exist."""
+    return Path(sysconfig.get_path("purelib")) / "autokern_everywhere.pth"
+
+
+def state() -> str:
+    """Return ``on``, ``off``, or ``stale`` for the file of an autokern that lies elsewhere."""
+    path = file()
+    if not path.exists():
+        return "off"
+    return "on" if path.read_text(encoding="utf-8") == _LINE.format(folder=INHERITED) else "stale"
+
+
+def switch(on: bool, outside: bool = False) -> None:
+    """Write or remove the file; outside of a virtual environment only if that is asked for.
+
+    SettingsError otherwise, ProfileError if the folder cannot be written.
+    """
+    if sys.prefix == sys.base_prefix and not outside:
+        raise SettingsError(
+            f"{sys.prefix} is no virtual environment: the file is for all its programs; --yes allows it"
+        )
+    if on:
+        write_whole(file(), _LINE.format(folder=INHERITED).encode())
+    else:
+        try:
+            file().unlink(missing_ok=True)
+        except OSError as error:
+            raise SettingsError(f"asked to remove {file()}; found: {error.strerror}") from None
