@@ -15,19 +15,23 @@ from operator import gt, lt, ne
 from typing import Any, NamedTuple
 
 import gpytorch
+import torch
 from linear_operator import settings as library
 
 __all__ = [
     "DEFAULT_SIZES",
+    "LONGEST",
     "ROOTS",
     "ROWS",
     "SOLVES",
     "TIGHT",
+    "TOLERANCE",
     "TRACES",
     "Row",
     "as_now",
     "is_default_size",
     "orders",
+    "tolerance",
     "words",
 ]
 
@@ -37,6 +41,15 @@ DEFAULT_SIZES = (800, 4096)
 """Defaults of `max_cholesky_size`: linear_operator's, and the one that BoTorch sets at its import."""
 TIGHT, _CHECKED = "tight", 1e-3
 """The word in the variant of a problem whose `cg_tolerance` is below `_CHECKED`, the check of some candidates."""
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
+"""The relative residual to which autokern's own iterations solve, unless the library's setting is tighter."""
+LONGEST = 200
+"""Most products of autokern's own iterations with a preconditioner before it counts as failed."""
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the relative residual to reach under the present settings."""
+    return float(min(TOLERANCE[dtype], library.cg_tolerance.value()))
 
 
 def is_default_size(limit: float) -> bool:

@@ -18,7 +18,7 @@ from autokern.core.arguments import tensors_in
 from autokern.core.candidate import Candidate, Error, Run
 from autokern.core.locks import once
 from autokern.core.problem import Problem
-from autokern.density.iterated.systems import LONGEST, TOLERANCE
+from autokern.model.library_orders import LONGEST, TOLERANCE
 from autokern.ops._shared import iterates
 
 _MAY_COST = 1.3

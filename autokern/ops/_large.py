@@ -16,10 +16,9 @@ from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.density import gaussian
 from autokern.density.iterated import log_density
-from autokern.density.iterated.systems import tolerance
 from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
 from autokern.density.preconditioners.choice import footprint, kept_for
-from autokern.model.library_orders import TIGHT
+from autokern.model.library_orders import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients
 from autokern.model.originals import psd_safe_cholesky as ladder
 from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residual

@@ -21,14 +21,13 @@ from autokern.core.candidate import Error
 from autokern.core.problem import Features, Problem
 from autokern.density.factors import factorised, fits
 from autokern.density.iterated import systems
-from autokern.density.iterated.systems import TOLERANCE, tolerance
 from autokern.density.preconditioners.choice import footprint
 from autokern.density.preconditioners.pivoted import most
 from autokern.kernels import embedded as forms
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.model import originals
-from autokern.model.library_orders import SOLVES, orders
+from autokern.model.library_orders import SOLVES, TOLERANCE, orders, tolerance
 from autokern.model.marginal import DIAGONAL, is_unstructured, variances
 from autokern.ops._iterations import Iterated, as_own_iterations, exact_up_to, to_a_residual
 from autokern.ops._shared import (

@@ -25,6 +25,7 @@ import autokern
 from autokern.core.solved import collecting
 from autokern.density.iterated import systems
 from autokern.hooks.kernel_operator import matrix_free
+from autokern.model.library_orders import TOLERANCE
 from autokern.ops import solve
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -78,7 +79,7 @@ def test_predictions_take_few_products_and_are_tight(kernel, dtype):
         made = products() - before
         assert torch.random.get_rng_state().equal(state)
     assert 0 < made < 60
-    assert seen[-1].residual <= systems.TOLERANCE[dtype]
+    assert seen[-1].residual <= TOLERANCE[dtype]
     assert seen[-1].columns == 5
     torch.testing.assert_close(found[0].double(), mean, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found[1].double(), variance, rtol=2e-2, atol=2e-5)
@@ -232,8 +233,8 @@ def test_products_in_single_precision_serve_iterations_and_double_precision_chec
     assert (2 * len(whole) < seen[-1].iterations) == (dtype is torch.float64), "in double precision they only check"
     truth, _ = system.truth()
     size = truth.norm(dim=0)
-    assert ((found.double() - truth).norm(dim=0) <= 50 * systems.TOLERANCE[dtype] * size).all()
-    assert seen[-1].residual <= systems.TOLERANCE[dtype]
+    assert ((found.double() - truth).norm(dim=0) <= 50 * TOLERANCE[dtype] * size).all()
+    assert seen[-1].residual <= TOLERANCE[dtype]
 
 
 def test_what_is_kept_of_a_system_lives_as_long_as_its_covariance():

@@ -22,8 +22,8 @@ from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.density.iterated import log_density
-from autokern.density.iterated.systems import TOLERANCE
 from autokern.density.mixed_inverse import OF_TRACE
+from autokern.model.library_orders import TOLERANCE
 from autokern.ops import _iterations
 from autokern.runtime import api, dispatch, memo
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from linear_operator import settings as library
 
 from autokern.core.solved import Solved, note
 from autokern.density.iterated.block_cg import still_needed
@@ -24,13 +23,9 @@ from autokern.density.preconditioners.pivoted import by_columns
 from autokern.kernels import over_ranks
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree
+from autokern.model.library_orders import LONGEST
 
-__all__ = ["LONGEST", "TOLERANCE", "of_matrix", "of_tree", "tolerance"]
-
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
-"""The relative residual to which systems are solved, unless the library's own setting is tighter."""
-LONGEST = 200
-"""Most products with a preconditioner before it counts as failed."""
+__all__ = ["of_matrix", "of_tree"]
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -106,11 +101,6 @@ def _tensors(tree: Tree, noise: torch.Tensor) -> list[torch.Tensor]:
 
 _latest: dict[str, tuple[_System, weakref.ref[torch.Tensor]]] = {}
 """The last system, since predictions solve with the same one repeatedly; dropped when the caller frees its points."""
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Return the relative residual to reach under the present settings."""
-    return float(min(TOLERANCE[dtype], library.cg_tolerance.value()))
 
 
 def of_tree(
