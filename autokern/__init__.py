@@ -29,7 +29,7 @@ else:
                 SettingsError,
             )
             from autokern.core.problem import Problem
-            from autokern.core.releases import Status
+            from autokern.core.releases.installed import Status
             from autokern.hooks.calibrate import calibrate
             from autokern.hooks.compared import Compared, compare
             from autokern.hooks.compared import load_ipython_extension as load_ipython_extension

@@ -1,6 +1,6 @@
 """Record releases of the libraries, after the suites passed on them: fingerprints of what autokern hooks or relies on.
 
-    python calibration/record_release.py FOLDER_OR_WHEEL ...   adds releases to autokern/core/known.json
+    python calibration/record_release.py FOLDER_OR_WHEEL ...   adds releases to autokern/core/releases/known.json
     ... --without 'gpytorch.models.exact_*'                    leaves out modules on which hooks do not fit a release
     python calibration/record_release.py --check               says whether what is installed is recorded
 
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLE = ROOT / "autokern" / "core" / "known.json"
-FINGERPRINTS = ROOT / "autokern" / "core" / "fingerprints.py"
+TABLE = ROOT / "autokern" / "core" / "releases" / "known.json"
+FINGERPRINTS = ROOT / "autokern" / "core" / "releases" / "fingerprints.py"
 LIBRARIES = ("gpytorch", "linear_operator", "botorch", "torch")
 MODULES = {
     "gpytorch.kernels.*": "", "gpytorch.means.*": "", "gpytorch.constraints.*": "", "gpytorch.priors.*": "",

@@ -21,7 +21,7 @@ import torch
 from gpytorch import kernels, likelihoods, means
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern.core.recorded import table
+from autokern.core.releases.recorded import table
 
 HERE = Path(__file__).parent
 FILE = HERE.parent / "autokern" / "model" / "relied.json"

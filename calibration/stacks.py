@@ -41,7 +41,7 @@ def alone(auto: bool, orders: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {"ran": release_runs.run_program(tuple(PARTS))}
     if auto:
         import autokern
-        from autokern.core import known
+        from autokern.core.releases import known
 
         served = {op for op, chosen in autokern.stats().items() if set(chosen) - {"stock"}}
         found |= {"off": known.unknown(), "served": sorted(served)}

@@ -19,9 +19,9 @@ import torch
 
 from autokern.cli.findings import Finding, of_plugins, seen
 from autokern.cli.probe import Answer, Probe
-from autokern.core import known, releases
 from autokern.core.errors import AutokernError, ProfileError
-from autokern.core.recorded import table
+from autokern.core.releases import installed, known
+from autokern.core.releases.recorded import table
 from autokern.core.settings import ROWS, Settings, from_environment, is_ours
 from autokern.hooks import install
 from autokern.hooks.later import generation
@@ -82,7 +82,7 @@ def _versions() -> Finding:
     found = host.current().fields
     install.status()  # finds hooks that cannot be installed
     unknown = known.everything()
-    libraries = releases.versions()
+    libraries = installed.versions()
     versions = {"python": "", **{library: version for library, (version, _) in libraries.items()}}
     named = [f"{name} {found['versions'].get(name) or version}" for name, version in versions.items()]
     text = f"autokern {found['remarks']['autokern']}, {', '.join(named)}"

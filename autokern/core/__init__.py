@@ -1,1 +1,1 @@
-"""Core: problems, ops, candidates, decisions, settings, errors, plugins. Imports nothing of autokern or gpytorch."""
+"""Core: problems, ops, candidates, decisions, settings, errors, plugins, releases. Imports no gpytorch."""

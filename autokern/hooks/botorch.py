@@ -9,8 +9,8 @@ import importlib
 import sys
 from typing import Any
 
-from autokern.core import known
 from autokern.core.locks import Lock
+from autokern.core.releases import known
 from autokern.hooks.install import put_declared
 
 __all__ = ["look"]

@@ -27,8 +27,8 @@ from linear_operator.operators import (
 )
 from linear_operator.utils.memoize import add_to_cache
 
-from autokern.core.known import full_name, relied
 from autokern.core.recovery import caught
+from autokern.core.releases.known import full_name, relied
 from autokern.hooks import botorch, matrixfree
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of

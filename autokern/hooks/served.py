@@ -16,12 +16,13 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import GP, ApproximateGP, ExactGP
 
-from autokern.core import known, reasons, releases
+from autokern.core import reasons
 from autokern.core.autograd import computed_share
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
-from autokern.core.held import held
 from autokern.core.recovery import caught
+from autokern.core.releases import installed, known
+from autokern.core.replay.held import held
 from autokern.core.shown import Shown
 from autokern.hooks import install
 from autokern.model.kernel_parts import FAMILIES
@@ -62,7 +63,7 @@ class Served(Shown, msgspec.Struct, frozen=True):
         for part, by, why in self.rows:
             for line, start in ((by, f"  {part + ':':<15} "), *((line, _INDENT) for line in why.splitlines())):
                 lines += textwrap.wrap(line, 80, initial_indent=start, subsequent_indent=_INDENT)
-        off = releases.summary(known.unknown())
+        off = installed.summary(known.unknown())
         return "\n".join(filter(None, [*lines, off]))
 
 

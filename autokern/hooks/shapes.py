@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 
-from autokern.core.known import relied
+from autokern.core.releases.known import relied
 from autokern.hooks.install import hook, recode, stock_of
 
 stock: Any = stock_of(torch, "broadcast_shapes")

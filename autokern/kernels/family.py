@@ -19,7 +19,7 @@ import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import each_cotangent
-from autokern.core.known import Relied, relied
+from autokern.core.releases.known import Relied, relied
 
 TINY = 1e-30
 """Added under roots, so that quotients by a distance of zero are finite; they are multiplied by a zero difference."""

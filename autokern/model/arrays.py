@@ -13,7 +13,7 @@ import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.module import Module
 
-from autokern.core.known import relied
+from autokern.core.releases.known import relied
 from autokern.kernels.arrays.categories import Index
 from autokern.kernels.arrays.part import Array
 from autokern.kernels.family import DISTANCES

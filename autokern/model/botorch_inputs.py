@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from autokern.core.known import relied
+from autokern.core.releases.known import relied
 from autokern.kernels.arrays.part import Array
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.forwards import modules_of

@@ -15,7 +15,7 @@ from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import LinearOperator
 
-from autokern.core.known import Relied, relied
+from autokern.core.releases.known import Relied, relied
 from autokern.model.relied import DENSITY, TASKS
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autokern.core.known import Relied, relied
+from autokern.core.releases.known import Relied, relied
 
 __all__ = ["ALGEBRA", "DENSITY", "MEMORY", "PREDICTION", "TASKS", "density", "fantasy", "prediction"]
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
-from autokern.core import known, releases
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op
 from autokern.core.problem import SIZES, Problem
 from autokern.core.registry import get
+from autokern.core.releases import installed, known
 from autokern.core.shown import Shown
 from autokern.core.solved import overall
 from autokern.core.units import legible
@@ -142,7 +142,7 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
             first = f"{group.calls:>8,}  {group.gain:>9}  {group.op} by {group.candidate}: {group.sizes}"
             lines += textwrap.wrap(first, 80, subsequent_indent=_INDENT)
             lines += textwrap.wrap(group.why, 80, initial_indent=_INDENT, subsequent_indent=_INDENT)
-        return legible("\n".join(filter(None, [*lines, releases.summary(known.unknown())])))
+        return legible("\n".join(filter(None, [*lines, installed.summary(known.unknown())])))
 
 
 def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:

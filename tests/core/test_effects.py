@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from autokern.core.held import Held
+from autokern.core.replay.held import Held
 
 TARGET = torch.ones(3)
 CALLS: list[int] = []

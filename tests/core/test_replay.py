@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autokern.core import replay
-from autokern.core.replay import ChangedError, Recorder, Replay, UnrecordedError
+from autokern.core.replay import recording
+from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -22,7 +22,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 @pytest.fixture(autouse=True, params=[0, 2**21], ids=["shared", "apart"])
 def _results(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let results of different times share memory, or lie apart."""
-    monkeypatch.setattr(replay, "_IN_CACHE", request.param)
+    monkeypatch.setattr(recording, "_IN_CACHE", request.param)
 
 
 def recorded(f: Function, x: torch.Tensor) -> tuple[Replay, list[torch.Tensor]]:
@@ -275,7 +275,8 @@ def test_the_compiler_is_not_imported() -> None:
     import sys
 
     code = (
-        "import sys, torch\nfrom autokern.core.replay import Recorder\nx = torch.ones(3, requires_grad=True)\n"
+        "import sys, torch\nfrom autokern.core.replay.recording import Recorder\n"
+        "x = torch.ones(3, requires_grad=True)\n"
         "before = set(sys.modules)\nwith (r := Recorder(x)):\n    y = x.exp().sum()\n"
         "r.replay(y).run(); print([m for m in set(sys.modules) - before if 'dynamo' in m])"
     )

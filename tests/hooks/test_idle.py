@@ -12,7 +12,7 @@ from gpytorch.kernels import RBFKernel, RBFKernelGrad, ScaleKernel
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
 
 import autokern
-from autokern.core.known import Relied
+from autokern.core.releases.known import Relied
 from autokern.hooks import gpytorch as hooks
 from autokern.hooks import install
 from autokern.model.relied import prediction

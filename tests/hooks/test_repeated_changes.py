@@ -21,7 +21,7 @@ from botorch.optim.closures import get_loss_closure_with_grads  # noqa: E402
 from botorch.sampling import SobolQMCNormalSampler  # noqa: E402
 from gpytorch.mlls import LeaveOneOutPseudoLikelihood  # noqa: E402
 
-from autokern.core.replay import Replay  # noqa: E402
+from autokern.core.replay.recording import Replay  # noqa: E402
 from autokern.hooks import botorch as hooks  # noqa: E402
 from autokern.hooks.later import repeated  # noqa: E402
 

@@ -23,7 +23,7 @@ from gpytorch.variational import (
 )
 
 import autokern
-from autokern.core import replay
+from autokern.core.replay import recording
 from autokern.hooks import install
 from autokern.hooks import variational as hooks
 from autokern.hooks.later import repeated
@@ -37,7 +37,7 @@ Y = (6 * X).sin().sum(-1)
 def _at_once(monkeypatch):
     """Record at once, and serve whatever it takes."""
     monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
-    monkeypatch.setattr(replay, "_IN_CACHE", 0)  # results share memory
+    monkeypatch.setattr(recording, "_IN_CACHE", 0)  # results share memory
     for name, value in {"_GAIN": float("inf"), "_histories": {}}.items():
         monkeypatch.setattr(repeated, name, value)
 

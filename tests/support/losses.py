@@ -13,7 +13,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior
 
 import autokern
-from autokern.core import replay
+from autokern.core.replay import recording
 from autokern.hooks import gpytorch as hooks
 from autokern.hooks.later import repeated
 
@@ -23,7 +23,7 @@ DOUBLE = torch.float64
 def at_once(monkeypatch):
     """Record at once, and serve whatever it takes."""
     monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
-    monkeypatch.setattr(replay, "_IN_CACHE", 0)  # results share memory
+    monkeypatch.setattr(recording, "_IN_CACHE", 0)  # results share memory
     for name, value in {"_GAIN": float("inf"), "_histories": {}}.items():
         monkeypatch.setattr(repeated, name, value)
 

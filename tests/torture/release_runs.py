@@ -310,6 +310,6 @@ def hooked() -> list[Function]:
 
 def recorded() -> dict[str, dict[str, str]]:
     """Return what autokern knows of the libraries' functions, by module and qualified name."""
-    from autokern.core.recorded import table
+    from autokern.core.releases.recorded import table
 
     return dict(table()["code"])

@@ -144,8 +144,8 @@ def _judged(found: Findings, size: Size, kinds: tuple[str, ...], orders: dict[st
 
 MUTATIONS = [
     Mutation(
-        "readings rely on what is unknown", "core/known.py", "        return not self.unknown", "        return True",
-        "changes",
+        "readings rely on what is unknown", "core/releases/known.py", "        return not self.unknown",
+        "        return True", "changes",
     ),
 ]  # fmt: skip
 

@@ -70,7 +70,7 @@ def hooks() -> None:
     import gpytorch
 
     import autokern
-    from autokern.core import known
+    from autokern.core.releases import known
     from autokern.hooks import install
 
     autokern.disable()  # `autokern everywhere` may have enabled it

@@ -9,7 +9,7 @@ import gpytorch
 import numpy as np
 import torch
 
-from autokern.core.recorded import is_within
+from autokern.core.releases.recorded import is_within
 from autokern.density.exact_objective import Reading, Readings
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokern.core.held import Held, held
-from autokern.core.unseen import Extension
+from autokern.core.replay.held import Held, held
+from autokern.core.replay.unseen import Extension
 from autokern.hooks.install import hook
 from autokern.hooks.later.repeated import Repeated
 

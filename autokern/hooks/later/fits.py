@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from autokern.core.beside import Beside
-from autokern.core.held import Held, held
+from autokern.core.replay.held import Held, held
 from autokern.hooks.later.repeated import Repeated
 
 __all__ = ["OfParameters", "evaluate"]

@@ -11,7 +11,7 @@ import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import LinearOperator
 
-from autokern.core.effects import is_library
+from autokern.core.replay.effects import is_library
 from autokern.model import memoized
 
 __all__ = ["Given"]

@@ -17,12 +17,12 @@ import torch
 
 from autokern.core.autograd import computed
 from autokern.core.beside import Beside
-from autokern.core.effects import is_library
-from autokern.core.held import Held
 from autokern.core.locks import Lock
 from autokern.core.op import inside
 from autokern.core.recovery import caught
-from autokern.core.replay import UnrecordedError
+from autokern.core.replay.effects import is_library
+from autokern.core.replay.held import Held
+from autokern.core.replay.recording import UnrecordedError
 from autokern.hooks.later.fits import OfParameters
 from autokern.hooks.later.given import Given
 from autokern.model import prior_state

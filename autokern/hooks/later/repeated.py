@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokern.core.held import Held
 from autokern.core.op import inside
-from autokern.core.ran import Ran
 from autokern.core.recovery import caught
-from autokern.core.replay import ChangedError, Recorder, Replay, UnrecordedError
+from autokern.core.replay.held import Held
+from autokern.core.replay.ran import Ran
+from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch
 

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autokern.core.autograd import Unsaved, computed
 from autokern.core.beside import Beside, Weak
-from autokern.core.held import Held
 from autokern.core.recovery import caught
-from autokern.core.replay import Recorder, Replay, UnrecordedError
+from autokern.core.replay.held import Held
+from autokern.core.replay.recording import Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.given import Given
 from autokern.hooks.later.losses import UNFIT, OfLosses

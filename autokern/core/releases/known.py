@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any
 
-from autokern.core import look, releases
 from autokern.core.errors import AutokernWarning
-from autokern.core.look import LIBRARIES, MAYBE, MISSING, PATCHED, Look, is_known
-from autokern.core.recorded import functions, is_of, original, table
 from autokern.core.recovery import suppressed, uninterrupted
+from autokern.core.releases import comparison, installed
+from autokern.core.releases.comparison import LIBRARIES, MAYBE, MISSING, PATCHED, Look, is_known
+from autokern.core.releases.recorded import functions, is_of, original, table
 
 __all__ = ["Relied", "admits", "everything", "full_name", "is_known", "leave_out", "relied", "trust", "unknown", "warn"]
 
@@ -37,7 +37,7 @@ def admits(owner: Any, name: str, found: Any, before: Any) -> bool:
     if library not in LIBRARIES | {"torch"}:
         return found is not None
     why = MISSING if found is None else PATCHED
-    if found is not None and (look.trusted() or found is before):
+    if found is not None and (comparison.trusted() or found is before):
         why = "" if is_of(library, original(found)) or is_known(module, qualified, found) else why
     if why:
         leave_out(f"{module}:{qualified}", why)
@@ -52,9 +52,9 @@ def leave_out(name: str, why: str) -> None:
 def trust(everything: bool) -> None:
     """Let all code count as known, or only recorded code, and forget all answers."""
     _left_out.clear()
-    for one in _made.values() if everything is not look.trusted() else ():
+    for one in _made.values() if everything is not comparison.trusted() else ():
         one.forget()
-    look.begin(everything)
+    comparison.begin(everything)
 
 
 def unknown(every: bool = True) -> dict[str, str]:
@@ -86,7 +86,7 @@ def _object(name: str) -> Any:
 def warn(found: dict[str, str]) -> None:
     """Warn once, if a function is unknown because of another release or changed sources, not of a replacement."""
     if any(why != PATCHED for why in found.values()):
-        releases.warn(found)
+        installed.warn(found)
 
 
 def relied(*names: Any) -> Relied:
@@ -96,7 +96,7 @@ def relied(*names: Any) -> Relied:
     (with its recorded bases), or a pair of a name and the function to judge under it.
     """
     kinds = [name for name in names if isinstance(name, type)]
-    bases = [base for kind in kinds for base in kind.__mro__ if look.members(base.__module__, base.__qualname__)]
+    bases = [base for kind in kinds for base in kind.__mro__ if comparison.members(base.__module__, base.__qualname__)]
     key = frozenset((*bases, *(name for name in names if not isinstance(name, type))))
     return _made.get(key) or _made.setdefault(key, Relied(key))
 

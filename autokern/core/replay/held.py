@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokern.core.effects import codes, content, is_library, walked
 from autokern.core.recovery import caught
+from autokern.core.replay.effects import codes, content, is_library, walked
 
 __all__ = ["Held", "held"]
 

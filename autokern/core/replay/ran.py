@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from autokern.core.look import LIBRARIES
-from autokern.core.recorded import functions
+from autokern.core.releases.comparison import LIBRARIES
+from autokern.core.releases.recorded import functions
 
 __all__ = ["Ran"]
 

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autokern.core.operations import (
+from autokern.core.recovery import caught
+from autokern.core.replay.operations import (
     ChangedError,
     Step,
     UnrecordedError,
@@ -32,9 +33,8 @@ from autokern.core.operations import (
     tensors_in,
     written,
 )
-from autokern.core.pooled import Noted, share
-from autokern.core.recovery import caught
-from autokern.core.unseen import Leaving, warnings_noticed
+from autokern.core.replay.pooled import Noted, share
+from autokern.core.replay.unseen import Leaving, warnings_noticed
 
 __all__ = ["ChangedError", "Recorder", "Replay", "UnrecordedError"]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
-from autokern.core.fingerprints import definitions, of_function, of_value
 from autokern.core.recovery import suppressed
+from autokern.core.releases.fingerprints import definitions, of_function, of_value
 
-_HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 """The folder of the package, with the separator at its end."""
 _INNER = ("fget", "fset", "fdel", "__func__", "__wrapped__", "wrapped", "func")
 """Attributes in which properties and other decorators keep the decorated function."""
@@ -29,7 +29,7 @@ _DESCRIPTORS = (property, staticmethod, classmethod)
 @functools.cache
 def table() -> dict[str, Any]:
     """Return the recorded releases by library, and the fingerprints by module and qualified name."""
-    with open(os.path.join(_HERE, "core", "known.json"), encoding="utf-8") as file:
+    with open(os.path.join(os.path.dirname(__file__), "known.json"), encoding="utf-8") as file:
         found: dict[str, Any] = json.load(file)
     return found
 

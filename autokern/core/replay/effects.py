@@ -60,7 +60,7 @@ _DESCRIPTORS = frozenset(
 _INSTALLED = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     "<",  # dataclasses, named tuples
-    os.path.dirname(os.path.dirname(__file__)),
+    os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
 )
 """Where the files of libraries are."""
 _MOST = 20_000

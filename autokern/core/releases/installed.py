@@ -8,7 +8,7 @@ import warnings
 import msgspec
 
 from autokern.core.errors import AutokernWarning, SettingsError
-from autokern.core.recorded import table
+from autokern.core.releases.recorded import table
 from autokern.core.settings import from_environment
 from autokern.core.versions import installed
 

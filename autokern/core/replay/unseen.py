@@ -1,6 +1,6 @@
 """What a dispatch mode does not see of a computation: reads by others, warnings, and kernels of extensions in C++.
 
-A recorder (`core.replay`) is told by its methods `leaves`, `fail` and `called`.
+A recorder (`recording`) is told by its methods `leaves`, `fail` and `called`.
 """
 
 from __future__ import annotations

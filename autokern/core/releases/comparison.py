@@ -9,8 +9,8 @@ from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from autokern.core.fingerprints import of_value
-from autokern.core.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, original, table
+from autokern.core.releases.fingerprints import of_value
+from autokern.core.releases.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, original, table
 
 __all__ = ["LIBRARIES", "MAYBE", "MISSING", "PATCHED", "Look", "begin", "is_known", "members", "trusted"]
 

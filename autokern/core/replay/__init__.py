@@ -1,0 +1,1 @@
+"""Computations of small tensors, recorded once and replayed: their operations, memory, effects and guards."""
