@@ -1,7 +1,7 @@
 """What each part of autokern gains whole programs: all of it, and all but one part, in turn; writes `ablation.json`.
 
-Parts are the files of hooks, the ops (forced to stock), the candidates that programs choose, first use, and all hooks
-together. A part that a program never reaches cannot gain it anything: a run under a profiler tells which those are, and
+Parts are the files of hooks, the ops (forced to stock), the candidates that programs choose, first use, replays, and
+all hooks together. A part that a program never reaches cannot gain it anything: a run under a profiler tells which those are, and
 only the others are timed. Every program also runs once more with nothing left out, which shows what noise does.
 """
 
@@ -56,6 +56,8 @@ def run(script: Path, off: str, threads: int, trace: bool = False) -> Any:
     order = {}
     if off == "first use":
         order = {"AUTOKERN_CALIBRATE": "never"}
+    elif off == "replays":
+        order = {"AUTOKERN_REPLAY": "0"}
     elif off.startswith("ops/"):
         order = {"AUTOKERN_FORCE": f"{off.removeprefix('ops/')}=stock"}
     elif "=" in off:
@@ -67,8 +69,8 @@ def run(script: Path, off: str, threads: int, trace: bool = False) -> Any:
     return json.loads(next(line for line in reversed(out.splitlines()) if line.startswith("told "))[5:])
 
 
-def reached(script: Path, threads: int) -> list[str]:
-    """Return the parts that a program reaches."""
+def reached(script: Path, threads: int, asked: Sequence[str] = ()) -> list[str]:
+    """Return the parts that a program reaches, of those that are asked for, if any are."""
     _, files, served = run(script, "", threads, trace=True)
     start, machinery = f"{PACKAGE}{os.sep}hooks{os.sep}", {"__init__", "install", "bypass", "reading", "origin"}
     within = {file[len(start) : -len(".py")].replace(os.sep, ".") for file in files if file.startswith(start)}
@@ -76,13 +78,15 @@ def reached(script: Path, threads: int) -> list[str]:
     ops = {op: [name for name in by if name != "stock"] for op, by in served.items()}
     chosen = [f"{op}={name}" for op, names in ops.items() for name in names if len(names) > 1]
     used = [f"ops/{op}" for op, names in ops.items() if names]
-    return ["nothing", "hooks", "first use", *hooks, *used, *chosen]
+    replays = ["replays"] if str(PACKAGE / "core" / "replay.py") in files else []
+    parts = ["hooks", "first use", *replays, *hooks, *used, *chosen]
+    return ["nothing", *(part for part in parts if part in asked or not asked)]
 
 
-def measured(scripts: Sequence[Path], threads: int, rounds: int) -> Iterator[dict[str, Any]]:
+def measured(scripts: Sequence[Path], threads: int, rounds: int, asked: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """Yield, by program, the least seconds and CPU seconds with all parts, and without each that it reaches."""
     for script in scripts:
-        parts = ["", *reached(script, threads)]
+        parts = ["", *reached(script, threads, asked)]
         found: dict[str, list[list[float]]] = {part: [] for part in parts}
         for round_ in range(rounds):
             for part in parts[:: 1 - 2 * (round_ % 2)]:
@@ -134,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("scripts", nargs="*", type=Path, default=sorted((HERE / "whole").glob("*.py")))
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", nargs="*", default=(), help="only these, such as replays or hooks/posterior")
     parser.add_argument("--output", type=Path, default=JSON)
     parser.add_argument("--docs", action="store_true", help="write the table into the docs")
     parser.add_argument("--check", action="store_true")
@@ -148,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = {
         "run": origin(options.threads), "rounds": options.rounds, "lines": before["lines"], "programs": kept,
     }  # fmt: skip
-    for row in measured(options.scripts, options.threads, options.rounds):
+    for row in measured(options.scripts, options.threads, options.rounds, options.parts):
         figures["programs"].append(row)
         figures["lines"] |= {part: lines_of(part) for part in row["without"]}
         options.output.write_text(json.dumps(figures, indent=1) + "\n")
