@@ -1,8 +1,8 @@
 """What each part of autokern gains whole programs: all of it, and all but one part, in turn; writes `ablation.json`.
 
 Parts are the files of hooks, the ops (forced to stock), the candidates that programs choose, first use, replays, and
-all hooks together. A part that a program never reaches cannot gain it anything: a run under a profiler tells which those are, and
-only the others are timed. Every program also runs once more with nothing left out, which shows what noise does.
+all hooks together. A part that a program never reaches cannot gain it anything: a run under a profiler tells which
+those are, and only the others are timed. Every program also runs once more with nothing left out, which shows noise.
 """
 
 from __future__ import annotations
