@@ -5,7 +5,7 @@ together; errors are those against stock forced to factorise. Products of stock'
 `steps`: one model at more points (`--steps 20000` takes minutes) beside stock's conjugate gradients to its own
 tolerance and to a tight one. Where stock's matrices do not fit the memory, its conjugate gradients run on products of
 tiles (`matrix-free`).
-`--ship` writes what the package says of stock's gradients, `autokern/ops/iterations.json`.
+`--ship` writes what the package says of stock's gradients, `autokern/ops/_shared/iterations.json`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from autokern.system import host
 
 FOLDER = Path(__file__).parent
 JSON_PATH, BLOCK = FOLDER / "large.json", "large"
-SHIPPED = FOLDER.parent / "autokern" / "ops" / "iterations.json"
+SHIPPED = FOLDER.parent / "autokern" / "ops" / "_shared" / "iterations.json"
 SIZES, STEPS = (1500, 2000, 4000), (2000, 4000, 8000)
 ROUNDS, SECONDS = 8, 5.0
 ALONE = 2000

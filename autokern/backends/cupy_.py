@@ -15,7 +15,7 @@ from torch.utils.dlpack import from_dlpack
 
 from autokern.backends import installed
 from autokern.core.problem import Problem
-from autokern.ops._shared import only
+from autokern.ops._shared.problems import only
 from autokern.ops.cholesky import CHOLESKY, with_ladder
 from autokern.ops.qr import QR, Pair, differentiable_qr
 

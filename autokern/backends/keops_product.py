@@ -19,8 +19,8 @@ from autokern.kernels.family import Family
 from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
 from autokern.kernels.tree import Node, Tree, by_formula, by_leaf, peeled
-from autokern.ops._product_costs import in_tiles, leaves, of_outputs
-from autokern.ops._shared import needs_few
+from autokern.ops._shared.problems import needs_few
+from autokern.ops._shared.product_costs import in_tiles, leaves, of_outputs
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 from autokern.system.keops import at_work, keops_problem
 

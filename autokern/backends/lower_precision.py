@@ -21,9 +21,9 @@ from autokern.density.factors import factorised, inverted
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.partition import usual
-from autokern.ops._product_costs import in_tiles, of_outputs
-from autokern.ops._quadratic_forms import Method, closed_form, factorise
-from autokern.ops._shared import needs_few, only, squares
+from autokern.ops._shared.problems import needs_few, only, squares
+from autokern.ops._shared.product_costs import in_tiles, of_outputs
+from autokern.ops._shared.quadratic_forms import Method, closed_form, factorise
 from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 

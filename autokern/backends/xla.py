@@ -28,8 +28,8 @@ from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
 from autokern.kernels.tiles import sides
 from autokern.kernels.tree import Node, Tree, by_formula, peeled
-from autokern.ops._product_costs import in_tiles, leaves, of_outputs
-from autokern.ops._shared import needs_few
+from autokern.ops._shared.problems import needs_few
+from autokern.ops._shared.product_costs import in_tiles, leaves, of_outputs
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 from autokern.system import host, threads
 

@@ -1,7 +1,4 @@
-"""The Ops, one file each, named after the op; a file is imported when its op is first used.
-
-Files whose names begin with an underscore hold code that several ops share.
-"""
+"""The Ops, one file each, named after the op; a file is imported when its op is first used."""
 
 from __future__ import annotations
 

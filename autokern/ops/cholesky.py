@@ -15,7 +15,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.model import originals
-from autokern.ops._shared import (
+from autokern.ops._shared.problems import (
     EPS,
     matrix_key,
     matrix_problem,

@@ -18,8 +18,8 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 from autokern.core.problem import Features, Problem
 from autokern.density import matrix_density
 from autokern.model import originals
-from autokern.ops._of_matrices import OfMatrices, register
-from autokern.ops._shared import positive_definite, random_matrix
+from autokern.ops._shared.of_matrices import OfMatrices, register
+from autokern.ops._shared.problems import positive_definite, random_matrix
 
 
 class _DenseLogProb(OfMatrices):

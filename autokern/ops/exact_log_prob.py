@@ -28,11 +28,10 @@ from autokern.kernels.family import known_family
 from autokern.model import originals
 from autokern.model.library_orders import TRACES, words
 from autokern.model.marginal import Marginal, ingredients, read
-from autokern.ops import _factorised, _large, _state_space
-from autokern.ops._factorised import arrays_unsupported, in_place
-from autokern.ops._iterations import Iterated, exact_up_to
-from autokern.ops._models import kernel_of, points_of
-from autokern.ops._shared import (
+from autokern.ops._shared import factorised, large_models, state_space
+from autokern.ops._shared.factorised import arrays_unsupported, in_place
+from autokern.ops._shared.iterations import Iterated, exact_up_to
+from autokern.ops._shared.problems import (
     CG_ITERATIONS,
     CG_VECTORS,
     EPS,
@@ -47,6 +46,7 @@ from autokern.ops._shared import (
     of_trees,
     random_matrix,
 )
+from autokern.ops._shared.sample_models import kernel_of, points_of
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -102,7 +102,7 @@ class _ExactLogProb(Iterated, OpOfParts):
             return None
         if not any(t.requires_grad for t in (x, *tensors)):
             return None
-        more = _state_space.word(marginal, value) + words(exact, TRACES)
+        more = state_space.word(marginal, value) + words(exact, TRACES)
         return matrix_problem(
             "exact_log_prob",
             x,
@@ -172,7 +172,7 @@ class _ExactLogProb(Iterated, OpOfParts):
 
     def default_candidate(self, problem: Problem) -> str:
         """Prefer structure, then `arrays` for small models, then candidates that won on all recorded hosts."""
-        if _state_space.unsupported(problem) is None:
+        if state_space.unsupported(problem) is None:
             return "state-space"
         most = exact_up_to(problem) if iterates(problem) else _FUSED
         iterated, merged = self["preconditioned"], self["merged"]
@@ -216,5 +216,5 @@ def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tens
         return stock(marginal, value, exact)
 
 
-for _part in (_state_space, _factorised, _large):
+for _part in (state_space, factorised, large_models):
     _part.register(EXACT_LOG_PROB)

@@ -22,9 +22,9 @@ from autokern.core.arguments import in_float64
 from autokern.core.candidate import Error
 from autokern.core.problem import Features, Problem
 from autokern.model import originals
-from autokern.ops._iterations import Loose
-from autokern.ops._models import trained
-from autokern.ops._shared import EPS, OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared.iterations import Loose
+from autokern.ops._shared.problems import EPS, OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared.sample_models import trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Update
 from autokern.prediction.lazy_covariance import evaluated

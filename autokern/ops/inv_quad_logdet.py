@@ -28,9 +28,8 @@ from autokern.core.problem import Features, Problem
 from autokern.model import originals
 from autokern.model.library_orders import TRACES, words
 from autokern.model.marginal import DIAGONAL, SUMS, is_unstructured, variances
-from autokern.ops._iterations import Iterated, exact_up_to, or_iterate
-from autokern.ops._quadratic_forms import POTRI, Pair, closed_form, plain, summed, with_diagonal
-from autokern.ops._shared import (
+from autokern.ops._shared.iterations import Iterated, exact_up_to, or_iterate
+from autokern.ops._shared.problems import (
     CG_ITERATIONS,
     EPS,
     OpOfParts,
@@ -44,6 +43,7 @@ from autokern.ops._shared import (
     squares,
     with_one_thread,
 )
+from autokern.ops._shared.quadratic_forms import POTRI, Pair, closed_form, plain, summed, with_diagonal
 
 _stock = originals.inv_quad_logdet
 

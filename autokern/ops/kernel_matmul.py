@@ -26,9 +26,7 @@ from autokern.kernels import over_ranks
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.partition import Plan, usual
-from autokern.ops._models import kernel_of
-from autokern.ops._product_costs import in_matrices, in_tiles, is_same, of_outputs, of_stock
-from autokern.ops._shared import (
+from autokern.ops._shared.problems import (
     EPS,
     families,
     is_ours,
@@ -37,6 +35,8 @@ from autokern.ops._shared import (
     on_other_devices,
     random_matrix,
 )
+from autokern.ops._shared.product_costs import in_matrices, in_tiles, is_same, of_outputs, of_stock
+from autokern.ops._shared.sample_models import kernel_of
 from autokern.system import ranks
 
 _MANY = 2**18

@@ -26,9 +26,8 @@ from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
 from autokern.kernels.far import are_numbers, centre_of
 from autokern.kernels.matrix import both, matrix
-from autokern.ops import _kernel_memory as memory
-from autokern.ops._models import kernel_of
-from autokern.ops._shared import (
+from autokern.ops._shared import kernel_memory as memory
+from autokern.ops._shared.problems import (
     EPS,
     families,
     is_ours,
@@ -37,6 +36,7 @@ from autokern.ops._shared import (
     only,
     random_matrix,
 )
+from autokern.ops._shared.sample_models import kernel_of
 
 _single = memory.by_family((1, 1, 2, 2), (1, 2, 2, 3), rq=1, periodic=1, cosine=2)
 _batched = memory.by_family((1, 1, 2, 2), (2, 3, 3, 3), rq=7, periodic=2)

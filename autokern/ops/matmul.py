@@ -16,7 +16,7 @@ import torch
 
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
-from autokern.ops._shared import EPS, is_ours, matrix_problem, moved, on_other_devices, only, random_matrix
+from autokern.ops._shared.problems import EPS, is_ours, matrix_problem, moved, on_other_devices, only, random_matrix
 
 _MOST_COLUMNS = 64
 

@@ -25,8 +25,8 @@ from autokern.density import steps
 from autokern.density.exact_objective import Reading
 from autokern.density.steps import Step, step_of
 from autokern.kernels import tree as trees
-from autokern.ops._models import objective_model, prior_of
-from autokern.ops._shared import EPS, LOW_RANK, OpOfParts, families, squares
+from autokern.ops._shared.problems import EPS, LOW_RANK, OpOfParts, families, squares
+from autokern.ops._shared.sample_models import objective_model, prior_of
 from autokern.system.blas import one_thread
 
 _MOST = 1000

@@ -20,7 +20,15 @@ from autokern.core.autograd import each_cotangent
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.model import originals
-from autokern.ops._shared import EPS, matrix_key, matrix_problem, needs_tall, only, positive_definite, random_matrix
+from autokern.ops._shared.problems import (
+    EPS,
+    matrix_key,
+    matrix_problem,
+    needs_tall,
+    only,
+    positive_definite,
+    random_matrix,
+)
 from autokern.ops.qr import cholesky_qr2
 from autokern.system import buffers
 

@@ -23,11 +23,11 @@ from autokern.core.candidate import Error
 from autokern.core.problem import Problem
 from autokern.kernels import tree as trees
 from autokern.model import originals
-from autokern.ops import _by_factor, _state_space
-from autokern.ops._by_factor import Prediction, complete, explains, factor, is_fast, is_grown
-from autokern.ops._iterations import Loose
-from autokern.ops._models import trained
-from autokern.ops._shared import EPS, OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared import by_factor, state_space
+from autokern.ops._shared.by_factor import Prediction, complete, explains, factor, is_fast, is_grown
+from autokern.ops._shared.iterations import Loose
+from autokern.ops._shared.problems import EPS, OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared.sample_models import trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.inverse_factor import Conditioned
@@ -78,7 +78,7 @@ class _Predict(Loose, OpOfParts):
         return (
             strategy.__class__, strategy.train_labels.shape, test_mean.shape, x.__class__, x.shape, x.dtype, x.device,
             cross.x2.shape, prior.shape, _graph(prior), exact, fast, factor_cache.plain(strategy),
-            factor_cache.is_exact(strategy), _skipped(), prior.last_dim_is_batch, _state_space.prediction_word(query),
+            factor_cache.is_exact(strategy), _skipped(), prior.last_dim_is_batch, state_space.prediction_word(query),
         )  # fmt: skip
 
     def problem_of(self, query: Query) -> Problem | None:
@@ -101,7 +101,7 @@ class _Predict(Loose, OpOfParts):
             batch=prior.shape[:-2].numel(),
             grad=_graph(prior),
             variant=f"{'fast' if fast else 'solve'}/{'grown' if grown else 'cholesky' if exact else 'cg'}"
-            f"{_state_space.prediction_word(query)}",
+            f"{state_space.prediction_word(query)}",
         )
 
     def reference(self, query: Query) -> Prediction:
@@ -164,8 +164,8 @@ class _Predict(Loose, OpOfParts):
         problems += [base.replace(m=m, n=n, variant="fast/grown") for m, n in grown]
         return problems + [base.replace(m=m, n=n, grad="theta") for m, n in sizes[: 3 if full else 1]]
 
-    features = staticmethod(_by_factor.stock_features)
-    memory = staticmethod(_by_factor.memory_of(0, 2, 1))
+    features = staticmethod(by_factor.stock_features)
+    memory = staticmethod(by_factor.memory_of(0, 2, 1))
 
     def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and variances; for few points by the joint covariance, which acquisition functions form."""
@@ -181,7 +181,7 @@ class _Predict(Loose, OpOfParts):
         """Avoid the joint matrix for many points, and stock for a factor that grew, which stock cannot use."""
         if is_grown(problem):
             return "lazy"
-        if _state_space.predicts(problem) is None:
+        if state_space.predicts(problem) is None:
             return "state-space"
         if problem.m < 1024 or problem.n > 4000:
             return "stock"
@@ -191,7 +191,7 @@ class _Predict(Loose, OpOfParts):
 PREDICT = _Predict()
 
 
-@PREDICT.candidate("stock", memory=_by_factor.stock_memory)
+@PREDICT.candidate("stock", memory=by_factor.stock_memory)
 def stock(query: Query) -> Prediction:
     """gpytorch's own: the joint covariance of all test points; above `max_cholesky_size` by conjugate gradients."""
     strategy, mean, prior, cross, exact, fast, in_force = query
@@ -222,5 +222,5 @@ def _as_stock(query: Query, known: Conditioned) -> Prediction:
     return mean, own + MatmulLinearOperator(root, root.mT.mul(-1))
 
 
-_by_factor.register(PREDICT)
-_state_space.register_prediction(PREDICT)
+by_factor.register(PREDICT)
+state_space.register_prediction(PREDICT)

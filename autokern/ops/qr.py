@@ -15,7 +15,7 @@ from linear_operator import settings as library
 from autokern.core.autograd import each_cotangent
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
-from autokern.ops._shared import (
+from autokern.ops._shared.problems import (
     EPS,
     matrix_key,
     matrix_problem,

@@ -29,8 +29,8 @@ from autokern.kernels.embedded import Embedded
 from autokern.model import originals
 from autokern.model.library_orders import SOLVES, TOLERANCE, orders, tolerance
 from autokern.model.marginal import DIAGONAL, is_unstructured, variances
-from autokern.ops._iterations import Iterated, as_own_iterations, exact_up_to, to_a_residual
-from autokern.ops._shared import (
+from autokern.ops._shared.iterations import Iterated, as_own_iterations, exact_up_to, to_a_residual
+from autokern.ops._shared.problems import (
     CG_ITERATIONS,
     CG_VECTORS,
     EPS,

@@ -22,7 +22,7 @@ from autokern.core.settings import Settings
 from autokern.kernels import precision as narrow
 from autokern.kernels import tiles
 from autokern.kernels import tree as trees
-from autokern.ops._quadratic_forms import closed_form, factorise, plain
+from autokern.ops._shared.quadratic_forms import closed_form, factorise, plain
 from autokern.runtime import checks, dispatch
 from autokern.runtime.memo import NEVER, Entry
 from autokern.tuning import measuring as accuracy

@@ -24,7 +24,7 @@ from autokern.core.registry import get, registered
 from autokern.density.iterated import log_density
 from autokern.density.mixed_inverse import OF_TRACE
 from autokern.model.library_orders import TOLERANCE
-from autokern.ops import _iterations
+from autokern.ops._shared import iterations
 from autokern.runtime import api, dispatch, memo
 
 N = 1010
@@ -92,7 +92,7 @@ def test_a_density_that_iterates_tells_what_it_reached_however_often_it_is_asked
 
 def test_what_does_not_converge_is_told(monkeypatch):
     monkeypatch.setattr(log_density, "_LONGEST", 2)
-    monkeypatch.setattr(_iterations, "LONGEST", 2)
+    monkeypatch.setattr(iterations, "LONGEST", 2)
     of = model(uniform(N, 2), noise=1e-3)
     with (
         autokern.enabled(),

@@ -18,7 +18,7 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.density import array_density, gaussian
-from autokern.ops import _iterations
+from autokern.ops._shared import iterations
 from autokern.runtime import api, dispatch
 from autokern.system import host
 from autokern.tuning.chooser import Chooser, fitted
@@ -100,7 +100,7 @@ def test_samples_tell_nothing_of_what_iterates_tightly(make_op):
 
 
 def test_what_is_usual_is_read_from_the_study():
-    op, known = get("exact_log_prob"), _iterations.counted()
+    op, known = get("exact_log_prob"), iterations.counted()
     assert known.least >= 20
     assert known.points == sorted(known.points)
     assert 0 < known.errors[0] < known.errors[1]
@@ -117,7 +117,7 @@ def test_other_problems_are_as_they_were():
 
 
 def test_exact_is_the_default_up_to_some_thousand_points():
-    op, most = get("exact_log_prob"), _iterations.counted().exact
+    op, most = get("exact_log_prob"), iterations.counted().exact
     assert most >= 2000
     for n, expected in ((900, "fused"), (1000, "mixed-inverse"), (most, "mixed-inverse"), (most + 1, "preconditioned")):
         assert op.default_candidate(LOOSE.replace(m=n, n=n)) == expected

@@ -29,7 +29,7 @@ from autokern.core.arguments import tensors_in
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.ops._shared import EPS
+from autokern.ops._shared.problems import EPS
 from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.tuning.measuring import gradient_errors, trial

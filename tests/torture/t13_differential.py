@@ -87,7 +87,7 @@ def lives(found: Findings, size: Size) -> None:
 MUTATIONS = [
     Mutation(
         "a posterior covariance explains a tenth of a thousandth too much",
-        "ops/_by_factor.py",
+        "ops/_shared/by_factor.py",
         "        own = evaluated(query.prior)",
         "        own = evaluated(query.prior) - 1e-4 * explained",
         "drawn",

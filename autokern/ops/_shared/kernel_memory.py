@@ -11,7 +11,7 @@ from autokern.core.problem import Problem
 from autokern.kernels import matrix
 from autokern.kernels.blocks import bytes_on
 from autokern.kernels.family import known_family
-from autokern.ops._shared import families
+from autokern.ops._shared.problems import families
 
 _MAIN = ("rbf", "matern12", "matern32", "matern52")
 

@@ -12,8 +12,8 @@ from autokern.kernels.blocks import bytes_on
 from autokern.model import kernel_parts
 from autokern.model.marginal import Marginal, ingredients
 from autokern.model.originals import psd_safe_cholesky as ladder
-from autokern.ops._iterations import or_iterate
-from autokern.ops._shared import (
+from autokern.ops._shared.iterations import or_iterate
+from autokern.ops._shared.problems import (
     LOW_RANK,
     Bytes,
     families,

@@ -21,8 +21,8 @@ from autokern.density.preconditioners.choice import footprint, kept_for
 from autokern.model.library_orders import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients
 from autokern.model.originals import psd_safe_cholesky as ladder
-from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residual
-from autokern.ops._shared import families, iterates, of_trees
+from autokern.ops._shared.iterations import as_own_iterations, or_iterate, to_a_residual
+from autokern.ops._shared.problems import families, iterates, of_trees
 
 _LEAST = 1000
 """Number of points below which other candidates are faster."""

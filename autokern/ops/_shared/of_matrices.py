@@ -15,7 +15,7 @@ import torch
 from autokern.core.arguments import in_float64
 from autokern.core.problem import Problem
 from autokern.density import matrix_density
-from autokern.ops._shared import EPS, OpOfParts, alike, density_error, is_ours, matrix_problem
+from autokern.ops._shared.problems import EPS, OpOfParts, alike, density_error, is_ours, matrix_problem
 from autokern.system.blas import one_thread
 
 _MOST, _MOST_TASKS = 1000, 32

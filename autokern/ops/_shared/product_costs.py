@@ -8,7 +8,7 @@ import torch
 
 from autokern.core.problem import Features, Problem
 from autokern.kernels.family import known_family
-from autokern.ops._shared import Bytes, families
+from autokern.ops._shared.problems import Bytes, families
 from autokern.system import thread_pool
 
 

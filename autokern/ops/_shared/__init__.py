@@ -1,0 +1,1 @@
+"""Serves several ops: candidates, problems and their samples, costs and error bounds."""
