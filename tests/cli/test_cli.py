@@ -442,10 +442,3 @@ def test_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
 )
 def test_durations_have_three_digits(seconds, text):
     assert units.duration(seconds) == text
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
-def test_closed_output_is_no_fault():
-    command = f"'{sys.executable}' -m autokern --help >&-"
-    found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=280, check=False)
-    assert (found.returncode, found.stderr) == (0, "")

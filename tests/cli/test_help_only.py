@@ -155,8 +155,9 @@ def test_a_prompt_after_it_finds_the_package_whole():
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
-def test_closed_output_is_no_fault():
+@pytest.mark.parametrize("command", [f"'{SCRIPT}'", f"'{sys.executable}' -m autokern"], ids=["script", "module"])
+def test_closed_output_is_no_fault(command):
     found = subprocess.run(
-        ["sh", "-c", f"'{SCRIPT}' --help >&-"], capture_output=True, text=True, timeout=280, check=False
+        ["sh", "-c", f"{command} --help >&-"], capture_output=True, text=True, timeout=280, check=False
     )
     assert (found.returncode, found.stderr) == (0, "")

@@ -16,14 +16,11 @@ import autokern
 from autokern.cli.commands import app
 from autokern.cli.console import document
 from autokern.core.decision import Cost, Decision
-from autokern.core.errors import MemoryBudgetError
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
-from autokern.system import host, memory_limit
+from autokern.system import host
 from autokern.tuning import store
 from autokern.tuning.profile import SCHEMA, Ban, Profile, Timing, Trial
-
-GIB = 2**30
 
 
 def _profile() -> Profile:
@@ -133,11 +130,3 @@ def test_json_has_all_fields_and_a_version():
     assert set(found["problem"]) == set(Problem.__struct_fields__)
     assert set(found) == {"schema", *Decision.__struct_fields__}
     assert json.loads(document([problem], "problems"))["problems"][0]["batch"] == 1
-
-
-@pytest.mark.parametrize(("need", "fits"), [(7 * GIB, True), (1192 * GIB, False)])
-def test_float32_is_advised_where_half_fits(need, fits):
-    with autokern.using(memory="4GiB"), pytest.raises(MemoryBudgetError) as caught:
-        memory_limit.refuse("a matrix", need, "cpu", "float64", of_kernel=True)
-    assert ("float32" in str(caught.value)) == fits
-    assert "inducing points" in str(caught.value)

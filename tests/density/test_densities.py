@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import gpytorch
@@ -44,6 +43,7 @@ from support.densities import (
     value_of,
     without_factor,
 )
+from support.threads import in_threads
 from torch.autograd import forward_ad
 
 import autokern
@@ -403,15 +403,11 @@ def test_threads_that_share_a_kernel(way):
         expected = value_of(mll).item()
     found = []
 
-    def work():
+    def work(_):
         with by(way):
             found.extend(value_of(mll).item() for _ in range(20))
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(3))
     assert found == pytest.approx([expected] * 60, rel=1e-13)
 
 

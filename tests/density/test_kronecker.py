@@ -11,6 +11,7 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean, MultitaskMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior
+from support.models import loss_of
 
 import autokern
 from autokern.density.array_density import dense
@@ -45,10 +46,6 @@ def made(kernel=None, likelihood=None, mean=None, tasks=3, n=11, dtype=torch.flo
     kernel = kernel or MultitaskKernel(rbf(), num_tasks=tasks, rank=1)
     model = kind(x, y, likelihood, kernel, mean or ConstantMean())
     return ExactMarginalLogLikelihood(likelihood, model).to(dtype).train()
-
-
-def loss_of(mll):
-    return -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
 
 
 def derivatives(mll, loss):

@@ -6,7 +6,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
-from support.models import ExactModel
+from support.models import ExactModel, step
 
 import autokern
 from autokern.core import registry
@@ -101,15 +101,6 @@ def _model(n: int, kernel, dtype=torch.float64, fixed=False, d=1):
     return ExactModel(x, y, kernel, likelihood).to(dtype)
 
 
-def _step(model):
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    model.train()
-    model.zero_grad()
-    loss = -mll(model(*model.train_inputs), model.train_targets)
-    loss.backward()
-    return loss.detach(), [p.grad.clone() for p in model.parameters() if p.requires_grad]
-
-
 def _sum():
     return ScaleKernel(MaternKernel(2.5)) + ScaleKernel(ScaleKernel(MaternKernel(0.5)) + MaternKernel(1.5))
 
@@ -119,9 +110,9 @@ def _sum():
 def test_a_training_step_is_that_of_exact_stock(kernel, fixed):
     model = _model(900, kernel(), fixed=fixed)
     with gpytorch.settings.max_cholesky_size(2000):
-        loss, gradients = _step(model)
+        loss, gradients = step(model)
     with autokern.enabled(), autokern.using(force=FORCED):
-        ours, found = _step(model)
+        ours, found = step(model)
     assert dispatch.stats()["exact_log_prob"] == {"state-space": 1}
     assert torch.allclose(ours, loss, rtol=1e-10)
     largest = max(g.abs().max() for g in gradients)
@@ -131,7 +122,7 @@ def test_a_training_step_is_that_of_exact_stock(kernel, fixed):
 
 def _dense_step(model):
     with gpytorch.settings.max_cholesky_size(5000):
-        return _step(model)
+        return step(model)
 
 
 def test_large_models_on_a_line_run_it_unmeasured_and_follow_their_parameters():
@@ -140,7 +131,7 @@ def test_large_models_on_a_line_run_it_unmeasured_and_follow_their_parameters():
         for lengthscale in (0.3, 1.7):
             model.covar_module.base_kernel.lengthscale = lengthscale
             model.likelihood.noise = 0.02
-            loss, gradients = _step(model)
+            loss, gradients = step(model)
             autokern.disable()
             truth, slopes = _dense_step(model)
             autokern.enable()
@@ -160,7 +151,7 @@ def test_large_models_on_a_line_run_it_unmeasured_and_follow_their_parameters():
 def test_other_kernels_and_dimensions_are_left_to_others(kernel, d):
     model = _model(500, kernel(), d=d)
     with autokern.enabled(), autokern.using(force=FORCED), gpytorch.settings.max_cholesky_size(5000):
-        loss, _ = _step(model)
+        loss, _ = step(model)
     assert "state-space" not in dispatch.stats()["exact_log_prob"]
     assert torch.allclose(loss, _dense_step(model)[0], rtol=1e-10)
 

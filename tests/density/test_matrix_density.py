@@ -17,7 +17,7 @@ from gpytorch.kernels import (
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOperator
-from support.models import ExactModel
+from support.models import ExactModel, loss_of
 
 import autokern
 from autokern.hooks.matrixfree import _looked_up as looked_up
@@ -55,10 +55,6 @@ def made(kind=ExactModel, kernel=None, likelihood=None, dtype=torch.float64, n=N
     likelihood = likelihood or GaussianLikelihood()
     model = kind(x.to(dtype), y.to(dtype), kernel or ScaleKernel(Own()), likelihood)
     return ExactMarginalLogLikelihood(likelihood, model).to(dtype).train()
-
-
-def loss_of(mll):
-    return -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
 
 
 def served():

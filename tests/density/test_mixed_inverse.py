@@ -14,7 +14,7 @@ from gpytorch.kernels import (
     RQKernel,
     ScaleKernel,
 )
-from support.models import ExactModel
+from support.models import ExactModel, step
 
 import autokern
 from autokern.density import gaussian
@@ -248,14 +248,6 @@ def model_of(kernel, n=1000):
     model = ExactModel(x, y, KERNELS[kernel]()).double().train()
     model.likelihood.noise = 0.05
     return model
-
-
-def step(model):
-    model.zero_grad()
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    loss = -objective(model(*model.train_inputs), model.train_targets)
-    loss.backward()
-    return loss.detach(), [p.grad.clone() for p in model.parameters()]
 
 
 def exact(model):

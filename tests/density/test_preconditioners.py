@@ -7,7 +7,7 @@ import pytest
 import torch
 from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
 from linear_operator import settings as library
-from support.models import ExactModel
+from support.models import ExactModel, step
 
 import autokern
 from autokern.core import solved
@@ -334,14 +334,6 @@ def test_nothing_is_kept_for_other_points():
     assert kept_for(RBFKernel(), x) is not first
 
 
-def loss_and_gradients(model, x, y):
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    model.zero_grad()
-    loss = -mll(model(x), y)
-    loss.backward()
-    return loss.detach(), [p.grad.clone() for p in model.parameters()]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_training_steps_agree_with_exact_ones(dtype):
     draw = torch.Generator().manual_seed(0)
@@ -358,9 +350,9 @@ def test_training_steps_agree_with_exact_ones(dtype):
         exact = ExactModel(x.double(), y.double()).double().train()
         exact.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
         with gpytorch.settings.fast_computations(False, False, False):
-            truth, wanted = loss_and_gradients(exact, x.double(), y.double())
+            truth, wanted = step(exact)
         with autokern.using(force={"exact_log_prob": "preconditioned"}), autokern.enabled():
-            loss, found = loss_and_gradients(model, x, y)
+            loss, found = step(model)
         assert loss.item() == pytest.approx(truth.item(), abs=1e-4)
         bound = 1e-3 * max(one.abs().max().item() for one in wanted)
         for one, other in zip(found, wanted, strict=True):
@@ -377,9 +369,9 @@ def test_parts_of_a_kernel_that_are_replaced():
     for part in parts:
         model.covar_module.base_kernel = part.double()
         with gpytorch.settings.fast_computations(False, False, False):
-            truth, wanted = loss_and_gradients(model, x, y)
+            truth, wanted = step(model)
         with autokern.using(force={"exact_log_prob": "preconditioned"}), autokern.enabled():
-            loss, found = loss_and_gradients(model, x, y)
+            loss, found = step(model)
         assert loss.item() == pytest.approx(truth.item(), abs=1e-3)
         bound = 1e-2 * max(one.abs().max().item() for one in wanted)
         for one, other in zip(found, wanted, strict=True):
@@ -399,7 +391,7 @@ def test_a_tighter_tolerance_of_the_library_holds():
     with pytest.MonkeyPatch.context() as patch, autokern.enabled():
         patch.setattr(log_density, "log_prob", spy)
         with autokern.using(force={"exact_log_prob": "preconditioned"}):
-            loss_and_gradients(model, x, x[:, 0].sin())
+            step(model)
             with library.cg_tolerance(1e-8), library.num_trace_samples(7):
-                loss_and_gradients(model, x, x[:, 0].sin())
+                step(model)
     assert asked == [(10, 1e-5), (7, 1e-8)]

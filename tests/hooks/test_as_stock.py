@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from unittest import mock
 
@@ -36,10 +37,19 @@ def both(work):
         return stock, work()
 
 
-def same(work, bound=1e-9):
-    stock, ours = both(work)
-    for one, other in zip(ours, stock, strict=True):
-        torch.testing.assert_close(one, other, rtol=bound, atol=bound)
+def stock_s(bound=1e-9):
+    """Let a test return the same with autokern as without."""
+
+    def decorate(work):
+        @functools.wraps(work)
+        def test(**given):
+            stock, ours = both(functools.partial(work, **given))
+            for one, other in zip(ours, stock, strict=True):
+                torch.testing.assert_close(one, other, rtol=bound, atol=bound)
+
+        return test
+
+    return decorate
 
 
 def halved(stock):
@@ -59,24 +69,22 @@ PATCHED = {
 
 @pytest.mark.parametrize(("kind", "name", "kernel"), PATCHED.values(), ids=PATCHED)
 @pytest.mark.parametrize("seen", [False, True], ids=["unseen", "seen"])
+@stock_s()
 def test_a_class_that_is_patched(kind, name, kernel, seen):
-    def work():
-        model = regression(kernel=kernel())
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    model = regression(kernel=kernel())
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
 
-        def read():
-            model.train()
-            loss = mll(model(*model.train_inputs), model.train_targets)
-            found = model.eval()(points())
-            return loss, *torch.autograd.grad(loss, list(mll.parameters())), found.mean, found.variance
+    def read():
+        model.train()
+        loss = mll(model(*model.train_inputs), model.train_targets)
+        found = model.eval()(points())
+        return loss, *torch.autograd.grad(loss, list(mll.parameters())), found.mean, found.variance
 
-        if seen:
-            read()
-        with mock.patch.object(kind, name, halved(vars(kind)[name])):
-            found = read()
-        return [*found, model.covar_module(points()).to_dense(), *read()]
-
-    same(work)
+    if seen:
+        read()
+    with mock.patch.object(kind, name, halved(vars(kind)[name])):
+        found = read()
+    return [*found, model.covar_module(points()).to_dense(), *read()]
 
 
 class Shifted(MultivariateNormal):
@@ -90,54 +98,46 @@ class OfShifted(Regression):
         return Shifted(self.mean_module(x), self.covar_module(x))
 
 
+@stock_s()
 def test_a_distribution_that_defines_its_mean():
-    def work():
-        found = regression(kind=OfShifted).eval()(points())
-        return found.mean, found.variance
-
-    same(work)
+    found = regression(kind=OfShifted).eval()(points())
+    return found.mean, found.variance
 
 
 @pytest.mark.parametrize("n", [20, 600])
+@stock_s(1e-08)
 def test_variances_are_the_callers_to_write_into(n):
-    def work():
-        with torch.no_grad():
-            found = regression(n).eval()(points(30))
-            total = found.covariance_matrix.sum()
-            if n == 600:  # a small one is a view in stock, too
-                found.variance.sqrt_()
-            return total, found.variance, found.stddev, found.covariance_matrix.diagonal()
-
-    same(work, 1e-8)
+    with torch.no_grad():
+        found = regression(n).eval()(points(30))
+        total = found.covariance_matrix.sum()
+        if n == 600:  # a small one is a view in stock, too
+            found.variance.sqrt_()
+        return total, found.variance, found.stddev, found.covariance_matrix.diagonal()
 
 
+@stock_s()
 def test_a_model_made_in_inference_mode():
-    def work():
-        with torch.inference_mode():
-            model, x = regression(), points()
-        loss = ExactMarginalLogLikelihood(model.likelihood, model)(model(*model.train_inputs), model.train_targets)
-        found = model.eval()(x)
-        graphs = torch.tensor([loss.requires_grad, found.mean.requires_grad, found.variance.requires_grad])
-        return graphs, loss, found.mean, found.variance
-
-    same(work)
+    with torch.inference_mode():
+        model, x = regression(), points()
+    loss = ExactMarginalLogLikelihood(model.likelihood, model)(model(*model.train_inputs), model.train_targets)
+    found = model.eval()(x)
+    graphs = torch.tensor([loss.requires_grad, found.mean.requires_grad, found.variance.requires_grad])
+    return graphs, loss, found.mean, found.variance
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (2, 1), (3, 2)])
+@stock_s(1e-06)
 def test_noise_of_fantasies_in_odd_shapes(shape):
-    def work():
-        model = regression(likelihood=FixedNoiseGaussianLikelihood(torch.full((20,), 0.05, dtype=torch.float64))).eval()
-        noise = torch.full(shape, 0.3, dtype=torch.float64)
-        with torch.no_grad(), warnings.catch_warnings(record=True) as told, contextlib.ExitStack() as stack:
-            warnings.simplefilter("always")
-            model(points())
-            if len(shape) > 1:
-                stack.enter_context(pytest.raises(RuntimeError, match="same number of dimensions"))
-            grown = model.get_fantasy_model(points(2), torch.ones(2, dtype=torch.float64), noise=noise)
-            return grown(points(5)).mean, torch.tensor(len({t.category for t in told}))
-        return ()
-
-    same(work, 1e-6)
+    model = regression(likelihood=FixedNoiseGaussianLikelihood(torch.full((20,), 0.05, dtype=torch.float64))).eval()
+    noise = torch.full(shape, 0.3, dtype=torch.float64)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as told, contextlib.ExitStack() as stack:
+        warnings.simplefilter("always")
+        model(points())
+        if len(shape) > 1:
+            stack.enter_context(pytest.raises(RuntimeError, match="same number of dimensions"))
+        grown = model.get_fantasy_model(points(2), torch.ones(2, dtype=torch.float64), noise=noise)
+        return grown(points(5)).mean, torch.tensor(len({t.category for t in told}))
+    return ()
 
 
 def test_points_of_no_dimension_raise_as_in_stock():

@@ -22,6 +22,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel
 from support.outcomes import outcome
+from support.threads import in_threads
 
 import autokern
 from autokern.core.errors import SettingsError
@@ -101,25 +102,17 @@ def test_a_block_ends_with_an_exception():
 
 
 def test_many_threads():
-    barrier, failures = threading.Barrier(16), []
+    barrier = threading.Barrier(16)
     a = torch.eye(3, dtype=torch.float64)
 
-    def work() -> None:
+    def work(_: int) -> None:
         barrier.wait()
-        try:
-            for _ in range(25):
-                with autokern.enabled(), autokern.enabled():
-                    assert psd_safe_cholesky(a).equal(a)
-                psd_safe_cholesky(a)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(25):
+            with autokern.enabled(), autokern.enabled():
+                assert psd_safe_cholesky(a).equal(a)
+            psd_safe_cholesky(a)
 
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, range(16))
     assert not install.is_enabled()
 
 
@@ -255,7 +248,7 @@ def test_cholesky_ex_is_called_once_by_name():
 # --- order of imports -------------------------------------------------------------------------------------------------
 
 USE = """
-import warnings; warnings.simplefilter("ignore")
+import warnings; warnings.simplefilter("{warned}"); warnings.filterwarnings("ignore", "`torch.jit.script`")
 {imports}
 import autokern, gpytorch, linear_operator, torch
 assert autokern.hooks.install.is_enabled()
@@ -278,13 +271,16 @@ def test_any_order_of_imports(tmp_path: Path):
         "first": "import autokern.auto\nimport gpytorch",
         "last": "import linear_operator\nimport gpytorch\nimport torch\nimport autokern.auto",
         "between": "import torch\nimport linear_operator\nimport autokern.auto\nimport gpytorch",
+        "between SciPy and NumPy": "import scipy\nimport autokern.auto\nimport numpy",
+        "by name": "import autokern\nimport scipy.linalg\nautokern.enable()",
     }
     if importlib.util.find_spec("botorch"):
         orders["before botorch"] = "import autokern.auto\nimport botorch"
         orders["after botorch"] = "import botorch\nimport autokern.auto"
 
     def start(name: str, imports: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", USE.format(imports=imports)]
+        warned = "ignore" if "botorch" in imports else "error"
+        command = [sys.executable, "-c", USE.format(imports=imports, warned=warned)]
         # KeOps rewrites its list when a process ends, and one that imports it meanwhile reads an empty file
         environment = {**os.environ, "KEOPS_CACHE_FOLDER": str(tmp_path / name)}
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import botorch
@@ -22,6 +21,7 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from linear_operator import settings as library
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from support.models import rough_model
+from support.threads import in_threads
 
 import autokern
 from autokern.core.errors import SettingsError
@@ -214,9 +214,7 @@ def test_an_order_counts_however_it_was_set(how, monkeypatch):
         if how == "globally":
             set_them()
         else:
-            other = threading.Thread(target=set_them)
-            other.start()
-            other.join()
+            in_threads(lambda _: set_them(), [0])
 
     (expected, products, _), (found, own, _) = both(training, order, monkeypatch, 820)
     assert own == products

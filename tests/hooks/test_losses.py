@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import threading
 import weakref
 
 import gpytorch
@@ -17,11 +16,24 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, MultitaskGaussian
 from gpytorch.means import ConstantMeanGrad, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import GammaPrior
-from support.losses import DOUBLE, Model, Own, at_once, called, points, replays, same, single, step, trained
+from support.losses import (
+    DOUBLE,
+    Model,
+    Own,
+    as_library,
+    at_once,
+    called,
+    once,
+    points,
+    replays,
+    same,
+    single,
+    step,
+    trained,
+)
+from support.threads import in_threads
 
-from autokern.hooks import gpytorch as hooks
 from autokern.hooks import install
-from autokern.hooks.later import repeated
 
 
 @pytest.fixture(autouse=True)
@@ -65,84 +77,51 @@ def test_a_replayed_loss_is_that_of_the_library(case):
     same(ours, theirs, 1e-10 if "single" not in case else 1e-5)
 
 
-def frozen(mll, at):
-    if at == 6:
-        mll.likelihood.noise_covar.raw_noise.requires_grad_(False)
+def evaluated(mll):
+    mll.eval()
+    with torch.no_grad():
+        mll.model(points(3)).mean.sum()
+    mll.train()
 
 
-def written(mll, at):
-    if at == 6:
-        with torch.no_grad():
-            next(mll.model.covar_module.parameters()).data.fill_(0.7)
+CHANGES = {
+    "frozen": once(lambda mll: mll.likelihood.noise_covar.raw_noise.requires_grad_(False)),
+    "written": once(lambda mll: next(mll.model.covar_module.parameters()).data.fill_(0.7)),
+    "other data": once(
+        lambda mll: mll.model.set_train_data(points() + 0.1, (2 * points()).cos().sum(-1), strict=False)
+    ),
+    "targets in place": lambda mll, at: mll.model.train_targets.mul_(1.01),
+    "another kernel": once(lambda mll: setattr(mll.model.covar_module, "base_kernel", Own().double())),
+    "prior added": once(lambda mll: mll.model.covar_module.register_prior("p", GammaPrior(3.0, 2.0), "outputscale")),
+    "evaluation between": once(evaluated),
+}
 
 
-def other_data(mll, at):
-    if at == 6:
-        mll.model.set_train_data(points() + 0.1, (2 * points()).cos().sum(-1), strict=False)
-
-
-def targets_in_place(mll, at):
-    mll.model.train_targets.mul_(1.01)
-
-
-def settings(mll, at):
-    gpytorch.settings.cholesky_jitter._set_value(1e-2 if at > 5 else None, 1e-2 if at > 5 else None, None)
-
-
-def another_kernel(mll, at):
-    if at == 6:
-        mll.model.covar_module.base_kernel = Own().double()
-
-
-def prior_added(mll, at):
-    if at == 6:
-        mll.model.covar_module.register_prior("late", GammaPrior(3.0, 2.0), "outputscale")
-
-
-def evaluation_between(mll, at):
-    if at == 6:
-        mll.eval()
-        with torch.no_grad():
-            mll.model(points(3)).mean.sum()
-        mll.train()
-
-
-CHANGES = (frozen, written, other_data, targets_in_place, another_kernel, prior_added, evaluation_between)
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("case", ["own kernel", "leave one out"])
 def test_what_changes_in_a_loop_counts_at_once(case, change):
-    if case == "leave one out" and change is another_kernel:
+    if case == "leave one out" and change == "another kernel":
         pytest.skip("the own kernel is enough")
-    theirs = trained(CASES[case], change=change)
+    theirs = trained(CASES[case], change=CHANGES[change])
     with install.enabled():
-        ours = trained(CASES[case], change=change)
+        ours = trained(CASES[case], change=CHANGES[change])
     same(ours, theirs)
 
 
 def test_a_patch_counts_at_once(monkeypatch):
     """A function that the recording ran is replaced, on a class of the user's or of a library."""
 
-    def patch(owner, name):
+    for owner, name in ((Own, "forward"), (ScaleKernel, "forward"), (gpytorch.constraints.Positive, "transform")):
         stock = getattr(owner, name)
 
-        def change(mll, at):
-            if at == 6:
-                monkeypatch.setattr(owner, name, lambda *args, **kwargs: 2 * stock(*args, **kwargs))
+        def doubled(mll, owner=owner, name=name, stock=stock):
+            monkeypatch.setattr(owner, name, lambda *args, **kwargs: 2 * stock(*args, **kwargs))
 
-        return change
-
-    for owner, name in ((Own, "forward"), (ScaleKernel, "forward"), (gpytorch.constraints.Positive, "transform")):
-        theirs = trained(single, change=patch(owner, name))
-        monkeypatch.undo()
-        monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
-        monkeypatch.setattr(repeated, "_GAIN", float("inf"))
+        theirs = trained(single, change=once(doubled))
+        monkeypatch.setattr(owner, name, stock)
         with install.enabled():
-            ours = trained(single, change=patch(owner, name))
-            monkeypatch.undo()
-            monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
-            monkeypatch.setattr(repeated, "_GAIN", float("inf"))
+            ours = trained(single, change=once(doubled))
+            monkeypatch.setattr(owner, name, stock)
         same(ours, theirs)
 
 
@@ -156,53 +135,42 @@ def prepared():
     return mll
 
 
+@as_library(served=5, rtol=1e-8, atol=1e-10)
 def test_graphs_are_as_stock():
     """Gradients by the prior, second derivatives, a freed graph, two losses at a time, and a written parameter."""
-    results = {}
-    for on in (False, True):
-        with install.enabled() if on else torch.enable_grad():
-            mll = prepared()
-            parameters = list(mll.parameters())
-            before = replays()
-            loss, prior = called(mll)
-            found = list(torch.autograd.grad(loss, [prior.loc, *parameters], retain_graph=True))
-            slopes = torch.autograd.grad(loss, parameters, create_graph=True)
-            found += torch.autograd.grad(sum(s.square().sum() for s in slopes), parameters)
-            loss, prior = called(mll)
-            prior.loc.retain_grad()
-            loss.backward(retain_graph=True)
-            found.append(prior.loc.grad)
-            loss.backward()
-            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-                loss.backward()
-            one, other = called(mll)[0], called(mll)[0]
-            found += [*torch.autograd.grad(one, parameters), *torch.autograd.grad(other, parameters)]
-            loss, prior = called(mll)
-            with torch.no_grad():
-                for p in parameters:
-                    p.add_(0.1)
-            found.append(prior.covariance_matrix.detach())
-            if on:
-                assert replays() > before
-        results[on] = found
-    for ours, theirs in zip(results[True], results[False], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+    mll = prepared()
+    parameters = list(mll.parameters())
+    loss, prior = called(mll)
+    found = list(torch.autograd.grad(loss, [prior.loc, *parameters], retain_graph=True))
+    slopes = torch.autograd.grad(loss, parameters, create_graph=True)
+    found += torch.autograd.grad(sum(s.square().sum() for s in slopes), parameters)
+    loss, prior = called(mll)
+    prior.loc.retain_grad()
+    loss.backward(retain_graph=True)
+    found.append(prior.loc.grad)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+    one, other = called(mll)[0], called(mll)[0]
+    found += [*torch.autograd.grad(one, parameters), *torch.autograd.grad(other, parameters)]
+    loss, prior = called(mll)
+    with torch.no_grad():
+        for p in parameters:
+            p.add_(0.1)
+    return [*found, prior.covariance_matrix.detach()]
 
 
+@as_library()
 def test_a_covariance_is_that_of_its_parameters_at_the_time():
     """Also where some parameters are not trained."""
-    found = {}
-    for on in (False, True):
-        with install.enabled() if on else torch.enable_grad():
-            mll = single()
-            mll.model.covar_module.base_kernel.raw_lengthscale.requires_grad_(False)
-            optimizer = torch.optim.Adam(mll.parameters(), lr=0.1)
-            for _ in range(8):
-                loss, prior = called(mll)
-                loss.backward()
-                optimizer.step()
-            found[on] = prior.covariance_matrix.detach()
-    torch.testing.assert_close(found[True], found[False])
+    mll = single()
+    mll.model.covar_module.base_kernel.raw_lengthscale.requires_grad_(False)
+    optimizer = torch.optim.Adam(mll.parameters(), lr=0.1)
+    for _ in range(8):
+        loss, prior = called(mll)
+        loss.backward()
+        optimizer.step()
+    return prior.covariance_matrix.detach()
 
 
 def test_a_recording_that_fits_no_more_is_made_again():
@@ -227,19 +195,16 @@ def test_a_hook_on_the_prior_runs():
     assert len(seen) == 1
 
 
+@as_library(rtol=1e-12, atol=0)
 def test_a_prior_that_was_changed_is_not_the_models():
     """Another mean, or a covariance that is evaluated already, is computed from what it is."""
-    results = {}
-    for on in (False, True):
-        with install.enabled() if on else torch.enable_grad():
-            mll = prepared()
-            prior = mll.model(*mll.model.train_inputs)
-            shifted = MultivariateNormal(2 * prior.loc + 1, prior.lazy_covariance_matrix)
-            evaluated = mll.model(*mll.model.train_inputs)
-            assert evaluated.covariance_matrix.shape == (12, 12)
-            dense = MultivariateNormal(prior.loc, prior.covariance_matrix)
-            results[on] = [mll(one, mll.model.train_targets).item() for one in (shifted, evaluated, dense)]
-    assert results[True] == pytest.approx(results[False], rel=1e-12)
+    mll = prepared()
+    prior = mll.model(*mll.model.train_inputs)
+    shifted = MultivariateNormal(2 * prior.loc + 1, prior.lazy_covariance_matrix)
+    evaluated = mll.model(*mll.model.train_inputs)
+    assert evaluated.covariance_matrix.shape == (12, 12)
+    dense = MultivariateNormal(prior.loc, prior.covariance_matrix)
+    return [mll(one, mll.model.train_targets).item() for one in (shifted, evaluated, dense)]
 
 
 def test_without_gradients_and_with_other_arguments():
@@ -289,11 +254,7 @@ def test_threads_share_a_marginal_likelihood():
         def work(k):
             found.extend((k, mll(mll.model(*mll.model.train_inputs), targets[k]).item()) for _ in range(40))
 
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        in_threads(work, range(3))
     assert alone[0] == pytest.approx(expected)
     assert all(value == pytest.approx(alone[k], rel=1e-10) for k, value in found)
 

@@ -14,7 +14,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.mlls.added_loss_term import AddedLossTerm
-from support.losses import DOUBLE, Model, Own, at_once, called, points, replays, same, single, trained
+from support.losses import DOUBLE, Model, Own, as_library, at_once, called, once, points, replays, same, single, trained
 
 from autokern.hooks import install
 from autokern.hooks.later import losses, repeated
@@ -50,15 +50,11 @@ def plain():
 def compared(make, change, served=1):
     """Compare training with a change after some replays to the library's."""
 
-    def at_six(mll, at):
-        if at == 6:
-            change(mll)
-
-    theirs = trained(make, change=at_six)
+    theirs = trained(make, change=once(change))
     _restore()
     with install.enabled():
         before = replays()
-        ours = trained(make, change=at_six)
+        ours = trained(make, change=once(change))
         assert replays() - before >= served
     _restore()
     same(ours, theirs)
@@ -136,10 +132,10 @@ def test_a_function_of_torch_may_be_replaced(monkeypatch, name):
         setattr(owner, last, lambda *args, **options: 2 * stock(*args, **options))
 
     monkeypatch.setattr(owner, last, stock)  # restored at the end
-    theirs = trained(single, change=lambda mll, at: patched(mll) if at == 6 else None)
+    theirs = trained(single, change=once(patched))
     setattr(owner, last, stock)
     with install.enabled():
-        ours = trained(single, change=lambda mll, at: patched(mll) if at == 6 else None)
+        ours = trained(single, change=once(patched))
         setattr(owner, last, stock)
     same(ours, theirs)
 
@@ -183,38 +179,32 @@ class Hidden(Model):
 
 
 @pytest.mark.parametrize("case", ["kernel", "global"])
+@as_library()
 def test_gradients_reach_what_is_no_parameter(case):
-    found = {}
-    for on in (False, True):
-        with install.enabled() if on else torch.enable_grad():
-            hidden = ScaleKernel(Own()).double()
-            x = points()
-            mll = plain()
-            if case == "kernel":
-                model = Hidden(x, x.sum(-1), mll.likelihood, None, ConstantMean(), kind=[hidden]).double()
-                mll = ExactMarginalLogLikelihood(mll.likelihood, model)
-            GLOBAL.requires_grad_(case == "global")
-            for _ in range(8):
-                called(mll)[0].backward()
-            found[on] = [p.grad for p in hidden.parameters()] if case == "kernel" else [GLOBAL.grad]
-            GLOBAL.requires_grad_(False).grad = None
-    torch.testing.assert_close(found[True], found[False])
+    hidden = ScaleKernel(Own()).double()
+    x = points()
+    mll = plain()
+    if case == "kernel":
+        model = Hidden(x, x.sum(-1), mll.likelihood, None, ConstantMean(), kind=[hidden]).double()
+        mll = ExactMarginalLogLikelihood(mll.likelihood, model)
+    GLOBAL.requires_grad_(case == "global")
+    for _ in range(8):
+        called(mll)[0].backward()
+    found = [p.grad for p in hidden.parameters()] if case == "kernel" else [GLOBAL.grad]
+    GLOBAL.requires_grad_(False).grad = None
+    return found
 
 
+@as_library(rtol=1e-8, atol=1e-10)
 def test_a_shared_parameter_has_its_second_derivatives():
-    found = {}
-    for on in (False, True):
-        with install.enabled() if on else torch.enable_grad():
-            one, other = Plain(), Plain()
-            other.raw_lengthscale = one.raw_lengthscale
-            mll = single(ScaleKernel(one) + ScaleKernel(other))
-            for _ in range(6):
-                parameters = list(mll.parameters())
-                slopes = torch.autograd.grad(called(mll)[0], parameters, create_graph=True)
-                whole = sum(slope.square().sum() for slope in slopes)
-                found[on] = [*slopes, *torch.autograd.grad(whole, parameters)]
-    for ours, theirs in zip(found[True], found[False], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+    one, other = Plain(), Plain()
+    other.raw_lengthscale = one.raw_lengthscale
+    mll = single(ScaleKernel(one) + ScaleKernel(other))
+    for _ in range(6):
+        parameters = list(mll.parameters())
+        slopes = torch.autograd.grad(called(mll)[0], parameters, create_graph=True)
+        second = torch.autograd.grad(sum(slope.square().sum() for slope in slopes), parameters)
+    return [*slopes, *second]
 
 
 class Noisy(Kernel):
@@ -226,21 +216,14 @@ class Noisy(Kernel):
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])
+@as_library()
 def test_random_numbers_are_drawn_once(batch):
-    def make():
-        x, shape = points().expand(*batch, 12, 2), torch.Size(batch)
-        torch.manual_seed(0)
-        mean = ConstantMean(batch_shape=shape)
-        model = Model(x, x.sum(-1), GaussianLikelihood(batch_shape=shape), Noisy(batch_shape=shape), mean).double()
-        return ExactMarginalLogLikelihood(model.likelihood, model)
-
-    found = {}
-    for on in (False, True):
-        with install.enabled() if on else torch.enable_grad():
-            mll = make()
-            found[on] = [called(mll)[0].detach().clone() for _ in range(8)]
-            found[on].append(torch.rand(1))
-    torch.testing.assert_close(found[True], found[False])
+    x, shape = points().expand(*batch, 12, 2), torch.Size(batch)
+    torch.manual_seed(0)
+    mean = ConstantMean(batch_shape=shape)
+    model = Model(x, x.sum(-1), GaussianLikelihood(batch_shape=shape), Noisy(batch_shape=shape), mean).double()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    return [*(called(mll)[0].detach().clone() for _ in range(8)), torch.rand(1)]
 
 
 def test_a_warning_that_was_filtered_while_recording_comes():
@@ -254,16 +237,13 @@ def test_a_warning_that_was_filtered_while_recording_comes():
             called(mll)
 
 
+@as_library()
 def test_a_covariance_has_the_buffers_of_its_time():
-    found = {}
-    for on in (False, True):
-        with install.enabled() if on else torch.enable_grad():
-            mll = plain()
-            for _ in range(8):
-                prior = called(mll)[1]
-                kernel_of(mll).factor.mul_(1.1)
-            found[on] = prior.covariance_matrix.detach()
-    torch.testing.assert_close(found[True], found[False])
+    mll = plain()
+    for _ in range(8):
+        prior = called(mll)[1]
+        kernel_of(mll).factor.mul_(1.1)
+    return prior.covariance_matrix.detach()
 
 
 def test_a_loop_that_no_recording_fits_makes_few(monkeypatch):

@@ -12,7 +12,7 @@ from gpytorch.constraints import GreaterThan
 from linear_operator import settings, to_linear_operator
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
-from support.models import ExactModel
+from support.models import ExactModel, step
 
 import autokern
 
@@ -30,14 +30,6 @@ def smooth(dtype: torch.dtype) -> ExactModel:
     return model
 
 
-def loss_of(model: ExactModel) -> torch.Tensor:
-    loss = -gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)(
-        model(*model.train_inputs), model.train_targets
-    )
-    loss.backward()
-    return loss.detach()
-
-
 @contextlib.contextmanager
 def heard():
     with warnings.catch_warnings(record=True) as told:
@@ -53,13 +45,13 @@ def served(on: bool) -> contextlib.AbstractContextManager[object]:
 
 def test_a_small_step_in_single_precision_needs_no_jitter():
     with heard() as told:
-        stock = loss_of(smooth(torch.float32))
+        stock = step(smooth(torch.float32))[0]
     assert any("A not p.d., added jitter" in text for text in told)
     double = smooth(torch.float64)
     double.load_state_dict(smooth(torch.float32).state_dict())
-    truth = loss_of(double)
+    truth = step(double)[0]
     with heard() as told, autokern.enabled(), autokern.using(force={"objective": "arrays"}):
-        loss = loss_of(smooth(torch.float32))
+        loss = step(smooth(torch.float32))[0]
         assert autokern.stats()["objective"] == {"arrays": 1}
     assert told == []
     assert abs(loss - truth) < 0.05 * truth.abs() < abs(stock - truth)
@@ -100,5 +92,5 @@ def test_conjugate_gradients_that_were_asked_for_and_end_early_warn(on):
     with contextlib.ExitStack() as stack, served(on), heard() as told:
         for limit in limits:
             stack.enter_context(limit)
-        loss_of(model)
+        step(model)
     assert any(text.startswith("CG terminated in 20 iterations with average residual norm") for text in told)

@@ -10,10 +10,12 @@ import weakref
 import gpytorch
 import pytest
 import torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, StudentTLikelihood
 from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import PredictiveLogLikelihood, VariationalELBO
+from gpytorch.priors import GammaPrior
 from gpytorch.variational import (
     CholeskyVariationalDistribution,
     MeanFieldVariationalDistribution,
@@ -21,12 +23,11 @@ from gpytorch.variational import (
     UnwhitenedVariationalStrategy,
     VariationalStrategy,
 )
+from support.losses import as_library, at_once, once
 
 import autokern
-from autokern.core.replay import recording
 from autokern.hooks import install
 from autokern.hooks import variational as hooks
-from autokern.hooks.later import repeated
 
 DOUBLE = torch.float64
 X = torch.rand(90, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(5))
@@ -35,11 +36,7 @@ Y = (6 * X).sin().sum(-1)
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
-    """Record at once, and serve whatever it takes."""
-    monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
-    monkeypatch.setattr(recording, "_IN_CACHE", 0)  # results share memory
-    for name, value in {"_GAIN": float("inf"), "_histories": {}}.items():
-        monkeypatch.setattr(repeated, name, value)
+    at_once(monkeypatch, hooks)
 
 
 class Model(gpytorch.models.ApproximateGP):
@@ -117,36 +114,6 @@ def test_batches_of_other_sizes_and_branches_are_left_to_the_library():
             same(trained(make, size=size), theirs)
 
 
-def frozen(mll, at):
-    if at == 7:
-        mll.model.variational_strategy.inducing_points.requires_grad_(False)
-
-
-def written(mll, at):
-    if at == 7:
-        mll.model.covar_module.base_kernel.raw_lengthscale.data.fill_(0.3)
-
-
-def other_number(mll, at):
-    if at == 7:
-        mll.num_data = 1000
-
-
-def other_beta(mll, at):
-    if at == 7:
-        mll.beta = 0.1
-
-
-def other_likelihood(mll, at):
-    if at == 7:
-        mll.likelihood.noise_covar.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(0.2))
-
-
-def prior_added(mll, at):
-    if at == 7:
-        mll.model.covar_module.register_prior("late", gpytorch.priors.GammaPrior(3.0, 2.0), "outputscale")
-
-
 def evaluated(mll, at):
     if at % 4 == 3:
         mll.eval()
@@ -156,14 +123,23 @@ def evaluated(mll, at):
         del mll.found
 
 
-def jitter(mll, at):
-    mll.model.variational_strategy.jitter_val = 1e-3 if at < 7 else 1e-2
+CHANGES = {
+    "frozen": once(lambda mll: mll.model.variational_strategy.inducing_points.requires_grad_(False), 7),
+    "written": once(lambda mll: mll.model.covar_module.base_kernel.raw_lengthscale.data.fill_(0.3), 7),
+    "other number": once(lambda mll: setattr(mll, "num_data", 1000), 7),
+    "other beta": once(lambda mll: setattr(mll, "beta", 0.1), 7),
+    "other likelihood": once(
+        lambda mll: mll.likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(0.2)), 7
+    ),
+    "prior added": once(
+        lambda mll: mll.model.covar_module.register_prior("late", GammaPrior(3.0, 2.0), "outputscale"), 7
+    ),
+    "evaluated": evaluated,
+    "jitter": lambda mll, at: setattr(mll.model.variational_strategy, "jitter_val", 1e-3 if at < 7 else 1e-2),
+}
 
 
-CHANGES = (frozen, written, other_number, other_beta, other_likelihood, prior_added, evaluated, jitter)
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_changes_in_a_loop_counts_at_once(change):
     theirs = trained(made, change)
     with install.enabled():
@@ -191,24 +167,19 @@ def test_a_patch_counts_at_once(monkeypatch):
         monkeypatch.setattr(owner, name, stock)
 
 
+@as_library(rtol=1e-8, atol=1e-8)
 def test_predictions_after_training_are_those_of_the_parameters():
-    found = []
-    for on in (False, True):
-        with install.enabled() if on else torch.enable_grad():
-            mll = made()
-            optimizer = torch.optim.Adam(mll.parameters(), lr=0.02)
-            for at in range(12):
-                x, y = batch(at)
-                optimizer.zero_grad()
-                (-mll(mll.model(x), y)).backward()
-                optimizer.step()
-            mll.eval()
-            with torch.no_grad():
-                prediction = mll.model(X[:7])
-                found.append(
-                    [prediction.mean, prediction.covariance_matrix, mll.model.variational_strategy.kl_divergence()]
-                )
-    same(found[1], found[0], 1e-8)
+    mll = made()
+    optimizer = torch.optim.Adam(mll.parameters(), lr=0.02)
+    for at in range(12):
+        x, y = batch(at)
+        optimizer.zero_grad()
+        (-mll(mll.model(x), y)).backward()
+        optimizer.step()
+    mll.eval()
+    with torch.no_grad():
+        prediction = mll.model(X[:7])
+        return [prediction.mean, prediction.covariance_matrix, mll.model.variational_strategy.kl_divergence()]
 
 
 def prepared():
@@ -221,62 +192,49 @@ def prepared():
     return mll
 
 
-def both(compute):
-    """Return the results of a function of a marginal likelihood by the library, and after replays."""
-    theirs = compute(prepared())
-    with install.enabled():
-        return compute(prepared()), theirs
-
-
+@as_library(rtol=1e-9, atol=1e-9)
 def test_other_uses_of_a_distribution_are_the_library_s():
     """Other terms of a loss, two calls before two losses, a loss that is computed twice, another distribution."""
-
-    def compute(mll):
-        parameters, (x, y) = list(mll.parameters()), batch(20)
-        distribution = mll.model(x)
-        total = -mll(distribution, y) + 0.1 * distribution.variance.sum() + distribution.mean.square().sum()
-        found = list(torch.autograd.grad(total, parameters))
-        one, other = mll.model(x), mll.model(x + 0.1)
-        losses = [mll(one, y), mll(other, y)]
-        found += [*losses, *torch.autograd.grad(sum(losses), parameters)]
-        distribution = mll.model(x)
-        losses = [mll(distribution, y), mll(distribution, 2 * y)]
-        found += [*losses, *torch.autograd.grad(sum(losses), parameters)]
-        distribution = mll.model(x)
-        shifted = gpytorch.distributions.MultivariateNormal(distribution.mean + 1, distribution.lazy_covariance_matrix)
-        found += torch.autograd.grad(mll(shifted, y), parameters)
-        distribution = mll.model(x)
-        distribution.loc.retain_grad()
-        mll(distribution, y).backward()
-        found.append(distribution.loc.grad)
-        return found
-
-    same(*both(compute))
+    mll, (x, y) = prepared(), batch(20)
+    parameters, distribution = list(mll.parameters()), mll.model(x)
+    total = -mll(distribution, y) + 0.1 * distribution.variance.sum() + distribution.mean.square().sum()
+    found = list(torch.autograd.grad(total, parameters))
+    one, other = mll.model(x), mll.model(x + 0.1)
+    losses = [mll(one, y), mll(other, y)]
+    found += [*losses, *torch.autograd.grad(sum(losses), parameters)]
+    distribution = mll.model(x)
+    losses = [mll(distribution, y), mll(distribution, 2 * y)]
+    found += [*losses, *torch.autograd.grad(sum(losses), parameters)]
+    distribution = mll.model(x)
+    shifted = gpytorch.distributions.MultivariateNormal(distribution.mean + 1, distribution.lazy_covariance_matrix)
+    found += torch.autograd.grad(mll(shifted, y), parameters)
+    distribution = mll.model(x)
+    distribution.loc.retain_grad()
+    mll(distribution, y).backward()
+    return [*found, distribution.loc.grad]
 
 
+@as_library(rtol=1e-7, atol=1e-7)
 def test_graphs_are_as_stock():
-    def compute(mll):
-        parameters, (x, y) = list(mll.parameters()), batch(21)
-        loss = mll(mll.model(x), y)
-        slopes = torch.autograd.grad(loss, parameters, create_graph=True)
-        found = list(torch.autograd.grad(sum(s.square().sum() for s in slopes), parameters))
-        loss = mll(mll.model(x), y)
-        loss.backward(retain_graph=True)
+    mll, (x, y) = prepared(), batch(21)
+    parameters = list(mll.parameters())
+    loss = mll(mll.model(x), y)
+    slopes = torch.autograd.grad(loss, parameters, create_graph=True)
+    found = list(torch.autograd.grad(sum(s.square().sum() for s in slopes), parameters))
+    loss = mll(mll.model(x), y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            loss.backward()
-        found += [p.grad.clone() for p in parameters]
-        loss = mll(mll.model(x), y)
-        with torch.no_grad():
-            parameters[0].add_(1.0)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()
-        found.append(mll.model(x).variance)
-        with torch.no_grad():
-            found.append(mll(mll.model(x), y))
-        return found
-
-    same(*both(compute), 1e-7)
+    found += [p.grad.clone() for p in parameters]
+    loss = mll(mll.model(x), y)
+    with torch.no_grad():
+        parameters[0].add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    found.append(mll.model(x).variance)
+    with torch.no_grad():
+        return [*found, mll(mll.model(x), y)]
 
 
 class Counting(Model):

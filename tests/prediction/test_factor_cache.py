@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from linear_operator.utils.errors import NotPSDError
+from support.threads import in_threads
 
 import autokern
 from autokern.density.factors import solved
@@ -120,11 +121,7 @@ def test_threads_that_append_to_one_parent_do_not_share_rows():
         barrier.wait()
         children[k] = parent.appended(rows[k])
 
-    threads = [threading.Thread(target=append, args=(k,)) for k in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(append, range(16))
     for k, child in children.items():
         assert torch.equal(child.dense()[20:], grown(parent.dense(), rows[k])[20:])
 

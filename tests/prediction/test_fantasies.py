@@ -30,6 +30,7 @@ from support.exact_models import (
     refitted,
     regression,
     several_at,
+    stock_s,
     truth,
     values,
 )
@@ -96,28 +97,23 @@ def test_fantasies_of_fantasies_and_their_parent(shape, targets, way):
 @pytest.mark.parametrize("learnt", [False, True], ids=["fixed", "fixed and learnt"])
 @pytest.mark.parametrize("options", [{"noise": torch.tensor([0.1, 0.3]).double()}, {}], ids=["noise", "none"])
 @pytest.mark.parametrize("shape", [(2,), (4, 2)])
+@stock_s()
 def test_fantasies_with_noise_of_their_own(shape, options, learnt):
-    def read():
-        model = predicted(regression(likelihood=fixed_noise(learn_additional_noise=learnt)))
-        try:
-            imagined = fantasy(model, points(*shape, seed=7), **options)
-        except RuntimeError as error:
-            return str(error)
-        return moments(imagined(points(6, seed=8))), imagined.likelihood.noise
-
-    assert_stock(read)
+    model = predicted(regression(likelihood=fixed_noise(learn_additional_noise=learnt)))
+    try:
+        imagined = fantasy(model, points(*shape, seed=7), **options)
+    except RuntimeError as error:
+        return str(error)
+    return moments(imagined(points(6, seed=8))), imagined.likelihood.noise
 
 
+@stock_s(rtol=1e-06, atol=1e-07)
 def test_noise_of_one_update_stays_with_it():
     """A Gaussian likelihood has no place for it, so that it must not be computed anew."""
-
-    def read():
-        model = predicted(regression())
-        grown = fantasy(model, points(1, seed=8), noise=torch.full((1,), 1e-5).double())
-        grown.prediction_strategy._memoize_cache.pop(("mean_cache", ("ignore",), pickle.dumps({})), None)
-        return moments(grown(points(1, seed=8)))
-
-    assert_stock(read, rtol=1e-6, atol=1e-7)
+    model = predicted(regression())
+    grown = fantasy(model, points(1, seed=8), noise=torch.full((1,), 1e-5).double())
+    grown.prediction_strategy._memoize_cache.pop(("mean_cache", ("ignore",), pickle.dumps({})), None)
+    return moments(grown(points(1, seed=8)))
 
 
 @pytest.mark.parametrize("model", ["ard", "float32", "batch"])

@@ -16,7 +16,6 @@ from support.exact_models import (
     Regression,
     Several,
     assert_close,
-    assert_stock,
     change,
     fantasy,
     moments,
@@ -25,8 +24,10 @@ from support.exact_models import (
     refitted,
     regression,
     several_at,
+    stock_s,
     values,
 )
+from support.threads import in_threads
 
 import autokern
 from autokern.core.registry import get
@@ -239,40 +240,36 @@ class Weighted(gpytorch.kernels.Kernel):
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 @pytest.mark.parametrize("m", [20, 1100])
 @each_candidate
+@stock_s()
 def test_a_kernel_of_the_users_gets_the_calls_that_stock_makes(candidate, m):
-    def read():
-        torch.manual_seed(3)
-        model = regression(kernel=ScaleKernel(Weighted()))
-        found = []
-        for by in (0.0, 0.1):
-            with torch.no_grad():
-                model.covar_module.base_kernel.net.bias.add_(by)
-            posterior = model(points(m, seed=5))
-            with torch.no_grad():
-                model.covar_module.base_kernel.net.bias.add_(0.05)
-            found += [posterior.variance.detach().clone(), model.covar_module.base_kernel.calls]
-        return found
-
-    assert_stock(read, candidate)
+    torch.manual_seed(3)
+    model = regression(kernel=ScaleKernel(Weighted()))
+    found = []
+    for by in (0.0, 0.1):
+        with torch.no_grad():
+            model.covar_module.base_kernel.net.bias.add_(by)
+        posterior = model(points(m, seed=5))
+        with torch.no_grad():
+            model.covar_module.base_kernel.net.bias.add_(0.05)
+        found += [posterior.variance.detach().clone(), model.covar_module.base_kernel.calls]
+    return found
 
 
 @pytest.mark.parametrize("m", [20, 700])
+@stock_s()
 def test_functions_of_the_users_in_kernels_of_the_library(m):
-    def read():
-        strength, calls = [1.0], []
+    strength, calls = [1.0], []
 
-        def transform(value):
-            calls.append(1)
-            return torch.nn.functional.softplus(value) * strength[0]
+    def transform(value):
+        calls.append(1)
+        return torch.nn.functional.softplus(value) * strength[0]
 
-        constraint = gpytorch.constraints.Positive(transform=transform)
-        model = regression(kernel=ScaleKernel(RBFKernel(lengthscale_constraint=constraint)))
-        first, posterior = model(points(m, seed=5)), model(points(m, seed=6))
-        found = [first.mean, first.variance]
-        strength[0] = 2.0
-        return [*found, posterior.variance, model(points(m, seed=7)).variance, len(calls)]
-
-    assert_stock(read)
+    constraint = gpytorch.constraints.Positive(transform=transform)
+    model = regression(kernel=ScaleKernel(RBFKernel(lengthscale_constraint=constraint)))
+    first, posterior = model(points(m, seed=5)), model(points(m, seed=6))
+    found = [first.mean, first.variance]
+    strength[0] = 2.0
+    return [*found, posterior.variance, model(points(m, seed=7)).variance, len(calls)]
 
 
 def test_a_function_of_the_users_that_transforms_a_parameter_is_called_as_documented():
@@ -324,16 +321,14 @@ def test_a_strategy_of_the_users_is_left_alone():
 @each_candidate
 @pytest.mark.parametrize("m", [3, 300])
 @pytest.mark.parametrize("name", ["exact_predictive_mean", "exact_predictive_covar"])
+@stock_s()
 def test_a_function_that_is_put_on_one_strategy(candidate, m, name):
-    def read():
-        model = regression()
-        model(points(2))
-        strategy = model.prediction_strategy
-        stock = getattr(strategy, name)
-        setattr(strategy, name, lambda *args: 2.0 * stock(*args))
-        return moments(model(points(m, seed=5)))
-
-    assert_stock(read, candidate)
+    model = regression()
+    model(points(2))
+    strategy = model.prediction_strategy
+    stock = getattr(strategy, name)
+    setattr(strategy, name, lambda *args: 2.0 * stock(*args))
+    return moments(model(points(m, seed=5)))
 
 
 # --- odd sizes, dtypes and scales -------------------------------------------------------------------------------------
@@ -375,15 +370,10 @@ def test_one_alpha_for_all_threads_that_ask_at_once():
         known = Conditioned(torch.linalg.cholesky(k), residual=torch.ones(300, dtype=torch.float64))
         barrier, found = threading.Barrier(4), []
 
-        def ask(known=known, barrier=barrier, found=found):
+        def ask(_, known=known, barrier=barrier, found=found):
             barrier.wait()
             found.append(known.alpha)
 
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 4
+        in_threads(ask, range(4))
         for alpha in found:
             assert_close(alpha, torch.full_like(alpha, 0.5))

@@ -35,6 +35,7 @@ from support.exact_models import (
     points,
     regression,
     several_at,
+    stock_s,
     truth,
     values,
 )
@@ -100,17 +101,15 @@ def test_everything_read_of_a_prediction_is_stocks(make, candidate):
 
 @pytest.mark.parametrize("fixed", [True, False])
 @each_candidate
+@stock_s()
 def test_noise_with_a_batch_that_the_kernel_has_not(fixed, candidate):
-    def read():
-        x, levels = points(30), torch.tensor([[0.1], [0.4]]).double()
-        noise = FixedNoiseGaussianLikelihood(levels.expand(2, 30).clone()) if fixed else None
-        model = Regression(x, torch.stack((values(x), -values(x))), None, noise, BATCH)
-        with settings.fast_pred_var():  # without it stock fails below 512 points
-            posterior, again = model(points(9, seed=1)), model(points(9, seed=1))
-            first, density = model(points(9, seed=1))[0], again.log_prob(values(points(9, seed=2)))
-            return moments(posterior), density, moments(first)
-
-    assert_stock(read, candidate)
+    x, levels = points(30), torch.tensor([[0.1], [0.4]]).double()
+    noise = FixedNoiseGaussianLikelihood(levels.expand(2, 30).clone()) if fixed else None
+    model = Regression(x, torch.stack((values(x), -values(x))), None, noise, BATCH)
+    with settings.fast_pred_var():  # without it stock fails below 512 points
+        posterior, again = model(points(9, seed=1)), model(points(9, seed=1))
+        first, density = model(points(9, seed=1))[0], again.log_prob(values(points(9, seed=2)))
+        return moments(posterior), density, moments(first)
 
 
 @pytest.mark.parametrize("candidate", [n for n in CANDIDATES if n not in ("stock", "state-space")])
@@ -134,59 +133,51 @@ def test_each_candidate_serves_many_points(candidate, model):
 @either_cache
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("candidate", [None, *SMALL])
+@stock_s()
 def test_settings_that_shape_a_prediction(fast, detached, skip, candidate):
-    def read():
-        caches, skipping = settings.detach_test_caches(detached), settings.skip_posterior_variances(skip)
-        with settings.fast_pred_var(fast), caches, skipping:
-            model = regression()
-            first, second = (model(points(m, seed=m)) for m in (11, 600))
-            return first.mean, first.covariance_matrix, second.mean, second.lazy_covariance_matrix.diagonal()
-
-    assert_stock(read, candidate)
+    caches, skipping = settings.detach_test_caches(detached), settings.skip_posterior_variances(skip)
+    with settings.fast_pred_var(fast), caches, skipping:
+        model = regression()
+        first, second = (model(points(m, seed=m)) for m in (11, 600))
+        return first.mean, first.covariance_matrix, second.mean, second.lazy_covariance_matrix.diagonal()
 
 
 @pytest.mark.thin("policy", "candidate")
 @pytest.mark.parametrize("policy", ["ignore", "mask", "fill"])
 @pytest.mark.parametrize("candidate", [None, *CANDIDATES])
+@stock_s()
 def test_missing_observations(policy, candidate):
-    def read():
-        model = regression()
-        model.train_targets[3:6] = torch.nan
-        with settings.observation_nan_policy(policy), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            posterior = model(points(1100, seed=5))
-            return posterior.mean, posterior.variance, model(points(4, seed=6)).covariance_matrix
-
-    assert_stock(read, candidate)
+    model = regression()
+    model.train_targets[3:6] = torch.nan
+    with settings.observation_nan_policy(policy), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        posterior = model(points(1100, seed=5))
+        return posterior.mean, posterior.variance, model(points(4, seed=6)).covariance_matrix
 
 
 @pytest.mark.thin
 @each_way
 @pytest.mark.parametrize("m", [9, 301])
 @pytest.mark.parametrize("kind", KINDS)
+@stock_s()
 def test_several_tasks(kind, m, fast):
-    def read():
-        with settings.fast_pred_var(fast):
-            model = Several(kind)
-            x, *more = several_at(kind, m)
-            posterior = model(x.requires_grad_(), *more)
-            (slope,) = torch.autograd.grad(posterior.mean.sum() + posterior.variance.sum(), x)
-            posterior, noisy = model(x, *more), model.likelihood(model(x, *more))
-            parts = [posterior[..., 2:7, :], posterior[..., 1, :]] if kind != "hadamard" else [posterior[2:7]]
-            read = [[d.mean, d.variance, d.covariance_matrix, d.variance] for d in (posterior, noisy, *parts)]
-            return slope, read, posterior.confidence_region()
-
-    assert_stock(read)
+    with settings.fast_pred_var(fast):
+        model = Several(kind)
+        x, *more = several_at(kind, m)
+        posterior = model(x.requires_grad_(), *more)
+        (slope,) = torch.autograd.grad(posterior.mean.sum() + posterior.variance.sum(), x)
+        posterior, noisy = model(x, *more), model.likelihood(model(x, *more))
+        parts = [posterior[..., 2:7, :], posterior[..., 1, :]] if kind != "hadamard" else [posterior[2:7]]
+        read = [[d.mean, d.variance, d.covariance_matrix, d.variance] for d in (posterior, noisy, *parts)]
+        return slope, read, posterior.confidence_region()
 
 
+@stock_s(rtol=1e-05, atol=1e-06)
 def test_structured_solves_keep_the_settings_of_the_call():
-    def read():
-        model = Several("kronecker")
-        with settings.max_cholesky_size(10), settings.eval_cg_tolerance(1e-8):
-            posterior = model(points(600, seed=4))
-        return posterior.mean, posterior.variance
-
-    assert_stock(read, rtol=1e-5, atol=1e-6)
+    model = Several("kronecker")
+    with settings.max_cholesky_size(10), settings.eval_cg_tolerance(1e-8):
+        posterior = model(points(600, seed=4))
+    return posterior.mean, posterior.variance
 
 
 @pytest.mark.parametrize("candidate", ["lazy", "lazy-product"])
@@ -292,12 +283,10 @@ each_reading = pytest.mark.parametrize("of", READINGS.values(), ids=READINGS)
 @each_reading
 @each_candidate
 @pytest.mark.parametrize("model", ["ard", "matern 5/2", "sum", "periodic", "batch"])
+@stock_s(rtol=1e-06, atol=1e-09)
 def test_gradients_by_test_points(model, candidate, of):
-    def read():
-        x = points(7, seed=5).requires_grad_()
-        return torch.autograd.grad(of(MODELS[model]()(x)), x)
-
-    assert_stock(read, candidate, rtol=1e-6, atol=1e-9)
+    x = points(7, seed=5).requires_grad_()
+    return torch.autograd.grad(of(MODELS[model]()(x)), x)
 
 
 def by_hyperparameters(of, m=7):
@@ -318,36 +307,31 @@ def test_gradients_by_hyperparameters(fast, of, candidate):
 @pytest.mark.thin("candidate", "detached")
 @each_of_all
 @either_cache
+@stock_s(rtol=1e-06, atol=1e-06)
 def test_gradients_at_many_points_by_all_at_once_and_after_training(candidate, detached):
-    def read():
-        model, found, m = regression(30), [], 300
-        with settings.detach_test_caches(detached):
-            for _ in range(2):
-                x = points(m, seed=4).requires_grad_()
-                posterior = model(x)
-                value = posterior.mean.sin().sum() + (posterior.variance * torch.arange(m)).sum()
-                value = value + posterior.covariance_matrix.square().sum()
-                found += torch.autograd.grad(value, [x, *model.parameters()], allow_unused=True)
-                model.train().eval()
-        return found
-
-    assert_stock(read, candidate, rtol=1e-6, atol=1e-6)
+    model, found, m = regression(30), [], 300
+    with settings.detach_test_caches(detached):
+        for _ in range(2):
+            x = points(m, seed=4).requires_grad_()
+            posterior = model(x)
+            value = posterior.mean.sin().sum() + (posterior.variance * torch.arange(m)).sum()
+            value = value + posterior.covariance_matrix.square().sum()
+            found += torch.autograd.grad(value, [x, *model.parameters()], allow_unused=True)
+            model.train().eval()
+    return found
 
 
 @each_candidate
+@stock_s(rtol=1e-06)
 def test_gradients_survive_readings_without_gradients(candidate):
     """A prediction or fantasy under `no_grad` in between leaves the graph of the first prediction whole."""
-
-    def read():
-        with settings.detach_test_caches(False), settings.fast_pred_var():
-            model = regression()
-            posterior = model(points(7, seed=5))
-            with torch.no_grad():
-                model(points(5, seed=6)).covariance_matrix
-                fantasy(model, points(2, seed=7))
-            return torch.autograd.grad(posterior.variance.sum(), list(model.covar_module.parameters()))
-
-    assert_stock(read, candidate, rtol=1e-6)
+    with settings.detach_test_caches(False), settings.fast_pred_var():
+        model = regression()
+        posterior = model(points(7, seed=5))
+        with torch.no_grad():
+            model(points(5, seed=6)).covariance_matrix
+            fantasy(model, points(2, seed=7))
+        return torch.autograd.grad(posterior.variance.sum(), list(model.covar_module.parameters()))
 
 
 @each_of_all
@@ -371,18 +355,16 @@ def test_gradients_through_caches_that_were_first_made_without(candidate):
 @pytest.mark.thin("candidate", "detached")
 @each_candidate
 @either_cache
+@stock_s()
 def test_two_backward_passes_and_a_prediction_after_them(candidate, detached):
-    def read():
-        with settings.detach_test_caches(detached):
-            model, x = regression(), points(7, seed=5).requires_grad_()
-            posterior = model(x)
-            loss = posterior.mean.sum() + posterior.variance.sum()
-            loss.backward(retain_graph=True)
-            posterior.variance.sum().backward(retain_graph=True)
-            loss.backward()
-            return x.grad, moments(model(points(7, seed=6)))
-
-    assert_stock(read, candidate)
+    with settings.detach_test_caches(detached):
+        model, x = regression(), points(7, seed=5).requires_grad_()
+        posterior = model(x)
+        loss = posterior.mean.sum() + posterior.variance.sum()
+        loss.backward(retain_graph=True)
+        posterior.variance.sum().backward(retain_graph=True)
+        loss.backward()
+        return x.grad, moments(model(points(7, seed=6)))
 
 
 @pytest.mark.parametrize("reading", ["mean", "variance"])

@@ -12,7 +12,8 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator import settings as library
 from linear_operator.utils.warnings import NumericalWarning
-from support.models import ExactModel
+from support.models import ExactModel, step
+from support.threads import in_threads
 
 import autokern
 from autokern.cli import tables
@@ -40,13 +41,6 @@ def model(x, kernel=MaternKernel, noise=1e-2, lengthscale=0.2):
     made.likelihood.noise = noise
     made.covar_module.base_kernel.lengthscale = lengthscale
     return made
-
-
-def step(of):
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(of.likelihood, of)
-    loss = -mll(of(*of.train_inputs), of.train_targets)
-    loss.backward()
-    return loss.detach()
 
 
 def decided(op):
@@ -141,11 +135,7 @@ def test_threads_of_one_key_tell_all_of_their_solves():
                 for _ in range(2):
                     step(of)
 
-        threads = [threading.Thread(target=work, args=(of,)) for of in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, models)
     ((decision, calls),) = decided("exact_log_prob")
     assert calls == 4
     assert sum(one.solves for one in decision.solved) == 4

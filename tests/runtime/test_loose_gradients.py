@@ -10,6 +10,7 @@ import gpytorch
 import pytest
 import torch
 from linear_operator.utils.errors import NotPSDError
+from support import models
 from support.models import ExactModel
 
 import autokern
@@ -178,13 +179,8 @@ def regression(n, noise=1e-3, seed=0):
 
 
 def step(model):
-    model.zero_grad()
-    loss = -gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)(
-        model(*model.train_inputs), model.train_targets
-    )
-    loss.backward()
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    return loss.detach(), gradient
+    loss, slopes = models.step(model)
+    return loss, torch.cat([slope.flatten() for slope in slopes])
 
 
 def test_a_model_whose_stock_iterates_gets_exact_gradients_by_default(monkeypatch):

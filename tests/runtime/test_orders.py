@@ -13,7 +13,7 @@ import autokern
 from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings, from_environment
-from autokern.runtime import dispatch
+from autokern.runtime import dispatch, memo
 from autokern.system import host
 from autokern.tuning import store
 from autokern.tuning.profile import Profile, Timing, Trial
@@ -32,8 +32,10 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "text", "told"), BAD)
 def test_a_name_that_is_of_nothing_is_refused(name, text, told):
+    before = dispatch.session()
     with pytest.raises(SettingsError, match=told):
         dispatch.reset(from_environment({name: text}))
+    assert dispatch.session() is before
 
 
 @pytest.mark.parametrize("text", ["keops", "tf32", "compiled,qr=choleskyqr2", "kernel_matmul=xla", "posterior=arrays"])
@@ -42,10 +44,17 @@ def test_names_of_plugins_and_of_what_is_not_installed_are_known(text):
     assert found.settings.exclude == set(text.split(","))
 
 
-@pytest.mark.parametrize("orders", [{"exclude": "zz"}, {"exclude": ["qr=zz"]}, {"force": {"qr": "zz"}}])
+ORDERS = [
+    {"exclude": "zz"}, {"exclude": ["qr=zz"]}, {"force": {"qr": "zz"}}, {"force": {"zz": "cpu"}}, {"force": "qr=zz"},
+    {"memory": "zz"}, {"accuracy": "zz"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("orders", ORDERS)
 def test_using_refuses_names_that_are_of_nothing(orders):
-    with pytest.raises(SettingsError, match="zz"), autokern.using(**orders):
-        pass
+    with pytest.raises(SettingsError, match=r"zz|autokern.using: expected"), autokern.using(**orders):
+        pytest.fail("the block must not be entered")
+    assert memo.current.get() is None
 
 
 REMOVED = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 
 import gpytorch
 import torch
@@ -150,6 +151,19 @@ def assert_stock(read, candidate=None, op="predict", **tolerance):
     expected = read()
     with ours(candidate, op):
         assert_close(read(), expected, **tolerance)
+
+
+def stock_s(**tolerance):
+    """Let a test return the same without and with autokern, which its parameter `candidate` serves if it has one."""
+
+    def decorate(read):
+        @functools.wraps(read)
+        def test(**given):
+            assert_stock(functools.partial(read, **given), given.get("candidate"), **tolerance)
+
+        return test
+
+    return decorate
 
 
 def at(model, m, seed=5):

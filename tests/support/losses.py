@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import gpytorch
 import pytest
 import torch
@@ -15,12 +17,13 @@ from gpytorch.priors import GammaPrior
 import autokern
 from autokern.core.replay import recording
 from autokern.hooks import gpytorch as hooks
+from autokern.hooks import install
 from autokern.hooks.later import repeated
 
 DOUBLE = torch.float64
 
 
-def at_once(monkeypatch):
+def at_once(monkeypatch, hooks=hooks):
     """Record at once, and serve whatever it takes."""
     monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
     monkeypatch.setattr(recording, "_IN_CACHE", 0)  # results share memory
@@ -69,6 +72,28 @@ def single(kernel=None, mean=None, dtype=DOUBLE, likelihood=None, kind=ExactMarg
 
 def replays():
     return autokern.stats().get("optimised function", {}).get("replay", 0)
+
+
+def once(change, when=6):
+    """A change of a marginal likelihood at one step of its training."""
+    return lambda mll, at: change(mll) if at == when else None
+
+
+def as_library(served=0, **tolerance):
+    """Let a test return the same with replays, at least so many of them, as by the library."""
+
+    def decorate(run):
+        @functools.wraps(run)
+        def test(**given):
+            theirs, before = run(**given), replays()
+            with install.enabled():
+                ours = run(**given)
+            assert replays() - before >= served
+            torch.testing.assert_close(ours, theirs, **tolerance)
+
+        return test
+
+    return decorate
 
 
 def step(mll, optimizer=None, change=None, at=None):

@@ -6,6 +6,7 @@ import gpytorch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
 
 
 class ExactModel(gpytorch.models.ExactGP):
@@ -15,6 +16,18 @@ class ExactModel(gpytorch.models.ExactGP):
 
     def forward(self, x):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def loss_of(mll):
+    return -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
+
+
+def step(model):
+    """Loss and gradients of a step of training."""
+    model.train().zero_grad()
+    loss = loss_of(ExactMarginalLogLikelihood(model.likelihood, model))
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
 def rough_model(x, y):

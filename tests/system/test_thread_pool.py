@@ -14,6 +14,7 @@ import weakref
 
 import pytest
 import torch
+from support.threads import in_threads
 
 import autokern
 from autokern.system import thread_pool
@@ -91,11 +92,7 @@ def test_a_single_member_keeps_all_threads(several):
 
 def test_new_threads_still_get_the_number_that_the_user_set(several):
     thread_pool.run(lambda member: torch.ones(10).sum(), 3)
-    found = []
-    other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-    other.start()
-    other.join()
-    assert found == [several]
+    assert in_threads(lambda _: torch.get_num_threads(), [0]) == [several]
 
 
 def test_a_crew_is_as_large_as_torch_uses_threads(several):
@@ -320,11 +317,7 @@ def test_crews_of_several_threads_do_not_meet():
         for _ in range(30):
             thread_pool.run(lambda member: (member.wait(), found.append(name)), 3)
 
-    others = [threading.Thread(target=many, args=(name,)) for name in range(3)]
-    for thread in others:
-        thread.start()
-    for thread in others:
-        thread.join()
+    in_threads(many, range(3))
     assert [found.count(name) for name in range(3)] == [90] * 3
 
 

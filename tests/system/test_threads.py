@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.threads import in_threads
 
 import autokern
 from autokern.system import host, threads
@@ -38,11 +39,7 @@ each_way = pytest.mark.usefixtures("_each_way")
 
 def elsewhere(work):
     """Do some work in a thread that has not used torch before."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    return found[0]
+    return in_threads(lambda _: work(), [0])[0]
 
 
 def wrapped(count):
@@ -142,11 +139,7 @@ def test_many_threads_at_once():
         for _ in range(200):
             seen.add((count, wrapped(count), threads.current()))
 
-    pool = [threading.Thread(target=work, args=(1 + i % 4,)) for i in range(8)]
-    for thread in pool:
-        thread.start()
-    for thread in pool:
-        thread.join()
+    in_threads(work, [1 + i % 4 for i in range(8)])
     assert seen == {(count, min(count, 3), 3) for count in (1, 2, 3, 4)}
 
 

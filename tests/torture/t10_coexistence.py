@@ -285,11 +285,6 @@ CASES = {
         """,
 }
 
-ORDERS = (
-    ("autokern", "torch", "gpytorch"), ("gpytorch", "autokern"), ("autokern.auto", "gpytorch", "linear_operator"),
-    ("linear_operator", "autokern.auto", "gpytorch"), ("scipy", "autokern.auto", "numpy"), ("autokern", "scipy.linalg"),
-)  # fmt: skip
-
 
 class Size(NamedTuple):
     """How much is done: times that each program is run."""
@@ -300,11 +295,11 @@ class Size(NamedTuple):
 SIZES = {"ci": Size(1), "full": Size(3)}
 
 
-def _run(code: str, calibrate: str = "first-use") -> str:
-    """Run a program, which measures when told; return what went wrong."""
+def _run(code: str) -> str:
+    """Run a program, which measures at once; return what went wrong."""
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "AUTOKERN_HOME": home, "AUTOKERN_BUDGET": "2", "PYTHONWARNINGS": "error"}
-        environment["AUTOKERN_CALIBRATE"] = calibrate
+        environment["AUTOKERN_CALIBRATE"] = "first-use"
         # KeOps rewrites its list when a process ends, and one that imports it meanwhile reads an empty file
         environment["KEOPS_CACHE_FOLDER"] = str(Path(home) / "keops")
         command = [sys.executable, "-c", code]
@@ -330,25 +325,6 @@ def programs(found: Findings, size: Size) -> None:
     found.figures["programs"] = f"{len(names)} runs of {len(CASES)} programs"
 
 
-def imports(found: Findings, size: Size) -> None:
-    """Import in various orders: the same numbers, and no warning."""
-    use = """
-import warnings
-warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
-{imports}
-import torch, gpytorch, autokern
-autokern.enable()
-x = torch.linspace(0, 1, 25, dtype=torch.float64).unsqueeze(-1)
-kernel = gpytorch.kernels.MaternKernel(nu=1.5).double()
-print(repr(kernel(x).add_jitter(0.1).inv_quad_logdet(x, logdet=True)[1].item()))
-assert autokern.stats(), "no call was served"
-"""
-    for order in ORDERS:
-        wrong = _run(use.format(imports="\n".join(f"import {name}" for name in order)), calibrate="worthwhile")
-        found.expect(not wrong, f"{', '.join(order)}: {wrong}")
-    found.figures["imports"] = f"{len(ORDERS)} orders"
-
-
 MUTATIONS = [
     Mutation(
         "transformed calls are dispatched",
@@ -367,4 +343,4 @@ MUTATIONS = [
 ]
 
 if __name__ == "__main__":
-    main({"programs": programs, "imports": imports}, SIZES)
+    main({"programs": programs}, SIZES)

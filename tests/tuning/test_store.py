@@ -380,13 +380,22 @@ def test_home_of_another_user_is_not_used(settings):
 
 
 @as_root
-def test_home_behind_another_users_link_is_not_used(settings, tmp_path):
+@pytest.mark.parametrize(
+    ("to", "below"), [("home", ""), ("", "home"), ("gone", "")], ids=["home", "on the way", "gone"]
+)
+def test_home_behind_another_users_link_is_not_used(settings, tmp_path, to, below):
     place(settings)
     link = tmp_path / "link"
-    link.symlink_to(settings.home)
-    assert sizes(store.load(Settings(home=link), HOST)) == {8}  # one's own link is fine
+    link.symlink_to(tmp_path / to)
+    there = Settings(home=link / below)
+    if to != "gone":
+        assert sizes(store.load(there, HOST)) == {8}  # one's own link is fine
     os.chown(link, 12345, -1, follow_symlinks=False)
-    assert store.load(Settings(home=link), HOST) is None
+    assert store.load(there, HOST) is None
+    with pytest.warns(AutokernWarning, match="another user"):
+        assert store.save(there, profile(16)) is None
+    assert sizes(store.load(settings, HOST)) == {8}
+    assert not (tmp_path / "gone").exists()
 
 
 @no_root
