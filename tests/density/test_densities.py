@@ -49,10 +49,7 @@ from torch.autograd import forward_ad
 import autokern
 from autokern.density.array_density import dense
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # torch's own, of index kernels
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 B = torch.Size([3])
 KERNELS = {
     "rbf": lambda: RBFKernel(ard_num_dims=D),

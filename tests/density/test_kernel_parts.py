@@ -237,7 +237,6 @@ def tasks(mll, *values):
     return mll
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of the usual index kernel
 def test_tasks_and_categories():
     kernels = {
         "index": RBFKernel(active_dims=[0, 1]) * IndexKernel(3, rank=2, active_dims=[3]),
@@ -252,7 +251,6 @@ def test_tasks_and_categories():
             agree(tasks(made(kernel, n=n), (2, 2), (3, 3)), digits=10.0)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_correlations_with_a_prior():
     from botorch.models.utils.priors import BetaPrior
 
@@ -315,7 +313,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_changes_are_seen(change):
     parts = (MaternKernel(0.5, active_dims=[0]), PolynomialKernel(2), PositiveIndexKernel(3, 2, active_dims=[3]))

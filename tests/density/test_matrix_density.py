@@ -23,7 +23,6 @@ import autokern
 from autokern.hooks.matrixfree import _looked_up as looked_up
 
 N = 14
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of index kernels
 
 
 class Own(RBFKernel):

@@ -28,7 +28,6 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 
 import autokern
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of models of several tasks
 ARRAYS = {"force": {"objective": "arrays"}}
 
 

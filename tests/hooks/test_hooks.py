@@ -537,7 +537,6 @@ def test_the_transposed_product_with_an_operator_is_left_to_the_library():
 
 X = torch.rand(25, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 Y = torch.sin(6 * X[:, 0]) + X[:, 1]
-NEW = torch.rand(7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
 
 def model() -> ExactModel:
@@ -549,32 +548,6 @@ def loss(made: ExactModel) -> torch.Tensor:
     made.train()
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(made.likelihood, made)
     return -objective(made(X), Y)
-
-
-def predict(made: ExactModel) -> tuple[torch.Tensor, torch.Tensor]:
-    made.eval()
-    posterior = made(NEW)
-    return posterior.mean, posterior.covariance_matrix
-
-
-def assert_equal_predictions(one, other):
-    for a, b in zip(one, other, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
-
-
-@pytest.mark.parametrize("orders", [{}, *({"force": f"random:{seed}"} for seed in range(8))], ids=str)
-def test_training_and_prediction_as_stock(orders, accelerator):
-    stock, made = model(), model()
-    expected = loss(stock)
-    expected.backward()
-    with autokern.enabled(), autokern.using(**orders):
-        found = loss(made)
-        found.backward()
-        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
-        for a, b in zip(made.parameters(), stock.parameters(), strict=True):
-            torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-7)
-        own = predict(made)
-    assert_equal_predictions(own, predict(stock))
 
 
 def test_a_model_made_while_enabled_lives_on_when_disabled():

@@ -30,11 +30,6 @@ from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.runtime import dispatch
 from autokern.system import memory_limit
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of the library's preconditioner
-    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-]
 N, ORDER = 1100, "6MiB"
 """A matrix of 9 MiB, and an order that tiles of 512 keep."""
 NONE = torch.Size()

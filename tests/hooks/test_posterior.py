@@ -58,7 +58,6 @@ from autokern.prediction import factor_cache
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # by stock's interpolation between tasks
 ]
 D = 3
 ARRAYS = {"force": {"posterior": "arrays"}}
@@ -873,7 +872,6 @@ def test_raw_tensors_that_change_after_the_call():
 # --- stock ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
 @stock_s(calls=0, rtol=0.0001, atol=1e-05)
 def test_models_that_are_not_known_run_stock(make):

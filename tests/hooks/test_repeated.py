@@ -32,7 +32,6 @@ from autokern.runtime import dispatch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*has known numerical issues"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
     pytest.mark.filterwarnings("ignore:The model inputs are of type torch.float32"),
     pytest.mark.filterwarnings("ignore:A not p.d., added jitter"),
 ]

@@ -13,7 +13,7 @@ from linear_operator.utils.warnings import NumericalWarning
 import autokern
 from autokern.hooks import samples
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Data")
+pytestmark = pytest.mark.filterwarnings("ignore:Data")
 
 
 def data(n=12, outputs=1):

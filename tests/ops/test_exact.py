@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import sys
 import warnings
 from unittest import mock
 
@@ -16,17 +15,12 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
-    ConstantKernel,
-    CosineKernel,
     LinearKernel,
     MaternKernel,
-    PeriodicKernel,
     RBFKernel,
-    RQKernel,
     ScaleKernel,
     keops,
 )
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import (
     AddedDiagLinearOperator,
@@ -41,13 +35,13 @@ from linear_operator.operators import (
 from linear_operator.utils.errors import NanError
 from support.models import ExactModel
 from support.outcomes import outcome
+from support.tiling import KERNELS
 
 import autokern
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.density import gaussian
 from autokern.hooks import solver_choice as regimes
-from autokern.kernels import tree as trees
 from autokern.kernels.blocks import row_blocks
 from autokern.model import marginal
 from autokern.runtime import dispatch
@@ -56,55 +50,7 @@ from autokern.system import buffers, threads
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FUSED = {"exact_log_prob": "fused", "inv_quad_logdet": "potri"}
-LADDER = sys.modules["linear_operator.utils.cholesky"]._psd_safe_cholesky
-
-
-KERNELS = {
-    "rbf": lambda b: RBFKernel(batch_shape=b),
-    "scaled ARD rbf": lambda b: ScaleKernel(RBFKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
-    "matern 1/2": lambda b: ScaleKernel(MaternKernel(0.5, ard_num_dims=3, batch_shape=b), batch_shape=b),
-    "matern 3/2": lambda b: ScaleKernel(MaternKernel(1.5, ard_num_dims=3, batch_shape=b), batch_shape=b),
-    "matern 5/2": lambda b: ScaleKernel(MaternKernel(2.5, batch_shape=b), batch_shape=b),
-    "rq": lambda b: ScaleKernel(RQKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
-    "periodic": lambda b: ScaleKernel(PeriodicKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
-    "cosine of one dimension": lambda b: (
-        ScaleKernel(CosineKernel(batch_shape=b), active_dims=(0,), batch_shape=b) + RBFKernel(batch_shape=b)
-    ),
-    "sum of products": lambda b: (
-        ScaleKernel(
-            RBFKernel(active_dims=(0, 2), batch_shape=b) * PeriodicKernel(active_dims=(1,), batch_shape=b),
-            batch_shape=b,
-        )
-        + ConstantKernel(batch_shape=b)
-        + MaternKernel(1.5, batch_shape=b) * ScaleKernel(RQKernel(batch_shape=b), batch_shape=b)
-    ),
-    "scale of scales": lambda b: ScaleKernel(ScaleKernel(RBFKernel(batch_shape=b), batch_shape=b), batch_shape=b),
-    "constants first": lambda b: (
-        ConstantKernel(batch_shape=b) * ConstantKernel(batch_shape=b) * MaternKernel(2.5, batch_shape=b)
-        + ConstantKernel(batch_shape=b)
-    ),
-}
-each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
-each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 BATCHES = [torch.Size(), torch.Size([2]), torch.Size([2, 3])]
-
-
-def prepared(make, batch=BATCHES[0], dtype=torch.float64, seed=0):
-    """A kernel with parameters off their defaults."""
-    generator = torch.Generator().manual_seed(seed)
-    kernel = make(batch).to(dtype)
-    for parameter in kernel.parameters():
-        parameter.data += 0.5 * torch.rand(parameter.shape, generator=generator).to(dtype)
-    return kernel
-
-
-def data(n=23, batch=BATCHES[0], dtype=torch.float64, seed=1, noise=1):
-    """Points, noise and residual, all wanting gradients."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(*batch, n, 3, generator=generator, dtype=torch.float64)
-    levels = 0.1 + torch.rand(*batch, noise, generator=generator, dtype=torch.float64)
-    residual = torch.randn(*batch, n, generator=generator, dtype=torch.float64)
-    return [t.to(dtype).requires_grad_() for t in (x, levels, residual)]
 
 
 def regression(n=60, d=3, dtype=torch.float64, kernel=None, likelihood=None, seed=3):
@@ -127,74 +73,6 @@ def calls(op):
 
 
 # --- values and gradients ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.thin
-@each_dtype
-@each_kernel
-@pytest.mark.parametrize("batch", BATCHES, ids=str)
-@pytest.mark.parametrize("block", [2**20, 2**11], ids=["one block", "many blocks"])
-@pytest.mark.parametrize("noise", [1, 43])
-def test_density_and_gradients_are_the_plain_formula(make, batch, dtype, block, noise, monkeypatch):
-    monkeypatch.setattr(gaussian, "CACHED", block)
-    kernel, (x, levels, residual) = prepared(make, batch, dtype), data(43, batch, dtype, noise=noise)
-    inputs = [x, levels, residual, *kernel.parameters()]
-    ours = gaussian.log_prob(trees.read(kernel, x), levels, residual, LADDER)
-    exact_kernel = copy.deepcopy(kernel).double()
-    exact = [t.detach().double().requires_grad_() for t in (x, levels, residual)]
-    truth = gaussian.reference(trees.read(exact_kernel, exact[0]), exact[1], exact[2])
-    rounding = 1e-11 if dtype == torch.float64 else 3e-4
-    torch.testing.assert_close(ours.double(), truth, rtol=rounding, atol=rounding)
-    weights = torch.rand(ours.shape, generator=torch.Generator().manual_seed(5))
-    found = torch.autograd.grad(ours, inputs, weights.to(dtype))
-    expected = torch.autograd.grad(truth, [*exact, *exact_kernel.parameters()], weights.double())
-    for one, other in zip(found, expected, strict=True):
-        scale = other.abs().max().item() + 1e-3
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=10 * rounding * scale)
-
-
-@each_kernel
-@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["along one", "along all"])
-def test_first_and_second_derivatives_by_finite_differences(make, fast):
-    """Along one direction of all inputs at once, or along each of them."""
-    kernel, (x, noise, residual) = prepared(make), data(6)
-    parameters = dict(kernel.named_parameters())
-
-    def density(x, noise, residual, *values):
-        with mock.patch.dict(kernel.__dict__):
-            holder = copy.copy(kernel)
-            return _with(holder, dict(zip(parameters, values, strict=True)), x, noise, residual)
-
-    values = [p.detach().clone().requires_grad_() for p in parameters.values()]
-    assert torch.autograd.gradcheck(density, (x, noise, residual, *values), fast_mode=fast)
-    assert torch.autograd.gradgradcheck(density, (x, noise, residual, *values), atol=1e-4, fast_mode=fast)
-
-
-def _with(kernel, values, x, noise, residual):
-    """The density with other values of the raw parameters, differentiable by them."""
-    return torch.func.functional_call(
-        _Density(kernel), {f"kernel.{k}": v for k, v in values.items()}, (x, noise, residual)
-    )
-
-
-class _Density(torch.nn.Module):
-    def __init__(self, kernel):
-        super().__init__()
-        self.kernel = kernel
-
-    def forward(self, x, noise, residual):
-        return gaussian.log_prob(trees.read(self.kernel, x), noise, residual, LADDER)
-
-
-def test_only_what_is_wanted_is_computed():
-    kernel, (x, noise, residual) = prepared(KERNELS["sum of products"]), data()
-    kernel.requires_grad_(False)
-    for at, wanted in enumerate((x, noise, residual)):
-        ins = [t.detach() for t in (x, noise, residual)]
-        ins[at].requires_grad_()
-        out = gaussian.log_prob(trees.read(kernel, ins[0]), ins[1], ins[2], LADDER)
-        full = gaussian.log_prob(trees.read(kernel, x), noise, residual, LADDER)
-        torch.testing.assert_close(torch.autograd.grad(out, ins[at]), torch.autograd.grad(full, wanted))
 
 
 # --- jitter, errors ---------------------------------------------------------------------------------------------------
@@ -241,23 +119,10 @@ def test_nan_is_reported_as_stock_does():
 
 # --- the seams --------------------------------------------------------------------------------------------------------
 
-MODELS = {
-    "homoskedastic": regression,
+MODELS = {  # others: tests/density/test_densities.py
     "float32": lambda: regression(dtype=torch.float32),
-    "sum": lambda: regression(kernel=ScaleKernel(RBFKernel()) + ScaleKernel(PeriodicKernel(active_dims=(1,)))),
-    "active dimensions": lambda: regression(kernel=ScaleKernel(MaternKernel(2.5, active_dims=(0, 2), ard_num_dims=2))),
-    "fixed noise": lambda: regression(likelihood=FixedNoiseGaussianLikelihood(0.05 + torch.rand(60).double())),
-    "fixed and learnt noise": lambda: regression(
-        likelihood=FixedNoiseGaussianLikelihood(0.05 + torch.rand(60).double(), learn_additional_noise=True)
-    ),
     "strided inputs": lambda: strided(regression()),
     "KeOps": lambda: regression(kernel=ScaleKernel(keops.RBFKernel(ard_num_dims=3)) + keops.MaternKernel(2.5)),
-    "priors": lambda: regression(
-        kernel=ScaleKernel(
-            RBFKernel(lengthscale_prior=gpytorch.priors.GammaPrior(3.0, 6.0)),
-            outputscale_prior=gpytorch.priors.GammaPrior(2.0, 0.15),
-        )
-    ),
 }
 
 

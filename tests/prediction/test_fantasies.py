@@ -37,12 +37,7 @@ from support.exact_models import (
 
 from autokern.runtime import dispatch
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of stock's interpolation
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # of the same
-    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 each_way = pytest.mark.parametrize("fast", [False, True], ids=["solve", "fast"])
 
 CASES = {

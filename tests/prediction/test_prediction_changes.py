@@ -33,12 +33,7 @@ import autokern
 from autokern.core.registry import get
 from autokern.prediction.inverse_factor import Conditioned
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of stock's interpolation
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # of the same
-    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 CANDIDATES = get("predict").names()
 each_candidate = pytest.mark.parametrize("candidate", CANDIDATES)
 each_way = pytest.mark.parametrize("fast", [False, True], ids=["solve", "fast"])

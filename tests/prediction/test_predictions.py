@@ -49,9 +49,6 @@ from autokern.runtime import dispatch
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of stock's interpolation
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # of the same
-    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
     pytest.mark.filterwarnings("ignore:The input matches the stored training data"),
 ]
 CANDIDATES = get("predict").names()

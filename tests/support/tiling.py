@@ -64,12 +64,7 @@ PLANS = {
     "columns": Plan(16, symmetric=False, columns=True),
     "one tile": Plan(512),
 }
-FOR_OPERATORS = [
-    pytest.mark.usefixtures("only_tiles"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of the library's preconditioner
-    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
-]
+FOR_OPERATORS = pytest.mark.usefixtures("only_tiles")
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 each_size = pytest.mark.parametrize("m", [None, 19], ids=["same", "cross"])
 BATCH = torch.Size([2])
