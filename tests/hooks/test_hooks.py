@@ -156,24 +156,16 @@ def test_the_environment_of_the_moment_counts(monkeypatch):
         assert dispatch.session().settings.forced("cholesky") is None
 
 
-@pytest.mark.parametrize(("order", "inside"), [("1", 1), ("off", 2), ("2", 2)])
-def test_threads_are_set_and_given_back(monkeypatch, order, inside):
-    monkeypatch.setenv("AUTOKERN_THREADS", order)
+@pytest.mark.parametrize(("order", "quota", "inside"), [("1", 2, 1), ("off", 2, 2), ("2", 2, 2), (None, 1, 1)])
+def test_threads_are_set_and_given_back(monkeypatch, order, quota, inside):
+    """By themselves they never exceed the quota."""
+    monkeypatch.setattr(host, "thread_ceiling", lambda: quota)
+    if order is not None:
+        monkeypatch.setenv("AUTOKERN_THREADS", order)
     torch.set_num_threads(2)
     try:
         with autokern.enabled():
             assert torch.get_num_threads() == inside
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_automatic_threads_never_exceed_the_quota(monkeypatch):
-    monkeypatch.setattr(host, "thread_ceiling", lambda: 1)
-    torch.set_num_threads(2)
-    try:
-        with autokern.enabled():
-            assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

@@ -115,6 +115,15 @@ def both(read, order, monkeypatch, n=N):
     return found
 
 
+def by_both(read, order, monkeypatch, n=N, bound=1e-5):
+    """Assert that both find the same by the same products; return the columns of these, and the random numbers."""
+    (expected, products, drawn), (found, own, random) = both(read, order, monkeypatch, n)
+    assert own == products
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=bound, atol=bound * float(other.abs().max()))
+    return own, random, drawn
+
+
 def entered(*contexts):
     """Return an order by context managers; iterating is ordered too, so that few points suffice."""
 
@@ -150,11 +159,8 @@ READ = {"training": training, "predictions": predictions, "solutions": solutions
 @pytest.mark.parametrize("name", ORDERS)
 def test_an_order_has_the_effect_that_it_has_in_stock(name, what, monkeypatch):
     """Values, gradients, products with their columns and random numbers are stock's."""
-    (expected, products, drawn), (found, own, random) = both(READ[what], entered(*ORDERS[name]), monkeypatch)
-    assert own == products
+    _, random, drawn = by_both(READ[what], entered(*ORDERS[name]), monkeypatch, bound=1e-6)
     assert torch.equal(random, drawn)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
 
 
 def test_the_orders_tried_are_all_of_the_table():
@@ -172,17 +178,10 @@ ROUGHER = {
 @pytest.mark.parametrize("name", ROUGHER)
 def test_where_a_default_makes_stock_iterate_an_order_is_obeyed_too(name, monkeypatch):
     """The same above the library's own size, where exact candidates serve otherwise."""
-    n, kind = 820, getattr(library, name)
-
-    def order(stack):
-        stack.enter_context(kind(ROUGHER[name]))
-
-    (expected, products, _), (found, own, _) = both(training, order, monkeypatch, n)
+    kind = getattr(library, name)
+    own, *_ = by_both(training, lambda stack: stack.enter_context(kind(ROUGHER[name])), monkeypatch, 820)
     if name == "num_trace_samples":
         assert set(own) <= {1, 2}
-    assert own == products
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -195,10 +194,8 @@ def test_the_default_of_linear_operator_is_an_order_where_botorch_has_set_anothe
         stack.enter_context(library.fast_computations())
         stack.enter_context(library.max_cholesky_size(800))
 
-    (expected, products, _), (found, own, _) = both(training, order, monkeypatch, 820)
-    assert own == products != []
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
+    own, *_ = by_both(training, order, monkeypatch, 820)
+    assert own
 
 
 @pytest.mark.parametrize("how", ["globally", "in another thread"])
@@ -216,10 +213,8 @@ def test_an_order_counts_however_it_was_set(how, monkeypatch):
         else:
             in_threads(lambda _: set_them(), [0])
 
-    (expected, products, _), (found, own, _) = both(training, order, monkeypatch, 820)
-    assert own == products
+    own, *_ = by_both(training, order, monkeypatch, 820)
     assert set(own) == {4}
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
 
 
 def test_a_kept_factor_does_not_serve_where_variances_are_ordered_to_be_iterated(monkeypatch):

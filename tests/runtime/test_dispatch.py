@@ -790,35 +790,19 @@ def test_decisions_that_are_told_are_bounded(make_op):
     assert max(sizes) == 300
 
 
-def test_what_a_calibration_calls_is_neither_counted_nor_told(make_op):
+@pytest.mark.parametrize("first", ["calibration", "program"])
+def test_what_a_calibration_calls_is_neither_counted_nor_told_and_hides_nothing(make_op, monkeypatch, first):
     op = make_op("inner")
     op.candidate("stock")(lambda a: 2 * a)
     call, a = dispatch.route(op), torch.ones(2, 2)
-    inside.measuring = True
-    try:
-        call(a)
-    finally:
-        inside.measuring = False
-    assert "inner" not in dispatch.stats()
-    assert dispatch.decisions() == []
-    dispatch.session().adopt(Profile())
-    call(a)
+    for measuring in (first == "calibration", first == "program"):
+        with monkeypatch.context() as patch:
+            patch.setattr(inside, "measuring", measuring)
+            call(a)
+        if measuring and first == "calibration":
+            assert "inner" not in dispatch.stats()
+            assert dispatch.decisions() == []
+        dispatch.session().adopt(Profile())
     assert dispatch.stats()["inner"] == {"stock": 1}
     ((decision, calls),) = dispatch.decisions()
     assert (decision.problem.op, calls) == ("inner", 1)
-
-
-def test_a_calibration_that_calls_what_a_program_called_hides_nothing(make_op):
-    op = make_op("both")
-    op.candidate("stock")(lambda a: 2 * a)
-    call, a = dispatch.route(op), torch.ones(2, 2)
-    call(a)
-    dispatch.session().adopt(Profile())
-    inside.measuring = True
-    try:
-        call(a)
-    finally:
-        inside.measuring = False
-    dispatch.session().adopt(Profile())
-    ((decision, calls),) = dispatch.decisions()
-    assert (decision.problem.op, calls) == ("both", 1)

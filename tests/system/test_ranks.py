@@ -39,12 +39,10 @@ class Alone(Member):
 
 
 @pytest.mark.slow
-def test_two_ranks_compute_what_one_does():
+def test_what_differs_between_ranks_is_named_and_ends_no_job():
     found = [told(process) for process in started("rank_program", "usual", 120)]
     for each in found:
-        for name in ("same", "long", "wide"):
-            assert each[name] < 1e-12
-            assert each[f"{name} bits"]
+        assert each["before"] < 1e-12
         assert "rank 1 in vectors" in each["vectors"]
         assert "rank 1 in points" in each["points"]
         assert "rank 1 in hyperparameters" in each["hyperparameters"]

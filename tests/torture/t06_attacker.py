@@ -33,7 +33,7 @@ class Size(NamedTuple):
     seconds: float
 
 
-SIZES = {"ci": Size(3.0), "full": Size(60.0)}
+SIZES = {"fault": Size(10.0), "ci": Size(3.0), "full": Size(60.0)}
 
 
 def _may_drop() -> bool:

@@ -1,18 +1,15 @@
 """T8: calibrations of two names for one function find no winner, and those of a true gap find it, idle or disturbed.
 
 What they decide is judged by a clock that only the candidates and their neighbours move, so that the machine at hand
-has no say. Real work is timed as well, and reported: it fails only past what noise can do.
+has no say.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import random
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -21,7 +18,7 @@ from unittest import mock
 import torch
 from harness import Findings, Mutation, main
 from scipy.stats import norm
-from toy import GRID, op_of, powers
+from toy import GRID, op_of
 
 from autokern.core.op import Feasibility, Op
 from autokern.core.problem import Problem
@@ -31,26 +28,15 @@ from autokern.tuning.chooser import Chooser
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile
 
-BURST = """
-import os, random, time
-draw, parent = random.Random(), os.getppid()
-while os.getppid() == parent:  # a torture that is killed leaves no load behind
-    ends = time.perf_counter() + draw.uniform(0.002, 0.06)
-    while time.perf_counter() < ends:
-        pass
-    time.sleep(draw.uniform(0.002, 0.06))
-"""
-
 
 class Size(NamedTuple):
-    """How much is done: calibrations of each kind by the clock, those of real work, and what chance may refuse.
+    """How much is done: calibrations of each kind, and what chance may refuse.
 
     Few calibrations give a rough share only: one whose machine was taken away for a moment may err in all its
     decisions, so they count as one. Half of the time chance would refuse is the promised share itself.
     """
 
     runs: int
-    real: int
     chance: float
 
     def allows(self, errors: Sequence[float]) -> bool:
@@ -61,11 +47,9 @@ class Size(NamedTuple):
 
 _PROMISED = 0.01
 """Share of decisions that may be wrong."""
-_BY_NOISE = 0.5
-"""Share of decisions on real work that noise may make wrong: where it is great, the right choice is not known."""
 _COLD = 1e-3
 """Seconds that a function loses in the caches of another."""
-SIZES = {"fault": Size(12, 0, 1e-3), "ci": Size(40, 12, 1e-3), "full": Size(400, 120, 0.5)}
+SIZES = {"fault": Size(12, 1e-3), "ci": Size(40, 1e-3), "full": Size(400, 0.5)}
 
 
 class Clock:
@@ -137,25 +121,12 @@ def _by(clock: Clock) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _neighbours() -> Iterator[None]:
-    """As many processes as there are processors, at work about half of the time."""
-    others = [subprocess.Popen([sys.executable, "-S", "-c", BURST]) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-
-
 def _wrong(op: Op, runs: int, right: str) -> Iterator[tuple[str, list[float], str]]:
     """Yield places, the share of wrong decisions of each calibration there, and how many they are in words."""
     chance = random.Random(8)
     found = [_decisions(op, chance) for _ in range(runs)]
     for place in ("measured", "between"):
         wrong = [[choice != right for choice in run[place]] for run in found]
-        # a calibration of real work may measure nothing on a busy machine
         shares, every = [statistics.fmean(run) for run in wrong if run], [choice for run in wrong for choice in run]
         yield place, shares, f"{sum(every)} of {len(every)} decisions of {runs} calibrations are not {right}"
 
@@ -191,21 +162,6 @@ def nothing_known(found: Findings, size: Size) -> None:
     found.figures["far away"] = far.reason
 
 
-def real_work(found: Findings, size: Size) -> None:
-    """Report both on real products of matrices, alone and beside neighbours."""
-    for what, stock, right in (("no gap", 10, "stock"), ("a gap of 1.3", 13, "other")):
-        op = op_of(f"torture.real.{right}", powers(stock), powers(10))
-        for name, surroundings in {"idle": contextlib.nullcontext, "bursty": _neighbours}.items():
-            with surroundings():
-                for place, shares, told in _wrong(op, size.real, right):
-                    blatant = right == "stock" or name == "idle"  # beside neighbours, a gap may well be missed
-                    of = f"real work, {what}, {name}, {place}"
-                    found.expect(bool(shares), f"{of}: no calibration measured anything")
-                    few = not shares or statistics.fmean(shares) <= _BY_NOISE
-                    found.expect(few or not blatant, f"{of}: {told}")
-                    found.figures[of] = told
-
-
 MUTATIONS = [
     Mutation("what is slower by a little wins", "tuning/policy.py", "NOISE = 0.05  #", "NOISE = -0.05  #", "no_gap"),
     Mutation(
@@ -225,4 +181,4 @@ MUTATIONS = [
 ]
 
 if __name__ == "__main__":
-    main({"no_gap": no_gap, "gap": gap, "nothing_known": nothing_known, "real_work": real_work}, SIZES)
+    main({"no_gap": no_gap, "gap": gap, "nothing_known": nothing_known}, SIZES)

@@ -18,18 +18,6 @@ GRID = (16, 64, 160)
 Run = Callable[[torch.Tensor], torch.Tensor]
 
 
-def powers(times: int) -> Run:
-    """A function that squares a matrix so often."""
-
-    def run(a: torch.Tensor) -> torch.Tensor:
-        out = a @ a
-        for _ in range(times - 1):
-            torch.mm(a, a, out=out)
-        return out
-
-    return run
-
-
 def op_of(name: str, stock: Run, other: Run) -> Op:
     """An op of one matrix, which `stock` computes rightly."""
 

@@ -199,49 +199,29 @@ def _with(path: str, value: object) -> bytes:
     return msgspec.json.encode(tree).replace(b'"@@"', str(value).encode())
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1", "null", '"1"', "true", "[]"])
-@pytest.mark.parametrize("field", ["seconds", "ratio", "noise", "rounds", "error"])
-def test_impossible_timings_are_refused(field, value):
-    decode(_with(f"timing/{field}", 2))
-    with pytest.raises(ProfileError):
-        decode(_with(f"timing/{field}", value))
+TIMINGS = ("seconds", "ratio", "noise", "rounds", "error")
+NO_TIMES = ("NaN", "Infinity", "-Infinity", "1e999", "-1", "null", '"1"', "true", "[]")
+NO_SIZES = ("-1", str(2**41), "1e30", str(10**40), "1.5", "null")
+REFUSED = [
+    *((f"timing/{field}", value, ".") for field in TIMINGS for value in NO_TIMES),
+    *((f"timing/{field}", value, "Expected `float`") for field in TIMINGS[:2] for value in ("1e10", "0", "1e-13")),
+    ("timing/noise", "1e200", "Expected `float` < 1"),
+    *((f"problem/{field}", value, ".") for field in ("m", "n", "d", "rhs", "batch") for value in NO_SIZES),
+    *((f"problem/{field}", "0", "impossible size") for field in ("m", "n", "batch")),
+    *((f"{of}/surprise", "1", ".") for of in ("timing", "problem", "trial", "top")),
+    *(("setup/qr.cpu", value, ".") for value in ("-1", "NaN", "1e999", '"x"')),
+]
 
 
-@pytest.mark.parametrize("value", ["1e10", "0", "1e-13"])
-@pytest.mark.parametrize("field", ["seconds", "ratio"])
-def test_times_out_of_range_are_refused(field, value):
-    with pytest.raises(ProfileError, match="Expected `float`"):
-        decode(_with(f"timing/{field}", value))
+@pytest.mark.parametrize(("path", "value", "told"), REFUSED)
+def test_impossible_values_are_refused(path, value, told):
+    with pytest.raises(ProfileError, match=told):
+        decode(_with(path, value))
 
 
-@pytest.mark.parametrize("value", ["-1", str(2**41), "1e30", str(10**40), "1.5", "null"])
-@pytest.mark.parametrize("field", ["m", "n", "d", "rhs", "batch"])
-def test_impossible_sizes_are_refused(field, value):
-    with pytest.raises(ProfileError):
-        decode(_with(f"problem/{field}", value))
-
-
-@pytest.mark.parametrize("path", ["timing", "problem", "trial", "top"])
-def test_unknown_fields_are_refused(path):
-    with pytest.raises(ProfileError):
-        decode(_with(f"{path}/surprise", 1))
-
-
-@pytest.mark.parametrize("field", ["m", "n", "batch"])
-def test_empty_problems_are_refused(field):
-    with pytest.raises(ProfileError, match="impossible size"):
-        decode(_with(f"problem/{field}", 0))
-
-
-def test_noise_that_no_square_can_hold_is_refused():
-    with pytest.raises(ProfileError, match="Expected `float` < 1"):
-        decode(_with("timing/noise", 1e200))
-
-
-@pytest.mark.parametrize("value", ["-1", "NaN", "1e999", '"x"'])
-def test_impossible_set_up_times_are_refused(value):
-    with pytest.raises(ProfileError):
-        decode(_with("setup/qr.cpu", value))
+def test_possible_values_are_not_refused():
+    for field in TIMINGS:
+        decode(_with(f"timing/{field}", 2))
 
 
 def test_another_schema_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import math
@@ -166,37 +167,28 @@ def test_who_comes_first_in_a_round_is_not_slower_for_it(clock):
     assert abs(math.log(same.ratio)) < NOISE
 
 
-@pytest.mark.parametrize("min_time", [0.0, 2e-4])
-def test_what_the_last_function_left_in_the_caches_does_not_count(clock, min_time):
+def cached(clock: Clock, warm: float, cold: float):
+    """Two names for one function, which takes longer in the caches of another one."""
     last = ""
 
-    def work(name: str):
-        def run() -> None:
-            nonlocal last
-            clock.now += 1e-5 if last == name else 9e-5
-            last = name
+    def work(name: str) -> None:
+        nonlocal last
+        clock.now += warm if last == name else cold
+        last = name
 
-        return run
+    return {name: functools.partial(work, name) for name in ("stock", "same")}
 
-    calls = {n: work(n) for n in ("stock", "same")}
+
+@pytest.mark.parametrize("min_time", [0.0, 2e-4])
+def test_what_the_last_function_left_in_the_caches_does_not_count(clock, min_time):
+    calls = cached(clock, 1e-5, 9e-5)
     found = compare(calls, rounds=(2, 2), min_time=min_time, warm={"stock": 1e-5, "same": 1e-5})
     assert found["stock"].seconds == found["same"].seconds == pytest.approx(1e-5)
 
 
 def test_a_disturbed_first_call_does_not_leave_a_function_in_the_caches_of_another(clock):
-    """Of two names for one function, one was warmed up while another program had the core."""
-    last = ""
-
-    def work(name: str):
-        def run() -> None:
-            nonlocal last
-            clock.now += 1e-3 if last == name else 2e-3
-            last = name
-
-        return run
-
-    calls = {n: work(n) for n in ("stock", "same")}
-    found = compare(calls, rounds=(3, 3), min_time=0, warm={"stock": 3e-2, "same": 1e-3})
+    """One was warmed up while another program had the core."""
+    found = compare(cached(clock, 1e-3, 2e-3), rounds=(3, 3), min_time=0, warm={"stock": 3e-2, "same": 1e-3})
     assert found["same"].ratio == pytest.approx(1.0)
 
 
