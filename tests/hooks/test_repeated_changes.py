@@ -19,6 +19,7 @@ from botorch.generation import gen  # noqa: E402
 from botorch.models import SingleTaskGP  # noqa: E402
 from botorch.optim.closures import get_loss_closure_with_grads  # noqa: E402
 from botorch.sampling import SobolQMCNormalSampler  # noqa: E402
+from gpytorch.kernels import RBFKernel, ScaleKernel  # noqa: E402
 from gpytorch.mlls import LeaveOneOutPseudoLikelihood  # noqa: E402
 
 from autokern.core.replay.recording import Replay  # noqa: E402
@@ -136,9 +137,18 @@ def test_nothing_is_served_where_autokern_stays_out(off: str, replays: list[int]
     assert replays[0] == before
 
 
-def closure_of_a_fit() -> tuple[Any, Any]:
+class Own(RBFKernel):
+    """A kernel of the user's, with an attribute of its class."""
+
+    gain = 1.0
+
+    def forward(self, *args: Any, **params: Any) -> Any:
+        return RBFKernel.forward(self, *args, **params) * self.gain
+
+
+def closure_of_a_fit(kernel: Any = None) -> tuple[Any, Any]:
     torch.manual_seed(0)
-    gp = SingleTaskGP(X, Y)
+    gp = SingleTaskGP(X, Y, covar_module=kernel)
     mll = LeaveOneOutPseudoLikelihood(gp.likelihood, gp)
     return mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters()))
 
@@ -176,6 +186,18 @@ def test_no_loss_is_served_after_a_change_from_outside(change: str, replays: lis
     torch.testing.assert_close(loss.detach(), again.detach(), rtol=1e-10, atol=1e-12)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "value"), [("gain", 1.5), ("forward", lambda self, x1, x2, **params: x1 @ x2.mT)])
+def test_no_loss_is_served_after_a_change_of_your_class(name: str, value: Any, monkeypatch: Any) -> None:
+    _, closure = closure_of_a_fit(ScaleKernel(Own()))
+    for _ in range(7):
+        closure()
+    monkeypatch.setattr(Own, name, value)
+    loss = closure()[0].item()
+    autokern.disable()
+    assert loss == pytest.approx(closure()[0].item(), rel=1e-10)
+    autokern.enable()
 
 
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])

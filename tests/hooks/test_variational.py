@@ -12,7 +12,7 @@ import pytest
 import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, StudentTLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood, StudentTLikelihood
 from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import PredictiveLogLikelihood, VariationalELBO
 from gpytorch.priors import GammaPrior
@@ -257,19 +257,86 @@ def test_a_forward_with_effects_runs_as_often_as_by_the_library():
     assert Counting.calls == count
 
 
-def test_random_draws_of_a_model_are_the_library_s():
-    class Noisy(Model):
-        def forward(self, x):
-            return super().forward(x + 0.01 * torch.randn_like(x))
+class Noisy(Model):
+    def forward(self, x):
+        return Model.forward(self, x + 0.01 * torch.randn_like(x))
 
+
+class Poisson(Likelihood):
+    """Its expectation is drawn."""
+
+    def forward(self, function_samples, **kwargs):
+        return torch.distributions.Poisson(function_samples.exp(), validate_args=False)
+
+
+@pytest.mark.parametrize("kinds", [(GaussianLikelihood, Noisy), (Poisson, Model)], ids=["model", "likelihood"])
+def test_random_draws_are_the_library_s(kinds):
     def make():
         torch.manual_seed(1)
-        return VariationalELBO(GaussianLikelihood().double(), Noisy().double(), num_data=len(X)).train()
+        return VariationalELBO(kinds[0]().double(), kinds[1]().double(), num_data=len(X)).train()
 
     theirs, state = trained(make), torch.get_rng_state()
     with install.enabled():
         same(trained(make), theirs)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Weighted(VariationalELBO):
+    """A loss of the user's own, which counts its calls if it is told to."""
+
+    def __init__(self, *args, counts=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.counts, self.weights = counts, [1.0]
+
+    def _log_likelihood_term(self, *args, **kwargs):
+        if self.counts is not None:
+            self.counts.append(1)
+        return super()._log_likelihood_term(*args, **kwargs) * self.weights[0]
+
+
+def put(weights, at, value):
+    weights[at] = value
+
+
+OWN = {
+    "a list": lambda mll: put(mll.weights, 0, 3.0),
+    "a tensor": lambda mll: mll.beta.data.fill_(0.7),
+    "a class": lambda mll: setattr(type(mll), "weights", [2.0]) or vars(mll).pop("weights", None),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["before", "after the model's call"])
+@pytest.mark.parametrize("change", OWN)
+def test_losses_of_your_own_are_looked_at(change, inside, monkeypatch):
+    monkeypatch.setattr(Weighted, "weights", None, raising=False)
+
+    def losses():
+        torch.manual_seed(1)
+        mll = Weighted(GaussianLikelihood().double(), Model().double(), len(X), beta=torch.ones(())).train()
+        found = []
+        for at in range(14):
+            x, y = batch(at)
+            if at == 10 and not inside:
+                OWN[change](mll)
+            output = mll.model(x)
+            if at == 10 and inside:
+                OWN[change](mll)
+            loss = mll(output, y)
+            loss.backward()
+            found.append(loss.detach())
+        return found
+
+    theirs = losses()
+    monkeypatch.setattr(Weighted, "weights", None, raising=False)
+    with install.enabled():
+        same(losses(), theirs)
+
+
+def test_losses_of_your_own_that_count_their_calls_are_called():
+    counts = []
+    with install.enabled():
+        trained(lambda: made(mll=functools.partial(Weighted, counts=counts)))
+    assert len(counts) == 14
 
 
 def test_copies_and_freed_models():

@@ -50,7 +50,7 @@ _NAMES = frozenset(
 """Functions and methods, by their names, that do more than compute."""
 _PREFIXES = ("set_", "_set_", "load_", "save_", "register_", "add_scalar", "add_histogram", "add_module")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_STANDARD = frozenset(("abc", "builtins", "collections", "enum", "functools", "math", "types", "typing", "weakref"))
+STANDARD = frozenset(("abc", "builtins", "collections", "enum", "functools", "math", "types", "typing", "weakref"))
 _AROUND = frozenset(("abc", "contextlib", "dataclasses", "functools", "typing", "typing_extensions"))
 """Modules of Python whose functions wrap those of the libraries."""
 _DESCRIPTORS = frozenset(
@@ -115,7 +115,7 @@ def _inside(one: Any, known: bool) -> list[Any] | str:
     """Return the objects that an object consists of, its methods unless its class is known, or what calling may do."""
     if type(one) in _CONTAINERS or (isinstance(one, tuple) and hasattr(one, "_fields")):
         return list(one)
-    if isinstance(one, Mapping) and (type(one).__module__ in _STANDARD or is_library(type(one).__module__)):
+    if isinstance(one, Mapping) and (type(one).__module__ in STANDARD or is_library(type(one).__module__)):
         return [*one.keys(), *one.values()]
     if isinstance(one, functools.partial):
         return [one.func, *one.args, *one.keywords.values()]
@@ -135,7 +135,7 @@ def _inside(one: Any, known: bool) -> list[Any] | str:
         return f"a {kind.__name__} yields its next value"
     if isinstance(one, torch.nn.Module) and any(vars(one).get(name) for name in _HOOKS):
         return f"a hook on a {kind.__name__}"
-    if not any(is_library(base.__module__) for base in kind.__mro__) and kind.__module__ not in _STANDARD:
+    if not any(is_library(base.__module__) for base in kind.__mro__) and kind.__module__ not in STANDARD:
         return f"an object of class {kind.__name__}"
     bases = () if known else kind.__mro__
     methods = [f for base in bases for f in _of_class(base, own=not is_library(base.__module__))]
@@ -144,7 +144,7 @@ def _inside(one: Any, known: bool) -> list[Any] | str:
 
 def _of_class(kind: type, own: bool) -> Iterator[Any]:
     """Yield what a class of the user's own has, and what somebody put into a class of a library."""
-    if kind.__module__ in _STANDARD:
+    if kind.__module__ in STANDARD:
         return
     for name, member in vars(kind).items():
         if type(member).__module__ == "unittest.mock":

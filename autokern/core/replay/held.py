@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from autokern.core.recovery import caught
-from autokern.core.replay.effects import codes, content, is_library, walked
+from autokern.core.replay.effects import STANDARD, codes, content, is_library, walked
 
 __all__ = ["Held", "held"]
 
@@ -35,8 +35,9 @@ def held(*of: Any, **options: Any) -> Held:
 class Held:
     """What objects consist of, to notice whether anything was put elsewhere: attributes, items, variables, settings.
 
-    Of numbers that were written in place, those of NumPy's arrays are noticed, and those of tensors of at most `most`
-    elements that are no `inputs`. Attributes whose names are in `without` may change.
+    Attributes of the user's own classes count. Of numbers that were written in place, those of NumPy's arrays are
+    noticed, and those of tensors of at most `most` elements that are no `inputs`. Attributes whose names are in
+    `without` may change.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class Held:
         self._arrays = [one for one in self._objects if isinstance(one, np.ndarray)]
         varying = set(map(id, inputs))
         self._tensors = [one for one in self.tensors if id(one) not in varying and _is_small(one, most)]
-        self._settings, self._more, self._without = list(settings), list(spaces), frozenset(without)
+        own = {base for kind in self.kinds() for base in kind.__mro__ if _is_own(base.__module__)}
+        self._settings, self._more, self._without = list(settings), [*spaces, *map(vars, own)], frozenset(without)
         self.renew()
 
     def kinds(self) -> set[type]:
@@ -115,6 +117,10 @@ class Held:
 
 
 _values = operator.methodcaller("values")
+
+
+def _is_own(module: str) -> bool:
+    return not is_library(module) and module.partition(".")[0] not in STANDARD
 
 
 def _is_small(tensor: torch.Tensor, most: int) -> bool:

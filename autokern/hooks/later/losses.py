@@ -164,11 +164,7 @@ class Loss(OfLosses):
 
     def _recorded(self, *call: Any) -> Any:
         self._seconds = math.inf  # those of the forward pass alone
-        try:
-            return super()._recorded(*call)
-        except UnrecordedError as reason:
-            self.end(str(reason))
-            return self.library(*call)
+        return super()._recorded(*call)
 
     def put(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> bool:
         """Write prior and target to where the recorded ones were; false where they are of another kind."""

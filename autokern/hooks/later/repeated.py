@@ -30,6 +30,7 @@ from autokern.core.replay.ran import Ran
 from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch
+from autokern.system import randomness
 
 __all__ = ["Repeated"]
 
@@ -246,9 +247,14 @@ class Repeated(abc.ABC):
             return self.library(*call)
         self._held = held
         inputs, compute = self.evaluated(*call)
-        recorder = Recorder(*inputs)
-        with recorder:
-            results = tuple(compute())
+        recorder, before = Recorder(*inputs), randomness.states()
+        try:
+            with recorder:
+                results = tuple(compute())
+        except UnrecordedError as reason:
+            self.end(str(reason))
+            randomness.take(before)
+            return self.library(*call)
         self._results = tuple(t.detach() for t in results)
         self.renew()
         try:
@@ -258,7 +264,10 @@ class Repeated(abc.ABC):
             self._history.refused += 1  # the next one of the kind will hardly fare better
             self.end(str(reason))
         found = self.result(self._results, *call)
-        return self.library(*call) if found is None else found
+        if found is None:
+            randomness.take(before)
+            return self.library(*call)
+        return found
 
     def _run(self) -> float:
         """Run the replay, and return how long it took."""

@@ -21,15 +21,18 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from autokern.core.autograd import Unsaved, computed
 from autokern.core.beside import Beside, Weak
 from autokern.core.recovery import caught
+from autokern.core.replay.effects import is_library
 from autokern.core.replay.held import Held
 from autokern.core.replay.recording import Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.given import Given
 from autokern.hooks.later.losses import UNFIT, OfLosses
+from autokern.system import randomness
 
 __all__ = ["called", "loss"]
 
 _CACHE = "_memoize_cache"
+_PLAIN = bool, int, float, str, type(None)
 _steps = Beside["_Step"]()
 _inputs = Weak[Any]()
 """By distribution: the points of the model's call that returned it."""
@@ -84,10 +87,13 @@ class _Step(OfLosses):
         self.mll = weakref.ref(mll)
         self._first: Replay | None = None
         self._latest: Any = None
+        self._served: Any = None
         self._size: Any = None
 
     def library(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         """Return the marginal likelihood by the library; a step is recorded after two others of its size."""
+        if self._served is not None:
+            return self._served
         if self._replay is None and target.shape != self._size:
             self._count, self._size = min(self._count, 1), target.shape
         return stock(mll, distribution, target)
@@ -97,9 +103,10 @@ class _Step(OfLosses):
         if not (_is_plain(x) and _is_plain(target)):
             return "points or targets that require a gradient, or of another kind"
         self._own = _attributes(mll)
+        plain = all(type(value) in _PLAIN for name, value in self._own.items() if not name.startswith("_"))
+        self._looks = not (plain and is_library(type(mll).__module__))
         _cleared(mll.model)
-        parts = mll.model, mll.likelihood
-        return self.held(*parts, without=(_CACHE,))
+        return self.held(mll, without=(_CACHE,))
 
     def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         """Return points, targets and parameters, and what computes the marginal likelihood and its gradients."""
@@ -127,10 +134,14 @@ class _Step(OfLosses):
     def _recorded(self, *call: Any) -> Any:
         self._seconds = math.inf  # those of a part
         found = self.library(*call)  # it has the graph of the caller's distribution
+        self._served, after = found, randomness.states()  # what follows is not the caller's
         try:
             super()._recorded(*call)
         except caught(Exception) as reason:
             self.end(str(reason))
+        finally:
+            self._served = None
+            randomness.take(after)
         return found
 
     def made(self, recorder: Recorder) -> Replay:
@@ -192,6 +203,8 @@ class _Step(OfLosses):
         if not same or versions != latest[4] or mean._backward_hooks or mean.retains_grad or not _is_plain(target):
             return False
         if target.shape != self._y.shape or target.dtype is not self._y.dtype:
+            return False
+        if self._looks and not super().is_unchanged():
             return False
         self._y.copy_(target)
         return True
