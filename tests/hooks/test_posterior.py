@@ -15,15 +15,6 @@ from unittest import mock
 import gpytorch
 import pytest
 import torch
-from botorch.acquisition import (
-    LogExpectedImprovement,
-    PosteriorMean,
-    UpperConfidenceBound,
-    qKnowledgeGradient,
-    qLogExpectedImprovement,
-    qLogNoisyExpectedImprovement,
-)
-from botorch.generation import MaxPosteriorSampling
 from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
 from botorch.models.kernels import CategoricalKernel
 from botorch.models.transforms import Normalize
@@ -584,16 +575,6 @@ def test_tangents_of_cotangents(name, of):
 
 
 @stock_s()
-def test_tangents_of_points():
-    """Stock's squared exponential kernel has none."""
-    model, x = MODELS["isotropic"]().eval().requires_grad_(False), points(2, 2)
-    found = model.posterior(x).mean
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
-        model.posterior(forward_ad.make_dual(x, torch.ones_like(x)))
-    return [found]
-
-
-@stock_s()
 def test_zero_tensors():
     model, x = MODELS["usual"]().eval(), points(5, 2).requires_grad_()
     with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
@@ -638,7 +619,7 @@ def test_a_graph_serves_twice_and_threads_do_not_meet():
         close(slopes, first)
 
 
-# --- acquisition functions --------------------------------------------------------------------------------------------
+# --- what users do beside it ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
@@ -727,57 +708,6 @@ def test_nothing_runs_when_a_strategy_ends():
     references = weakref.getweakrefs(model.prediction_strategy)
     assert references
     assert [reference.__callback__ for reference in references] == [None] * len(references)
-
-
-def noisy(model):
-    return qLogNoisyExpectedImprovement(model, data()[0], SobolQMCNormalSampler(torch.Size([16]), seed=1))
-
-
-def improved(model):
-    return qLogExpectedImprovement(model, 0.5, SobolQMCNormalSampler(torch.Size([16]), seed=1))
-
-
-def fantasised(model):
-    acquisition = qKnowledgeGradient(model, num_fantasies=4)
-    torch.manual_seed(0)
-    acquisition.sampler = SobolQMCNormalSampler(torch.Size([4]), seed=1)
-    return acquisition
-
-
-ACQUISITIONS = {
-    "log ei": (1, lambda m: LogExpectedImprovement(m, 0.5)),
-    "ucb": (1, lambda m: UpperConfidenceBound(m, 2.0)),
-    "mean": (1, PosteriorMean),
-    "qlogei": (3, improved),
-    "noisy": (2, noisy),
-    "knowledge gradient": (5, fantasised),
-}
-
-
-@pytest.mark.parametrize("make", [MODELS["usual"], MODELS["scaled"], MODELS["normalised inputs"]])
-@pytest.mark.parametrize("name", ACQUISITIONS)
-def test_acquisition_functions(name, make):
-    q, acquisition = ACQUISITIONS[name]
-
-    def run():
-        torch.manual_seed(0)
-        model, x = make(), points(6, q).requires_grad_()
-        value = acquisition(model)(x)
-        if name in ("noisy", "knowledge gradient"):  # made of fantasies, of which the model's parameters know nothing
-            return [value.detach(), *torch.autograd.grad(value.sum(), x)]
-        return [value.detach(), *gradients(value.sum(), x, model)]
-
-    close(*both(run), rtol=1e-7, atol=1e-8)
-
-
-@stock_s(calls=2)
-def test_thompson_sampling_and_noise():
-    torch.manual_seed(0)
-    model = MODELS["usual"]()
-    with torch.no_grad():
-        chosen = MaxPosteriorSampling(model, replacement=False)(points(40), num_samples=3)
-        noise = model.posterior(points(5, 2), observation_noise=True).variance
-    return [chosen, noise]
 
 
 # --- what is returned, and what stays ---------------------------------------------------------------------------------
@@ -992,17 +922,6 @@ def test_errors_and_warnings_are_stock_s():
             model(points(2)[:, :2])
         with pytest.raises(RuntimeError, match="train on the training inputs"):
             model.train()(points(2))
-
-
-def test_no_number_in_a_set_of_points():
-    def run():
-        model, x = Regression().eval(), points(3, 2)
-        x[1, 0, 0] = torch.nan
-        with torch.no_grad():
-            return [model(points(2)).mean, model(x).mean]
-
-    expected, found = both(run)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
 def test_gradients_by_the_mean_alone_do_not_pass_the_covariance():

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 import re
 import warnings
 from collections import Counter
@@ -32,11 +31,10 @@ from autokern.core.registry import get
 from autokern.ops._shared.problems import EPS
 from autokern.runtime import dispatch
 from autokern.system import host, threads
-from autokern.tuning.measuring import gradient_errors, trial
+from autokern.tuning.measuring import trial
 
 OPS = tuple(TOLERANCES)
-"""Ops whose arguments are tensors; those on kernels and distributions follow the problems of their grids."""
-MODELS = ("kernel_matrix", "kernel_matmul", "exact_log_prob", "inv_quad_logdet", "predict", "fantasy")
+"""Ops whose arguments are tensors; `tests/ops/test_ops.py` has those on kernels and distributions."""
 SEEDS = (1, 2, 3)
 """Of random choice."""
 Run = Callable[..., Any]
@@ -237,47 +235,6 @@ def _searched(name: str, size: Size, wrong: Callable[[tuple[Any, ...]], list[str
     return []
 
 
-def models(found: Findings, size: Size) -> None:
-    """Give all candidates of the ops on kernels and distributions the problems of their grids, with gradients."""
-    for name in MODELS:
-        op, draw, calls, skipped = get(name), random.Random(name), 0, 0
-        grid = [p for dtype in ("float64", "float32") for p in op.grid("full", dtype, "cpu")]
-        draw.shuffle(grid)
-        for problem in grid[: size.matrices // 4]:
-            args = _sampled(op, _smaller(problem, draw.choice((2, 5, 17, 40, 90))), draw.randrange(10**6))
-            asked = None if args is None else op.problem_of(*args)
-            if asked is None:
-                skipped += 1
-                continue
-            stock = trial(op, op.stock.run, asked, args)()
-            others = {one.name: one.run for one in _candidates(op, asked) if not one.as_stock}
-            others |= {f"random:{seed}": _drawn(op, seed) for seed in SEEDS}
-            for other, run in others.items():
-                told = trial(op, run, asked, args)()
-                errors = op.check(asked, told.out, args), gradient_errors(op, asked, args, stock)(told)
-                of_stock = op.check(asked, stock.out, args) if other.startswith("random") else 0.0
-                calls += 1
-                if not (errors[0] <= max(1.0, of_stock) and errors[1] <= 1):
-                    told_so = f"{errors[0]:.3g} and {errors[1]:.3g} times the bound"
-                    found.broken.append(f"{name}.{other} on {asked}: {told_so}")
-        found.figures[name] = f"calls {calls}, problems not to be had so small {skipped}"
-
-
-def _smaller(problem: Problem, most: int) -> Problem:
-    """A problem of the same kind with at most so many rows, where its kind has any so small."""
-    factor = min(1.0, most / max(problem.m, problem.n))
-    rows = {side: max(2, int(getattr(problem, side) * factor)) for side in ("m", "n")}
-    return problem.replace(**rows, batch=min(problem.batch, 3))
-
-
-def _sampled(op: Op, problem: Problem, seed: int) -> tuple[Any, ...] | None:
-    """Arguments for a problem, or None where it is of none that there could be."""
-    try:
-        return op.sample(problem, torch.Generator().manual_seed(seed))
-    except (RuntimeError, IndexError, ValueError):
-        return None
-
-
 MUTATIONS = [
     Mutation(
         "the jitter of failed factorisations is forgotten",
@@ -300,14 +257,7 @@ MUTATIONS = [
         "symmetric = core.tril()",
         "tensors",
     ),
-    Mutation(
-        "a gradient is off by a tenth of a thousandth",
-        "kernels/walk.py",
-        "            _add(self._weight_totals, scale, self._total(w, None, at) * outer)",
-        "            _add(self._weight_totals, scale, self._total(w, None, at) * outer * 1.0001)",
-        "models",
-    ),
 ]
 
 if __name__ == "__main__":
-    main({"tensors": tensors, "models": models}, SIZES)
+    main({"tensors": tensors}, SIZES)
