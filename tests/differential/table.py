@@ -114,7 +114,7 @@ class Scenario:
     may: dict[str, str] = field(default_factory=dict)  # why a fact, "warnings" or "random state" is not compared at all
     threads: int = 1
     most: int = 14  # runs by force, where they are long
-    rare: bool = False  # left to `report.py` and the tortures, as a sibling of others that the tests run
+    rare: bool = False  # a sibling of others that the fast tests run
 
 
 _OPTIONS = {f.name for f in fields(Scenario)} - {"name", "program"}

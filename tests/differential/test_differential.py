@@ -19,7 +19,7 @@ def told(found: dict[str, list[str]]) -> str:
 
 
 BY_FORCE = 3
-"""Runs of a scenario without a profile and with candidates by force, others for each; tortures go on to the last."""
+"""Runs of a scenario without a profile and with candidates by force, others for each; `report.py` has all."""
 USUAL = [name for name, one in TABLE.items() if not one.rare]
 
 
@@ -35,6 +35,13 @@ def test_scenario(name):
 @pytest.mark.parametrize("name", USUAL)
 def test_scenario_in_more_ways(name):
     _, found = judged(TABLE[name], most=BY_FORCE)
+    assert not found, told(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TABLE.keys() - USUAL))
+def test_rare_scenario(name):
+    _, found = judged(TABLE[name])
     assert not found, told(found)
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec import structs
 from support.fakes import as_if_of_autokern
 from support.threads import in_threads
 from torch._subclasses import FakeTensorMode
@@ -28,7 +29,7 @@ from autokern.runtime import dispatch, memo
 from autokern.runtime import session as session_module
 from autokern.tuning import calibration, policy, store
 from autokern.tuning.chooser import fitted
-from autokern.tuning.profile import Profile, Timing, Trial
+from autokern.tuning.profile import Profile, Timing, Trial, dated
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEVER = Settings(calibrate="never")
@@ -626,6 +627,17 @@ def test_nothing_is_measured_while_another_process_does_it(make_op, measured):
         assert ours
         toy.call(matrix())
     assert (measured, toy.runs) == ([], ["stock"])
+
+
+@pytest.mark.parametrize("tried", [False, True], ids=["measured", "tried in vain"])
+def test_what_another_process_measured_since_the_profile_was_read_is_used(make_op, measured, tried):
+    toy, here = Toy(make_op), dispatch.session().profile
+    found = toy.profile() if not tried else Profile(fruitless={"double/float64@cpu": dated()})
+    store.save(dispatch.session().settings, structs.replace(found, host=here.host, fingerprint=here.fingerprint))
+    toy.call(matrix())
+    toy.call(matrix(5))
+    assert measured == []
+    assert toy.runs[-1] == ("stock" if tried else "fast")
 
 
 def test_other_threads_do_not_wait_for_a_calibration(make_op, measured):

@@ -507,7 +507,7 @@ for i in range({keys}):
 
 
 def test_concurrent_writers_lose_no_key(settings):
-    writers, keys = 8, 5
+    writers, keys = 16, 5
     code = BARE + WRITER.format(home=str(settings.home), keys=keys, host=HOST)
     start = [sys.executable, "-S", "-c", code]
     crowd = [subprocess.Popen([*start, str(who)], stdin=subprocess.PIPE, text=True) for who in range(writers)]
