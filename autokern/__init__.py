@@ -30,11 +30,11 @@ else:
             )
             from autokern.core.problem import Problem
             from autokern.core.releases.installed import Status
-            from autokern.hooks.calibrate import calibrate
-            from autokern.hooks.compared import Compared, compare
-            from autokern.hooks.compared import load_ipython_extension as load_ipython_extension
+            from autokern.evaluation.calibrate import calibrate
+            from autokern.evaluation.compared import Compared, compare
+            from autokern.evaluation.compared import load_ipython_extension as load_ipython_extension
+            from autokern.evaluation.served import Served, explain
             from autokern.hooks.install import disable, enable, enabled, is_enabled, status
-            from autokern.hooks.served import Served, explain
             from autokern.model import originals as _originals  # noqa: F401  (before any hook is installed)
             from autokern.runtime.api import Explanation, op, profile
             from autokern.runtime.dispatch import stats, using

@@ -23,7 +23,7 @@ import documents
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT, PICTURE, BLOCK = ROOT / "docs" / "ten-minutes.md", ROOT / "docs" / "how-it-works.svg", "steps"
-LEFT, COLUMN, TEXT, ROW, HEAD, WIDTH = 24, 34, 446, 40, 104, 908
+LEFT, COLUMN, TEXT, ROW, HEAD, WIDTH = 24, 34, 480, 40, 104, 942
 """Pixels: of the first column, between columns, of the text, of a step, of the packages' names, of the whole."""
 LONGEST = 64
 """Characters that fit beside a step."""

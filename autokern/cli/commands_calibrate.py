@@ -14,7 +14,7 @@ import typer
 from autokern.cli import doctor, summary, tables
 from autokern.cli.console import Json, app, emit, message
 from autokern.core.errors import AutokernError, SettingsError
-from autokern.hooks import calibrate as measuring
+from autokern.evaluation import calibrate as measuring
 from autokern.runtime import api, dispatch
 from autokern.system import load, threads
 from autokern.system.files import write_whole

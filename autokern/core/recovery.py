@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
+from autokern.core.errors import AutokernError
+
 Kind = TypeVar("Kind", bound=BaseException)
+_log = logging.getLogger("autokern")
 
 _LIBRARIES = (
     "autokern", "botorch", "cupy", "cupy_backends", "filelock", "functorch", "gpytorch", "jax", "jaxlib", "jaxtyping",
@@ -71,6 +76,25 @@ class suppressed(contextlib.suppress):  # noqa: N801
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         return bool(super().__exit__(kind, error, trace)) and not interrupted(error)
+
+
+def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `read` so that a failure returns None, which means that stock runs.
+
+    autokern's own errors (`SettingsError`, `MemoryBudgetError`) and unrecoverable ones still propagate.
+    """
+
+    @functools.wraps(read)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return read(*args, **kwargs)
+        except AutokernError:
+            raise
+        except caught(Exception) as error:
+            _log.debug("%s could not be read, so stock runs: %r", read.__qualname__, error)
+            return None
+
+    return guarded
 
 
 def _is_known(module: Any) -> bool:

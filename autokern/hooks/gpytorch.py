@@ -23,16 +23,16 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihoo
 from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.beside import Beside
 from autokern.core.op import inside
+from autokern.core.recovery import unless_it_fails
 from autokern.hooks import botorch, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
-from autokern.hooks.bypass import stay_out_of_models
+from autokern.hooks.bypass import stay_out_of_models, trivial
 from autokern.hooks.install import hook, is_enabled, stock_of
-from autokern.hooks.reading import trivial, unless_it_fails
-from autokern.hooks.solver_choice import EXACT, regime
 from autokern.kernels.tree import family_name
 from autokern.model import marginal, memoized, originals, prior_state
 from autokern.model.library_orders import DEFAULT_SIZES, is_default_size
 from autokern.model.relied import density
+from autokern.model.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import forced, route
 
 _dispatch = route("kernel_matrix", looked=True)

@@ -18,9 +18,9 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import inside
+from autokern.core.recovery import unless_it_fails
 from autokern.density import factors
 from autokern.hooks import matrixfree, origin
-from autokern.hooks.reading import unless_it_fails
 from autokern.kernels import embedded as forms
 from autokern.model.frozen import by_kernel, frozen
 from autokern.prediction import factor_cache

@@ -17,16 +17,16 @@ from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOperator, LinearOperator
 
 from autokern.core.op import inside
+from autokern.core.recovery import unless_it_fails
 from autokern.core.registry import get
-from autokern.hooks.bypass import stay_out
+from autokern.hooks.bypass import stay_out, trivial
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
-from autokern.hooks.reading import trivial, unless_it_fails
-from autokern.hooks.solver_choice import EXACT, ITERATIVE, SOLVE, regime
 from autokern.kernels import tree as trees
 from autokern.model import footprint
 from autokern.model.library_orders import is_default_size
 from autokern.model.relied import MEMORY
+from autokern.model.solver_choice import EXACT, ITERATIVE, SOLVE, regime
 from autokern.runtime import dispatch
 from autokern.system import memory_limit
 

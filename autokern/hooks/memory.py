@@ -27,13 +27,12 @@ from linear_operator.operators import (
 )
 from linear_operator.utils.memoize import add_to_cache
 
-from autokern.core.recovery import caught
+from autokern.core.recovery import caught, unless_it_fails
 from autokern.core.releases.known import full_name, relied
 from autokern.hooks import botorch, matrixfree
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
-from autokern.hooks.reading import unless_it_fails
 from autokern.model import footprint, memoized, prior_state
 from autokern.model.relied import MEMORY
 from autokern.system import memory_limit

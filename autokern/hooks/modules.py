@@ -16,9 +16,9 @@ from gpytorch.likelihoods.noise_models import FixedGaussianNoise
 from gpytorch.models import ExactGP
 from gpytorch.settings import lazily_evaluate_kernels
 
+from autokern.core.recovery import unless_it_fails
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, is_enabled, stock_of
-from autokern.hooks.reading import unless_it_fails
 
 _RELIES = (
     "torch.nn.modules.module:Module._apply", "torch.nn.modules.module:Module.to",

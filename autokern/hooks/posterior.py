@@ -15,13 +15,13 @@ from gpytorch.models import ExactGP
 from autokern.core.autograd import has_duals
 from autokern.core.beside import Beside
 from autokern.core.reasons import left
+from autokern.core.recovery import unless_it_fails
 from autokern.hooks import botorch, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
-from autokern.hooks.reading import unless_it_fails
-from autokern.hooks.solver_choice import EXACT, SOLVE, regime
 from autokern.model.arrays import UnreadError
 from autokern.model.botorch_inputs import parts_of
+from autokern.model.solver_choice import EXACT, SOLVE, regime
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import Posterior
 from autokern.runtime.dispatch import route

@@ -21,14 +21,14 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import to_linear_operator
 
 from autokern.core.op import inside
+from autokern.core.recovery import unless_it_fails
 from autokern.hooks import iterated, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
-from autokern.hooks.reading import unless_it_fails
-from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, regime
 from autokern.model import memoized
 from autokern.model.frozen import frozen, thawed
 from autokern.model.relied import fantasy, prediction
+from autokern.model.solver_choice import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, regime
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query, Update
 from autokern.prediction.lazy_covariance import less

@@ -23,9 +23,9 @@ from linear_operator.operators import (
     _linear_operator,
 )
 
+from autokern.core.recovery import unless_it_fails
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
-from autokern.hooks.reading import unless_it_fails
 from autokern.model import memoized
 from autokern.model.relied import ALGEBRA, MEMORY
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from linear_operator.operators import AddedDiagLinearOperator
 
+from autokern.core.recovery import unless_it_fails
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
-from autokern.hooks.reading import unless_it_fails
-from autokern.hooks.solver_choice import EXACT, SOLVE, regime
 from autokern.kernels.embedded import Embedded
 from autokern.model.marginal import is_unstructured
+from autokern.model.solver_choice import EXACT, SOLVE, regime
 from autokern.runtime.dispatch import route
 
 __all__: list[str] = []

@@ -16,8 +16,8 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from linear_operator.operators import BlockInterleavedLinearOperator, KroneckerProductLinearOperator
 
 from autokern.core.replay.effects import is_library
-from autokern.hooks.solver_choice import EXACT, regime
 from autokern.model import marginal, originals
+from autokern.model.solver_choice import EXACT, regime
 
 __all__ = ["are_blocks", "described", "independent", "known"]
 _OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)

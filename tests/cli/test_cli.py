@@ -187,7 +187,7 @@ def test_calibrate_measures_tells_and_writes(run, home, tmp_path):
     ],
 )
 def test_calibrate_tells_a_fault_of_the_order_before_it_measures(run, monkeypatch, arguments, told):
-    monkeypatch.setattr("autokern.hooks.calibrate.display", lambda *args: pytest.fail("it began"))
+    monkeypatch.setattr("autokern.evaluation.calibrate.display", lambda *args: pytest.fail("it began"))
     result = run("calibrate", *arguments)
     assert result.exit_code == 2
     assert told in result.stderr

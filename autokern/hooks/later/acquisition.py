@@ -10,9 +10,9 @@ import math
 from types import FunctionType
 from typing import Any
 
+from autokern.core.recovery import unless_it_fails
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
-from autokern.hooks.reading import unless_it_fails
 from autokern.system import threads
 
 __all__ = ["declare"]

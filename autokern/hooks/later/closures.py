@@ -9,14 +9,14 @@ import gpytorch
 import numpy as np
 import torch
 
+from autokern.core.recovery import unless_it_fails
 from autokern.core.releases.recorded import is_within
 from autokern.density.exact_objective import Reading, Readings
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.later import fits
-from autokern.hooks.reading import unless_it_fails
-from autokern.hooks.solver_choice import EXACT, regime
 from autokern.model.arrays import UnreadError
+from autokern.model.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import route
 
 __all__ = ["declare"]

@@ -63,7 +63,7 @@ def calibrate(
     >>> isinstance(profile, autokern.Profile)
     True
     """
-    from autokern.hooks.exam import LEAST, SHARE, examined
+    from autokern.evaluation.exam import LEAST, SHARE, examined
     from autokern.tuning import store  # imported here: only calibration needs these
     from autokern.tuning.calibration import calibrate as measure
     from autokern.tuning.calibration import chosen_devices, chosen_ops

@@ -16,7 +16,8 @@ from support.fakes import as_if_of_autokern
 import autokern
 from autokern.core.op import inside
 from autokern.core.problem import Problem
-from autokern.hooks import exam, install
+from autokern.evaluation import exam
+from autokern.hooks import install
 from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning import calibration, recorded, store, timer
