@@ -763,11 +763,11 @@ def test_explain_what_was_decided(toy):
         toy.call(matrix(8))
     found = autokern.explain()
     assert sorted((d.problem.n, calls) for d, calls in found.decisions) == [(4, 1), (8, 3)]
-    head, first, second = str(found).splitlines()
-    assert head.split()[:3] == ["calls", "problem", "runs"]
-    assert first.startswith("3 ")
-    assert second.startswith("1 ")
-    assert "fast" in first
+    head, ran, why = str(found).splitlines()
+    assert head.split()[:3] == ["calls", "×", "stock"]
+    assert ran.split()[0] == "4"
+    assert "by fast: n 4–8" in ran
+    assert why.strip()
 
 
 def test_a_session_is_made_from_the_environment_once(monkeypatch):
