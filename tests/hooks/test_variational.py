@@ -332,6 +332,24 @@ def test_losses_of_your_own_are_looked_at(change, inside, monkeypatch):
         same(losses(), theirs)
 
 
+def test_a_backward_pass_under_another_setting_is_that_of_the_call():
+    def gradients():
+        mll, found = made(), []
+        for at in range(12):
+            mll.zero_grad()
+            x, y = batch(at)
+            output = mll.model(x)
+            loss = mll(output, y) + output.variance.mean()
+            with gpytorch.settings.lazily_evaluate_kernels(at < 9):
+                loss.backward()
+            found += [p.grad for p in mll.parameters() if p.grad is not None]
+        return found
+
+    theirs = gradients()
+    with install.enabled():
+        same(gradients(), theirs)
+
+
 def test_losses_of_your_own_that_count_their_calls_are_called():
     counts = []
     with install.enabled():

@@ -21,7 +21,7 @@ class Given:
     """A prior and a target: how the distribution is built from tensors, and copies of these, which a replay reads."""
 
     def __init__(self, prior: Any, form: Any, tensors: list[torch.Tensor]) -> None:
-        self._form, self._empty = form, copy.copy(prior)
+        self.form, self._empty = form, copy.copy(prior)
         self._empty.loc = self._empty._covar = None
         self.copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
         self.present = tensors
@@ -36,12 +36,12 @@ class Given:
     @property
     def objects(self) -> list[Any]:
         """The modules of the covariance."""
-        return list(_objects(self._form))
+        return list(_objects(self.form))
 
     def take(self, prior: Any, target: Any) -> bool:
         """Copy another prior and target of the same form; false for another form."""
         found = _described(prior, target)
-        if found is None or found[0] != self._form:
+        if found is None or found[0] != self.form:
             return False
         self.present = found[1]
         with torch.no_grad():
@@ -52,7 +52,7 @@ class Given:
     def prior(self, tensors: Any) -> Any:
         """Return the distribution with other tensors."""
         made = copy.copy(self._empty)
-        made.loc, made._covar = tensors[0], _built(self._form[1], tensors)
+        made.loc, made._covar = tensors[0], _built(self.form[1], tensors)
         return made
 
     def lazies(self, prior: Any) -> Iterator[Any]:

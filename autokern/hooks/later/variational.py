@@ -7,6 +7,7 @@ its backward pass computes by the library again.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from gpytorch.settings import lazily_evaluate_kernels
 from gpytorch.utils.memoize import clear_cache_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -124,6 +126,7 @@ class _Step(OfLosses):
                 if given is None:
                     raise UnrecordedError("a distribution of another kind")
                 self._given, self._outs = given, [t.detach() for t in given.present[:-1]]
+                self._lazily = lazily_evaluate_kernels.on()
                 self._graded = [t.requires_grad for t in given.present[:-1]]
                 given.present = []
                 recorder.mark()
@@ -179,15 +182,24 @@ class _Step(OfLosses):
         def again(cotangents: Any) -> Any:
             (points,), graph = unsaved.unchanged(), torch.is_grad_enabled()
             with torch.enable_grad():
-                _cleared(model)
-                given = Given.of(stock(model, points), self._y)
-                assert given is not None
+                given = self._taken(model, stock, points)
                 graded = [t for t in given.present[:-1] if t.requires_grad]
             return torch.autograd.grad(graded, self._parameters, cotangents, create_graph=graph, allow_unused=True)
 
         wanted = list(itertools.compress(values, self._graded))
         graded = iter(_Again.apply(again, wanted, *self._parameters))  # type: ignore[no-untyped-call]
         return [next(graded) if has else value for value, has in zip(values, self._graded, strict=True)]
+
+    def _taken(self, model: Any, stock: Call, points: Any) -> Given:
+        """Return the library's distribution as it was recorded; a setting of now, or of another thread, may differ."""
+        settings: tuple[Any, ...] = contextlib.nullcontext(), lazily_evaluate_kernels(self._lazily)
+        for setting in settings:
+            with setting:
+                _cleared(model)
+                given = Given.of(stock(model, points), self._y)
+            if given is not None and given.form == self._given.form:
+                return given
+        raise RuntimeError("a variational model's distribution has another form in the backward pass than before")
 
     def is_unchanged(self) -> bool:
         """Whether everything is as it was recorded; `predicted` has looked at it for this step."""
