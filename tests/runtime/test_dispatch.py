@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import errno
+import gc
 import os
+import random
 import signal
+import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from msgspec import structs
@@ -106,6 +111,57 @@ def test_the_memo_is_bounded_and_counts_survive(toy, monkeypatch):
         for n in range(1, 24):
             toy.call(matrix(n))
         assert len(memo.current.get().memo["double"]) <= 5
+
+
+@pytest.fixture
+def shapes(make_op):
+    """An op that believes a candidate of its own to be faster, called with as many shapes as it is told."""
+    op = make_op("double")
+    for name in ("stock", "fast", "other"):
+        op.candidate(name)(lambda a: 2 * a)
+    dispatch.reset(NEVER).adopt(Toy.profile(None))
+    call, memory = dispatch.route(op), torch.empty(160_000, dtype=torch.float64)
+
+    def calls(sizes):
+        for m, n in sizes:
+            call(memory[: m * n].view(m, n))
+
+    return calls
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_memory_is_flat_over_calls_of_ever_new_shapes(shapes):
+    draw, resident = random.Random(11), []
+    for _ in range(2):
+        shapes((draw.randrange(1, 400), draw.randrange(1, 400)) for _ in range(20_000))
+        gc.collect()
+        resident.append(psutil.Process().memory_info().rss)
+    assert resident[1] - resident[0] < 8 * 2**20
+    assert sum(len(known) for known in dispatch.session().memo.values()) <= 10_000
+    assert sum(dispatch.stats()["double"].values()) == 40_000
+
+
+@pytest.mark.slow
+def test_a_warm_call_takes_no_more_steps_with_ten_thousand_keys_known(shapes):
+    def steps():
+        count = 0
+
+        def step(frame, event, argument):
+            nonlocal count
+            count += 1
+
+        sys.setprofile(step)
+        try:
+            shapes([(3, 3)])
+        finally:
+            sys.setprofile(None)
+        return count
+
+    shapes([(3, 3)])
+    few = steps()
+    shapes((1 + index // 100, 1 + index % 100) for index in range(9_999))
+    assert steps() == few
 
 
 def test_another_profile_decides_afresh(toy):

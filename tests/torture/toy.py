@@ -1,4 +1,4 @@
-"""Ops made for tortures: stock and one other candidate, and a session that believes the other to be faster."""
+"""Ops made for tortures: stock and one other candidate."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import torch
 
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
-from autokern.core.settings import Settings
-from autokern.runtime import dispatch
-from autokern.system import host
-from autokern.tuning.chooser import fitted
-from autokern.tuning.profile import Profile, Timing, Trial
 
 GRID = (16, 64, 160)
 Run = Callable[[torch.Tensor], torch.Tensor]
@@ -51,12 +46,3 @@ def op_of(name: str, stock: Run, other: Run) -> Op:
     op.candidate("stock")(stock)
     op.candidate("other")(other)
     return op
-
-
-def believed(op: Op) -> Run:
-    """Start a session that knows the other candidate to be faster; return the dispatched op."""
-    here, timings = host.current(), {"stock": Timing(1e-4), "other": Timing(5e-5, 0.5, 0.01, 5)}
-    trials = [Trial(Problem(op=op.name, m=n, n=n), timings) for n in GRID]
-    session = dispatch.reset(Settings(calibrate="never"))
-    session.adopt(fitted(Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials)))
-    return dispatch.route(op)
