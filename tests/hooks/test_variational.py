@@ -294,11 +294,23 @@ class Weighted(VariationalELBO):
         return super()._log_likelihood_term(*args, **kwargs) * self.weights[0]
 
 
+class Many(ConstantMean):
+    """A mean with numbers of its own, which no parameter holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.many = torch.zeros(400, dtype=DOUBLE)
+
+    def forward(self, x):
+        return self.many[: x.shape[-2]] + self.many.mean()
+
+
 def put(weights, at, value):
     weights[at] = value
 
 
 OWN = {
+    "a large tensor": lambda mll: mll.model.mean_module.many.data.fill_(0.9),
     "a list": lambda mll: put(mll.weights, 0, 3.0),
     "a tensor": lambda mll: mll.beta.data.fill_(0.7),
     "a class": lambda mll: setattr(type(mll), "weights", [2.0]) or vars(mll).pop("weights", None),
@@ -313,6 +325,7 @@ def test_losses_of_your_own_are_looked_at(change, inside, monkeypatch):
     def losses():
         torch.manual_seed(1)
         mll = Weighted(GaussianLikelihood().double(), Model().double(), len(X), beta=torch.ones(())).train()
+        mll.model.mean_module = Many()
         found = []
         for at in range(14):
             x, y = batch(at)

@@ -27,10 +27,10 @@ from autokern.hooks.later.fits import OfParameters
 from autokern.hooks.later.given import Given
 from autokern.model import prior_state
 
-__all__ = ["UNFIT", "Loss", "OfLosses", "loss"]
+__all__ = ["MOST", "UNFIT", "Loss", "OfLosses", "loss"]
 
 _known = Beside["Loss"]()
-_MOST = 2**18
+MOST = 2**18
 """Elements of tensors whose numbers are compared before each replay, at most."""
 _LARGEST = 500
 """Points above which a computation is too large to be recorded, or too slow to gain."""
@@ -145,7 +145,7 @@ class Loss(OfLosses):
         of = [one for part in self._given.objects for one in part.modules() if not is_library(type(one).__module__)]
         known = {id(t) for one in of for t in (*vars(one).values(), *one._buffers.values())}
         spaces = [getattr(one, name, {}) for one in mll.model.modules() for name in _SPACES]
-        found = self.held(mll.likelihood, *self._given.objects, *priors, spaces=spaces, most=_MOST)
+        found = self.held(mll.likelihood, *self._given.objects, *priors, spaces=spaces, most=MOST)
         self._own = [] if isinstance(found, str) else [t for t in found.tensors if id(t) in known]
         return found
 

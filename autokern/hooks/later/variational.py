@@ -28,7 +28,7 @@ from autokern.core.replay.held import Held
 from autokern.core.replay.recording import Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.given import Given
-from autokern.hooks.later.losses import UNFIT, OfLosses
+from autokern.hooks.later.losses import MOST, UNFIT, OfLosses
 from autokern.system import randomness
 
 __all__ = ["called", "loss"]
@@ -108,7 +108,7 @@ class _Step(OfLosses):
         plain = all(type(value) in _PLAIN for name, value in self._own.items() if not name.startswith("_"))
         self._looks = not (plain and is_library(type(mll).__module__))
         _cleared(mll.model)
-        return self.held(mll, without=(_CACHE,))
+        return self.held(mll, without=(_CACHE,), most=MOST)
 
     def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         """Return points, targets and parameters, and what computes the marginal likelihood and its gradients."""
