@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; read when torch is imported
@@ -30,7 +31,7 @@ from autokern.core.settings import Settings
 from autokern.hooks import install
 from autokern.kernels import partition
 from autokern.runtime import dispatch
-from autokern.system import keops
+from autokern.system import host, keops
 from autokern.tuning import recorded
 
 registry.load()  # before a test module imports one by itself, which would leave its candidates without a source
@@ -188,6 +189,19 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """The bytes that are free, to be changed at will, and how often somebody asked."""
+    there = SimpleNamespace(bytes=4 * 2**30, asked=0)
+
+    def look(device):
+        there.asked += 1
+        return there.bytes
+
+    monkeypatch.setattr(host, "available_memory", look)
+    return there
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from unittest import mock
 
@@ -14,6 +13,7 @@ from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, ProductKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from support.outcomes import judged
 from support.structured import Regression
 
 import autokern
@@ -39,17 +39,7 @@ def both(work):
 
 def stock_s(bound=1e-9):
     """Let a test return the same with autokern as without."""
-
-    def decorate(work):
-        @functools.wraps(work)
-        def test(**given):
-            stock, ours = both(functools.partial(work, **given))
-            for one, other in zip(ours, stock, strict=True):
-                torch.testing.assert_close(one, other, rtol=bound, atol=bound)
-
-        return test
-
-    return decorate
+    return judged(lambda work, _: torch.testing.assert_close(*both(work), rtol=bound, atol=bound))
 
 
 def halved(stock):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import gc
 import pickle
 import signal
@@ -38,6 +37,7 @@ from gpytorch.kernels import (
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from linear_operator.operators import DenseLinearOperator
 from support.models import ExactModel
+from support.outcomes import judged
 from support.threads import in_threads
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -218,15 +218,7 @@ def close(found, expected, rtol=1e-10, atol=1e-10):
 
 def stock_s(times=2, calls=1, **tolerance):
     """Let a test return by arrays what it returns by stock, or by stock alone where there are to be no calls."""
-
-    def decorate(run):
-        @functools.wraps(run)
-        def test(**given):
-            close(*both(functools.partial(run, **given), times, calls), **tolerance)
-
-        return test
-
-    return decorate
+    return judged(lambda run, _: close(*both(run, times, calls), **tolerance))
 
 
 def weighted(t):

@@ -14,7 +14,6 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -474,21 +473,8 @@ def test_a_memory_budget_that_only_a_frugal_candidate_fits(toy):
     assert "memory" in entry.decision.reason
 
 
-@pytest.fixture
-def free(monkeypatch):
-    """The bytes that are free, to be changed at will, and how often somebody asked."""
-    there = SimpleNamespace(bytes=10**9, asked=0)
-
-    def look(device):
-        there.asked += 1
-        return there.bytes
-
-    monkeypatch.setattr("autokern.system.memory_limit.host.available_memory", look)
-    return there
-
-
 def test_free_memory_is_asked_for_large_calls_only(make_op, free):
-    toy = Toy(make_op, memory=lambda p: 10**6 * p.n)
+    toy, free.bytes = Toy(make_op, memory=lambda p: 10**6 * p.n), 10**9
     dispatch.reset(NEVER).adopt(toy.profile())
     for _ in range(3):
         toy.call(matrix(8))
@@ -519,7 +505,7 @@ def test_what_was_decided_is_not_trusted_when_memory_has_become_short(make_op, f
 
 
 def test_a_large_candidate_that_ran_out_of_memory_is_not_chosen_again(make_op, free):
-    toy = Toy(make_op, memory=lambda p: 10**6 * p.n)
+    toy, free.bytes = Toy(make_op, memory=lambda p: 10**6 * p.n), 10**9
     dispatch.reset(NEVER).adopt(toy.profile())
     toy.call(matrix(90))
     toy.errors["fast"] = MemoryError("full")

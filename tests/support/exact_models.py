@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 
 import gpytorch
 import torch
@@ -13,6 +12,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean
+from support.outcomes import judged
 
 import autokern
 
@@ -155,15 +155,7 @@ def assert_stock(read, candidate=None, op="predict", **tolerance):
 
 def stock_s(**tolerance):
     """Let a test return the same without and with autokern, which its parameter `candidate` serves if it has one."""
-
-    def decorate(read):
-        @functools.wraps(read)
-        def test(**given):
-            assert_stock(functools.partial(read, **given), given.get("candidate"), **tolerance)
-
-        return test
-
-    return decorate
+    return judged(lambda read, given: assert_stock(read, given.get("candidate"), **tolerance))
 
 
 def at(model, m, seed=5):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import gpytorch
 import pytest
 import torch
@@ -13,6 +11,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior
+from support.outcomes import judged
 
 import autokern
 from autokern.core.replay import recording
@@ -82,18 +81,14 @@ def once(change, when=6):
 def as_library(served=0, **tolerance):
     """Let a test return the same with replays, at least so many of them, as by the library."""
 
-    def decorate(run):
-        @functools.wraps(run)
-        def test(**given):
-            theirs, before = run(**given), replays()
-            with install.enabled():
-                ours = run(**given)
-            assert replays() - before >= served
-            torch.testing.assert_close(ours, theirs, **tolerance)
+    def judge(run, _):
+        theirs, before = run(), replays()
+        with install.enabled():
+            ours = run()
+        assert replays() - before >= served
+        torch.testing.assert_close(ours, theirs, **tolerance)
 
-        return test
-
-    return decorate
+    return judged(judge)
 
 
 def step(mll, optimizer=None, change=None, at=None):

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+
+
+def judged(judge):
+    """Let what a test computes be judged: `judge` gets the computation, and the parameters of the test."""
+
+    def decorate(compute):
+        @functools.wraps(compute)
+        def test(**given):
+            judge(functools.partial(compute, **given), given)
+
+        return test
+
+    return decorate
 
 
 def outcome(run, *args):

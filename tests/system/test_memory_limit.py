@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import gpytorch
 import pytest
 import torch
@@ -24,19 +22,6 @@ GIB = 2**30
 
 def available(device) -> int:
     return memory_limit.current(device, memory_limit._ordered()).bytes
-
-
-@pytest.fixture
-def free(monkeypatch):
-    """What is free; to be changed at will."""
-    there = SimpleNamespace(bytes=4 * GIB, asked=0)
-
-    def look(device):
-        there.asked += 1
-        return there.bytes
-
-    monkeypatch.setattr(host, "available_memory", look)
-    return there
 
 
 # --- what may be taken ------------------------------------------------------------------------------------------------
