@@ -15,12 +15,12 @@ from types import FrameType
 
 from autokern.cli import tables
 from autokern.cli.tables import Table
+from autokern.core.versions import LIBRARIES
 
 _EVERY = 0.01
 """Seconds between two samples, each of which takes some twenty microseconds."""
 _MOST, _WIDTH = 15, 41  # lines, and characters of one
 _WHO = ("autokern", "library", "")
-_LIBRARIES = ("gpytorch", "linear_operator", "botorch")
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 Line = tuple[str, int]
 
@@ -89,7 +89,7 @@ def _owner(file: str) -> str:
         return "user"
     if file.startswith(_OURS + os.sep):
         return "autokern"
-    for name in _LIBRARIES:
+    for name in LIBRARIES:
         here = getattr(sys.modules.get(name), "__file__", None)
         if here and file.startswith(os.path.dirname(here) + os.sep):
             return "library"

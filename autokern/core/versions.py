@@ -1,12 +1,20 @@
-"""The versions of autokern and of installed packages."""
+"""The versions of autokern and of installed packages, and which packages are the libraries."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import sys
+from typing import Any
 
 __version__ = "0.1.0"
 """The only statement of the version; the package's metadata read it here."""
+LIBRARIES = frozenset({"botorch", "gpytorch", "linear_operator"})
+"""The packages whose calls are dispatched."""
+
+
+def is_of_libraries(module: Any) -> bool:
+    """Whether a module's name is of one of the libraries."""
+    return str(module).partition(".")[0] in LIBRARIES
 
 
 def installed(distribution: str) -> str:

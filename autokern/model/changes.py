@@ -19,7 +19,7 @@ from gpytorch.priors import Prior
 
 from autokern.core.autograd import version
 from autokern.core.recovery import uninterrupted
-from autokern.model.frozen import LIBRARIES
+from autokern.core.versions import is_of_libraries
 from autokern.model.mirrors import as_bytes
 
 __all__ = ["State"]
@@ -62,7 +62,7 @@ class State:
                 continue
             seen.add(id(module))
             own = module.__dict__
-            read = _reader(module) if type(module).__module__.partition(".")[0] in LIBRARIES else None
+            read = _reader(module) if is_of_libraries(type(module).__module__) else None
             attributes = () if read is None else read(own)
             self._held.append(
                 _Held(weakref.ref(module), _addresses(own), dict(own["_buffers"]), read, attributes, len(own))

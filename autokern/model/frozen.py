@@ -13,7 +13,9 @@ import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.priors import Prior
 
-__all__ = ["LIBRARIES", "by_kernel", "frozen", "is_library", "thawed"]
+from autokern.core.versions import LIBRARIES
+
+__all__ = ["by_kernel", "frozen", "is_library", "thawed"]
 
 _CHANGING = frozenset(
     {
@@ -23,8 +25,6 @@ _CHANGING = frozenset(
 )  # fmt: skip
 """Library kernels whose evaluation draws, moves or caches state, or calls other objects."""
 _ORIGINAL = "_autokern_frozen_from"
-LIBRARIES = frozenset({"gpytorch", "linear_operator", "botorch"})
-"""Packages whose modules keep no hidden state in attributes."""
 _THEIRS = LIBRARIES | {"torch"}
 
 

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from autokern.core.releases.fingerprints import of_value
 from autokern.core.releases.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, original, table
+from autokern.core.versions import is_of_libraries
 
-__all__ = ["LIBRARIES", "MAYBE", "MISSING", "PATCHED", "Look", "begin", "is_known", "members", "trusted"]
+__all__ = ["MAYBE", "MISSING", "PATCHED", "Look", "begin", "is_known", "members", "trusted"]
 
 MAYBE = "?"
 """Mark among the fingerprints of a function that some recorded releases lack."""
 MISSING, PATCHED = "is missing, or elsewhere", "was replaced by code from elsewhere"
 _OTHER, _OVERRIDES = "is not that of a tested release", "overrides a base class or an attribute"
-LIBRARIES = {"botorch", "gpytorch", "linear_operator"}
 _TORCH = (("torch", ""), ("torch.linalg", ""), ("torch.nn.functional", ""), ("torch", "Tensor"))
 """Modules and classes in which the libraries look up torch's functions."""
 _OURS = frozenset(
@@ -97,7 +97,7 @@ def _names(code: CodeType) -> frozenset[str]:
 @functools.cache
 def _of_modules() -> frozenset[str]:
     """Return the names of all recorded functions and constants at module level of the libraries."""
-    spaces = (space for module, space in table()["code"].items() if module.partition(".")[0] in LIBRARIES)
+    spaces = (space for module, space in table()["code"].items() if is_of_libraries(module))
     return frozenset(name for space in spaces for name in space if "." not in name)
 
 
@@ -219,7 +219,7 @@ class Look:
         used = dict.fromkeys(_TORCH, every)
         used["torch", "Tensor"] = every.union(_names_in(tensor.__base__))  # a replacement shadows a method of the base
         for module, found in by_module.items():
-            if module.partition(".")[0] in LIBRARIES:
+            if is_of_libraries(module):
                 used[module, ""] = found & _of_modules()
         for (module, owner), names in used.items():
             holder, torchs = sys.modules[module], (module, owner) in _TORCH

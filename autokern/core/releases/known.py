@@ -16,8 +16,9 @@ from typing import Any
 from autokern.core.errors import AutokernWarning
 from autokern.core.recovery import suppressed, uninterrupted
 from autokern.core.releases import comparison, installed
-from autokern.core.releases.comparison import LIBRARIES, MAYBE, MISSING, PATCHED, Look, is_known
+from autokern.core.releases.comparison import MAYBE, MISSING, PATCHED, Look, is_known
 from autokern.core.releases.recorded import functions, is_of, original, table
+from autokern.core.versions import LIBRARIES
 
 __all__ = ["Relied", "admits", "everything", "full_name", "is_known", "leave_out", "relied", "trust", "unknown", "warn"]
 

@@ -22,9 +22,11 @@ import numpy as np
 import torch
 from torch.nn.modules.module import _has_any_global_hook
 
+from autokern.core.versions import LIBRARIES
+
 __all__ = ["codes", "content", "is_library", "walked"]
 
-_LIBRARIES = ("autokern", "botorch", "gpytorch", "linear_operator", "torch")
+_LIBRARIES = LIBRARIES | {"autokern", "torch"}
 _PLAIN = frozenset(
     (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device,
      torch.layout, torch.memory_format, slice, range)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from autokern.core.releases.comparison import LIBRARIES
 from autokern.core.releases.recorded import functions
+from autokern.core.versions import is_of_libraries
 
 __all__ = ["Ran"]
 
@@ -68,7 +68,7 @@ class Ran:
         names = {code.co_name for code in self._codes}
         found = [place for code in self._codes for place in _places.get(code, ())]
         for kind in own:  # of a library's class, only what has run, or may hide it
-            found += [(kind, name) for name in vars(kind) if name in names or not _is_library(kind.__module__)]
+            found += [(kind, name) for name in vars(kind) if name in names or not is_of_libraries(kind.__module__)]
         called = set[str]().union(*self._called.values())
         found += [(vars(one), name) for one in _TORCH for name in called.intersection(vars(one))]
         several: dict[int, tuple[Any, dict[str, None]]] = {}
@@ -104,18 +104,14 @@ class Ran:
             return False
 
 
-def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in LIBRARIES
-
-
 def _of_libraries() -> Iterator[Any]:
     """Yield the classes of the libraries, and the namespaces of their modules."""
     classes = dict[int, type]()
     for name, module in list(sys.modules.items()):
-        if _is_library(name) and module is not None:
+        if is_of_libraries(name) and module is not None:
             yield vars(module)
             own = list(vars(module).values())
-            classes |= {id(one): one for one in own if isinstance(one, type) and _is_library(one.__module__)}
+            classes |= {id(one): one for one in own if isinstance(one, type) and is_of_libraries(one.__module__)}
     yield from classes.values()
 
 
