@@ -2,7 +2,7 @@
 
 Here are `diabetes` (exact training), `co2` (online learning, one fantasy update per week) and `cg` (conjugate
 gradients on a dense kernel matrix), and the command line of all workloads: `training` and `jump` live in
-`training.py`, `botorch`, `acquisition` and `memory` in `fits.py`, `processes` in `processes.py`, predictions and
+`training.py`, `acquisition` and `memory` in `fits.py`, `processes` in `processes.py`, predictions and
 online learning in `posteriors.py`, what has no matrix in `matrixfree.py` and `elevation.py`.
 Each workload steps independent copies in turn, under stock and under autokern, and compares them pair by pair
 (`measuring.py`). The models live in `workloads.py`; tables, plots and the block of docs/figures.md in `figures.py`.
@@ -28,7 +28,7 @@ import linear_operator
 import psutil
 import torch
 from elevation import run_elevation
-from fits import run_acquisition, run_botorch, run_memory
+from fits import run_acquisition, run_memory
 from linear_operator.utils.warnings import NumericalWarning
 from matrixfree import run_matrixfree, run_refusal
 from measuring import DTYPES, FULL, QUICK, SIDES, Report, Scale, Toggles, compare, geomean, interleave, largest, word
@@ -175,9 +175,8 @@ WORKLOADS: dict[str, Callable[[Scale, Toggles, Report], dict[str, Any]]] = {
     "refusal": run_refusal,
     "elevation": run_elevation,
     "acquisition": run_acquisition,
-    "botorch": run_botorch,
 }
-"""In the order in which they run: importing BoTorch changes defaults of GPyTorch for good, so its fits are the last."""
+"""In the order in which they run: importing BoTorch changes defaults of GPyTorch for good, so it comes last."""
 
 
 def describe(host: Mapping[str, Any], quick: bool) -> dict[str, Any]:

@@ -94,20 +94,6 @@ def compare_fits(n: int, toggles: Toggles, least: int, most: int, seconds: float
     return figure
 
 
-def run_botorch(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
-    """Compare fits of BoTorch's default model at several sizes."""
-    if importlib.util.find_spec("botorch") is None:
-        report("botorch: skipped, because BoTorch is not installed")
-        return {}
-    cases = []
-    for n in scale.botorch:
-        figure = compare_fits(n, toggles, *scale.fits, scale.fit_seconds)
-        cases.append(figure)
-        counts = " and ".join(str(figure["evaluations"][side]) for side in SIDES)
-        report(f"botorch, n={n}: {sentence(figure)}, {counts} evaluations")
-    return {"d": DIMENSIONS, "cases": cases}
-
-
 def run_memory(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
     """Make, train and drop models under autokern; look at resident memory after each."""
     process, resident = psutil.Process(), []

@@ -47,10 +47,6 @@ class Scale:
     # jump: sizes on both sides of stock's limit for Cholesky, and steps
     edge: tuple[int, ...] = (799, 800, 801, 802)
     edge_steps: int = 11
-    # botorch: sizes, and fits of each side: as many as fit into `fit_seconds`
-    botorch: tuple[int, ...] = (20, 100, 400)
-    fit_seconds: float = 12.0
-    fits: tuple[int, int] = (3, 20)
     # processes: sizes, processes at once, seconds of warming up, and windows of so many seconds
     contended: tuple[int, ...] = (20, 50, 100, 300)
     processes: tuple[int, ...] = (1, 2, 4)
@@ -102,8 +98,6 @@ QUICK = Scale(
     seconds=0.4,
     rounds=(3, 50),
     edge_steps=3,
-    botorch=(20, 100),
-    fit_seconds=2.0,
     contended=(100,),
     processes=(1, 2),
     window=1.0,

@@ -86,13 +86,6 @@ def diabetes_rows(figures: Results) -> Iterator[Row]:
         yield compared(what, case, f"loss {small(case['loss_difference'])}")
 
 
-def botorch_rows(figures: Results) -> Iterator[Row]:
-    for case in figures["cases"]:
-        off, on = (case["evaluations"][side] for side in ("off", "on"))
-        agreement = f"parameters {small(case['relative_parameter_difference'])}; {on} evaluations (stock {off})"
-        yield compared(f"BoTorch fit, n = {case['n']:,}, d = {figures['d']}", case, agreement, case["n"] == 100)
-
-
 def processes_rows(figures: Results) -> Iterator[Row]:
     """Yield a row for each number of processes and size, in steps per second of all processes together."""
     for case in figures["cases"]:
@@ -219,7 +212,6 @@ def acquisition_rows(figures: Results) -> Iterator[Row]:
 ROWS: Mapping[str, Callable[[Results], Iterator[Row]]] = {
     "training": training_rows,
     "diabetes": diabetes_rows,
-    "botorch": botorch_rows,
     "processes": processes_rows,
     "posterior": posterior_rows,
     "points": points_rows,

@@ -35,6 +35,28 @@ def test_the_version_is_stated_once():
     assert re.fullmatch(r"\d+\.\d+\.\d+", autokern.__version__)
 
 
+def test_the_recipe_for_conda_says_what_the_project_says():
+    """conda-build is not among the test dependencies: fields are compared, nothing is built."""
+    recipe = (ROOT / "packaging" / "conda" / "recipe.yaml").read_text()
+    text = (ROOT / "pyproject.toml").read_text()
+    assert f'version: "{autokern.__version__}"' in recipe
+    host, run = (
+        set(re.findall(r"^    - (\S.*)$", recipe.partition(f"  {part}:\n")[2].partition("\n\n")[0], re.MULTILINE))
+        for part in ("host", "run")
+    )
+    python = "python " + re.search(r'requires-python = "(.*)"', text)[1]
+    needed = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)[1]
+    pairs = re.findall(r'"([\w-]+)(>=[\d.]+)"', needed)
+    assert len(pairs) == needed.count('"') // 2
+    assert run == {python, *(f"{'pytorch' if name == 'torch' else name} {least}" for name, least in pairs)}
+    builds_with = re.search(r'requires = \["(\w+)(.*?)"\]', text)
+    assert {python, "pip", f"{builds_with[1]} {builds_with[2]}"} <= host
+    for field in ("description", "license"):
+        assert ": " + re.search(rf'^{field} = "(.*)"', text, re.MULTILINE)[1] + "\n" in recipe
+    for name, target in re.findall(r'^(\w+) = "(autokern[\w.]+:\w+)"', text, re.MULTILINE):
+        assert f"- {name} = {target}\n" in recipe
+
+
 def test_the_readme_of_an_index_has_no_relative_links(monkeypatch):
     pytest.importorskip("hatchling")
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")

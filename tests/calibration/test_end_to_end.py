@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 NULL = {"off": contextlib.nullcontext, "on": contextlib.nullcontext}
 WORKLOADS = (
     "training", "jump", "diabetes", "processes", "memory", "posterior", "points", "fantasies", "stream", "co2", "cg",
-    "matrixfree", "refusal", "elevation", "acquisition", "botorch",
+    "matrixfree", "refusal", "elevation", "acquisition",
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def script() -> ModuleType:
 def tiny(script: ModuleType) -> Any:
     return script.Scale(
         steps=3, warmup=1, last=112, sizes=(40, 60), solves=3, training=(100,), floor=100, seconds=0.0, rounds=(2, 9),
-        edge=(20, 21), edge_steps=3, botorch=(100,), fit_seconds=0.0, fits=(1, 9), contended=(20,), processes=(1,),
+        edge=(20, 21), edge_steps=3, contended=(20,), processes=(1,),
         settle=0.0, window=0.05, windows=2, dropped=6, settling=2, posterior=(30,), predictions=2, points=(300,),
         repeats=1, fantasies=(30,), updates=2, successive=3, streamed=110, dropped_updates=60, acquired=20,
         restarts=(1,), evaluations=2, free=(48, 8, 3), free_compared=50, terrain=60, terrain_steps=1,
@@ -202,22 +202,6 @@ def test_below_its_limit_stock_is_exact(results: dict[str, Any]) -> None:
             assert max(case["error"][side].values()) <= (1e-3 if case["dtype"] == "float32" else 0)
         assert case["loss"]["off"] == pytest.approx(case["loss"]["truth"], rel=1e-3)
         assert case["gradient_norm"]["on"] == pytest.approx(case["gradient_norm"]["truth"], rel=1e-3)
-
-
-def test_fits_of_botorch_take_the_same_path_twice(results: dict[str, Any]) -> None:
-    (case,) = results["botorch"]["cases"]
-    assert_compared(case, 1)
-    assert case["evaluations"]["off"] == case["evaluations"]["on"] > 1
-    for what in ("relative_parameter_difference", "mean_difference", "objective_difference"):
-        assert case[what] == 0
-        assert case["reordered"][what] <= 1e-2
-
-
-def test_without_botorch_its_fits_are_skipped_aloud(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    said: list[str] = []
-    assert script.run_botorch(tiny(script), NULL, said.append) == {}
-    assert said == ["botorch: skipped, because BoTorch is not installed"]
 
 
 def test_predictions_and_updates_are_compared(results: dict[str, Any]) -> None:
@@ -427,8 +411,8 @@ def test_partial_runs_add_up_in_the_file(
 
     monkeypatch.setattr(autokern, "calibrate", lambda **options: None)
     ready = {name: lambda scale, toggles, report, name=name: dict(results[name]) for name in WORKLOADS}
-    monkeypatch.setattr(script, "WORKLOADS", {**ready, "botorch": lambda *_: {}})
-    for names in (["cg", "jump"], ["memory", "botorch"]):
+    monkeypatch.setattr(script, "WORKLOADS", {**ready, "acquisition": lambda *_: {}})
+    for names in (["cg", "jump"], ["memory", "acquisition"]):
         assert script.main([*names, "--output-dir", str(tmp_path)]) == 0
     read = script.figures.read(tmp_path)
     assert [name for name in read if name in WORKLOADS] == ["jump", "memory", "cg"]
