@@ -34,7 +34,7 @@ PACKAGES = {
 """Distribution by the first word of a program's name."""
 OLDER = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Haswell"}
 START = "import runpy, sys\nrunpy.run_path(sys.argv[1], run_name='__main__')\n"
-SERVED = "print('ops', *(op for op, by in autokern.stats().items() if set(by) - {'stock'}))"
+SERVED = "print('ops', *(op for op, by in autokern.stats().items() if set(by) - {'stock'}), sep=', ')"
 SAME = 1e-6
 
 
@@ -57,9 +57,10 @@ def run(script: Path, on: bool, **more: str) -> dict[str, Any]:
     if ended.returncode:
         raise RuntimeError(f"{script.stem} ended with {ended.returncode}: {ended.stderr[-2000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    lines = {line.partition(" ")[0]: line.split()[1:] for line in ended.stdout.splitlines() if line}
+    lines = {line.split(maxsplit=1)[0]: line for line in ended.stdout.splitlines() if line.strip()}
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"final": [float(word) for word in lines["final"]], "cpu": cpu, "ops": lines.get("ops", [])}
+    values = [float(word) for word in lines["final"].split()[1:]]
+    return {"final": values, "cpu": cpu, "ops": lines.get("ops,", "").split(", ")[1:]}
 
 
 def alike(one: Sequence[float], other: Sequence[float]) -> int:
@@ -78,10 +79,7 @@ def measured(script: Path, rounds: int) -> dict[str, Any]:
     return {
         "versions": {name: importlib.metadata.version(name).partition("+")[0] for name in names},
         "package": package,
-        "points": len(stock["final"]),
-        "agree": alike(ours["final"], stock["final"]),
-        "stock_agrees": alike(values, stock["final"]),
-        "best": [min(stock["final"]), min(ours["final"])],
+        "values": {"stock": stock["final"], "autokern": ours["final"], "stock, older": values},
         "cpu": [min(off["cpu"] for off, _ in runs), min(on["cpu"] for _, on in runs)],
         "ops": ours["ops"],
     }
@@ -89,14 +87,15 @@ def measured(script: Path, rounds: int) -> dict[str, Any]:
 
 def table(rows: dict[str, Any]) -> str:
     """Return the table in Markdown."""
-    heads = ("package", "points tried", "the same points", "best value, stock and autokern", "CPU time", "ops in it")
+    heads = ("package", "points tried", "the same points", "best, stock and autokern", "CPU time", "ops in it")
     lines = [f"| {' | '.join(heads)} |", "|---|---:|---:|---:|---:|---|"]
     for name, row in sorted(rows.items()):
-        stock, ours = row["cpu"]
+        stock, ours, older = row["values"].values()
+        points = len(stock)
         cells = (
-            f"{row['package']} {row['versions'][row['package']]} (`{name}.py`)", str(row["points"]),
-            f"{row['agree']} (stock {row['stock_agrees']})", " and ".join(f"{value:.6g}" for value in row["best"]),
-            f"{stock:.1f} s, {ours:.1f} s", ", ".join(f"`{op}`" for op in row["ops"]) or "none",
+            f"{row['package']} {row['versions'][row['package']]} (`{name}.py`)", str(points),
+            f"{alike(ours, stock)} ({alike(older, stock)})", f"{min(stock):.4g}, {min(ours):.4g}",
+            "{:.1f} s, {:.1f} s".format(*row["cpu"]), ", ".join(f"`{op}`" for op in row["ops"]) or "none",
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     versions = next(iter(rows.values()))["versions"] if rows else {}
