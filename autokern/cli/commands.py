@@ -120,6 +120,28 @@ def run_program(
     raise typer.Exit(run.started([*flags, *(["-m", module] if module else []), *context.args]) or 0)
 
 
+@app.command("everywhere")
+def switch_everywhere(
+    state: Annotated[str, typer.Argument(metavar="on|off|status", help="What to do.")] = "status",
+    yes: Annotated[bool, typer.Option("--yes", help="Also outside of a virtual environment.")] = False,
+    json: Json = False,
+) -> None:
+    """Enable autokern in all programs of this environment.
+
+    One file in its site-packages enables autokern in each Python process that imports GPyTorch or linear_operator.
+    AUTOKERN=0 keeps it off in a process.
+    """
+    if state not in ("on", "off", "status"):
+        raise SettingsError(f"{state!r} was asked for; there are on, off and status")
+    if state != "status":
+        everywhere.switch(state == "on", yes)
+    found, words = everywhere.state(), {"stale": "on for an autokern that lies elsewhere; `everywhere on` renews it"}
+    if json:
+        emit({"state": found, "file": str(everywhere.file())})
+    else:
+        tables.show(f"{words.get(found, found)}: {everywhere.file()}{' is not there' * (found == 'off')}")
+
+
 @app.command()
 def show(
     op: Annotated[str | None, typer.Argument(metavar="OP", help="Show every measured problem of this op.")] = None,
@@ -246,28 +268,6 @@ def clear(
     else:
         tables.show(f"nothing to remove: no profile in {store.home(settings)}")
     dispatch.reset()
-
-
-@app.command("everywhere")
-def switch_everywhere(
-    state: Annotated[str, typer.Argument(metavar="on|off|status", help="What to do.")] = "status",
-    yes: Annotated[bool, typer.Option("--yes", help="Also outside of a virtual environment.")] = False,
-    json: Json = False,
-) -> None:
-    """Enable autokern in all programs of this environment.
-
-    One file in its site-packages enables autokern in each Python process that imports GPyTorch or linear_operator.
-    AUTOKERN=0 keeps it off in a process.
-    """
-    if state not in ("on", "off", "status"):
-        raise SettingsError(f"{state!r} was asked for; there are on, off and status")
-    if state != "status":
-        everywhere.switch(state == "on", yes)
-    found, words = everywhere.state(), {"stale": "on for an autokern that lies elsewhere; `everywhere on` renews it"}
-    if json:
-        emit({"state": found, "file": str(everywhere.file())})
-    else:
-        tables.show(f"{words.get(found, found)}: {everywhere.file()}{' is not there' * (found == 'off')}")
 
 
 @app.command("bench", hidden=True, context_settings=_ANY)

@@ -19,7 +19,7 @@ from autokern.core.versions import LIBRARIES
 
 _EVERY = 0.01
 """Seconds between two samples, each of which takes some twenty microseconds."""
-_MOST, _WIDTH = 15, 41  # lines, and characters of one
+_MOST, _WIDTH = 15, 36  # lines, and characters of one
 _WHO = ("autokern", "library", "")
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 Line = tuple[str, int]
@@ -85,7 +85,7 @@ def _told(frame: FrameType | None) -> tuple[Line, str]:
 @functools.cache
 def _owner(file: str) -> str:
     """Return who wrote a file: ``user``, ``autokern``, ``library``, or nobody of these."""
-    if file in ("<string>", "<stdin>"):  # `run -c`, `run -`
+    if file in ("<string>", "<stdin>") and sys.argv[0] in ("-c", "-"):
         return "user"
     if file.startswith(_OURS + os.sep):
         return "autokern"

@@ -44,8 +44,11 @@ class Compared(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         off, on = (duration(statistics.median(each)) for each in (self.off, self.on))
         count = f", medians of {len(self.on)} runs in turn" if len(self.on) > 1 else ""
-        told = f"{self.ratio:.2f} times as fast: {off} by the library, {on} by autokern{count}"
-        return told if self.difference is None else f"{told}; results agree within {self.difference:.0e}"
+        ratio = f"{self.ratio:.2f} times as fast" if self.ratio > 0.995 else f"{1 / self.ratio:.2f} times as slow"
+        told = f"{ratio}: {off} by the library, {on} by autokern{count}"
+        if self.difference is None:
+            return told
+        return f"{told}; results {'are the same' if not self.difference else f'agree within {self.difference:.0e}'}"
 
 
 def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:

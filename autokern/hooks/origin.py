@@ -18,6 +18,7 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import BatchRepeatLinearOperator
 
 from autokern.core.beside import Beside
+from autokern.core.reasons import left
 from autokern.core.recovery import unless_it_fails
 from autokern.core.releases.known import Relied, relied
 from autokern.kernels.family import DISTANCES
@@ -88,6 +89,10 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
         names = [name for name, module in parent.named_modules() if module is theirs]
         kernel = model.get_submodule(names[0]) if names else None
     known = kernel is not None and is_library(kernel) and is_library(model.likelihood)
+    if kernel is not None and not known:
+        parts = [*kernel.modules(), *model.likelihood.modules()]
+        own = [type(part).__name__ for part in parts if not is_library(part)]  # each after what holds it
+        left("predictions", f"a class or function of your own ({own[-1]}), which may answer otherwise at each call")
     if type(strategy) is not DefaultPredictionStrategy or not known or not strategy.num_train:
         return False
     code = relied(*PREDICTION, *DISTANCES, *map(type, model.modules()))

@@ -109,8 +109,8 @@ def _range(ordered: Sequence[str]) -> str:
 
 def _sizes(problems: Sequence[Problem]) -> str:
     """Return the range of each size, and the words if there are few."""
-    parts = []
-    for size in SIZES:
+    parts, problems = [], [problem for problem in problems if problem != Problem(op=problem.op)]
+    for size in SIZES if problems else ():
         values = sorted({getattr(problem, size) for problem in problems})
         if values[-1] > (size == "batch") and not (size == "m" and all(p.m == p.n for p in problems)):
             parts.append(f"{size} {_range([f'{value:,}' for value in values])}")
@@ -139,7 +139,8 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
         if self.decisions:
             lines = [f"{'calls':>8}  {'× stock':>9}  what ran, on what, and why"]
         for group in grouped(self.decisions):
-            first = f"{group.calls:>8,}  {group.gain:>9}  {group.op} by {group.candidate}: {group.sizes}"
+            ran = ": ".join(filter(None, (f"{group.op} by {group.candidate}", group.sizes)))
+            first = f"{group.calls:>8,}  {group.gain:>9}  {ran}"
             lines += textwrap.wrap(first, 80, subsequent_indent=_INDENT)
             lines += textwrap.wrap(group.why, 80, initial_indent=_INDENT, subsequent_indent=_INDENT)
         return legible("\n".join(filter(None, [*lines, installed.summary(known.unknown())])))

@@ -32,6 +32,8 @@ def test_a_kernel_of_your_own_is_named_with_the_kernels_that_are_read():
     why = rows(single().model)["training step"][1]
     assert "not read: a kernel Own (read are" in why
     assert "in long loops it is recorded and replayed" in why
+    for part in ("prediction", "acquisition"):
+        assert "a class or function of your own (Own)" in rows(single().model)[part][1]
     lines = str(autokern.explain(single().model)).splitlines()
     assert lines[0] == "Model: 12 points, float64, cpu"
     assert max(map(len, lines)) <= 80
