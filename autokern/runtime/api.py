@@ -147,31 +147,7 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
 
 
 def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
-    """Return the candidate that would run for a problem, and why; without arguments, all decisions of this process.
-
-    Parameters
-    ----------
-    op : str, optional
-        Name of an op.
-    **fields
-        Fields of the Problem: ``m``, ``n``, ``d``, ``rhs``, ``batch``, ``dtype``, ``device``, ``grad``, ``variant``.
-
-    Returns
-    -------
-    Decision or Explanation
-        Times in seconds, memory in bytes; ``print`` shows a table.
-
-    Raises
-    ------
-    SettingsError
-        For an unknown op or field, or a value that is out of range.
-
-    Examples
-    --------
-    >>> decision = autokern.explain("qr", m=500, n=50)
-    >>> decision.problem.n, decision.candidate in autokern.op("qr").names()
-    (50, True)
-    """
+    """Return the decision on a problem, or all decisions of this process (public in `hooks/served.py`)."""
     return Explanation(dispatch.decisions()) if op is None else dispatch.explain(problem(op, **fields))
 
 
