@@ -147,7 +147,7 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
 
 
 def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
-    """Return the decision on a problem, or all decisions of this process (public: `explain` of `evaluation/served.py`)."""
+    """Return the decision on a problem, or all decisions of this process."""
     return Explanation(dispatch.decisions()) if op is None else dispatch.explain(problem(op, **fields))
 
 
