@@ -26,6 +26,7 @@ def test_a_program_is_run_without_and_with_autokern(tmp_path):
     script = tmp_path / "program.py"
     script.write_text("import gpytorch\nk = gpytorch.kernels.RBFKernel()\nprint('final', 1.5, 2)\n")
     assert third_parties.run(script, on=False)["final"] == [1.5, 2.0]
+    assert third_parties.run(script, on=False, by=1e-15)["final"] == [1.5, 2.0]
     script.write_text("raise ValueError('no')")
     with pytest.raises(RuntimeError, match="ValueError: no"):
         third_parties.run(script, on=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -132,6 +134,7 @@ def test_objects_that_only_compute(free: Any) -> None:
         (lambda x: compile(x, "", "exec"), "compile"), (functools.partial(weighted, weight=Plain()), "class Plain"),
         (lambda x: nested(counted(x)), "counted"), (lambda x: 1 + undefined, "undefined"),  # noqa: F821
         (eval, "eval"), (lambda x: [noted(y) for y in x], "append"), (iter([1]), "next value"),
+        (collections.deque([1.0]), "deque"), (bytearray(3), "bytearray"), (MappingProxyType({}), "mappingproxy"),
     ],
 )  # fmt: skip
 def test_what_may_be_noticed_is_named(other: Any, reason: str) -> None:
@@ -207,8 +210,11 @@ def test_what_is_held_is_as_before_until_something_is_put_elsewhere(monkeypatch:
     class Setting:
         _state = False
 
-    model, array = Own(), np.ones(2)
-    held = Held([model, lambda x: x * weights[0], by_global, {"array": array}], [(Setting, "_state")])
+    def by_name(x: torch.Tensor, *, weight: float = 1.0) -> torch.Tensor:
+        return x * weight
+
+    model, array, named = Own(), np.ones(2), {"plain": 1.0}
+    held = Held([model, lambda x: x * weights[0], by_global, {"array": array}, named, by_name], [(Setting, "_state")])
     kernel = model.covar_module.base_kernel
 
     def once(change: Callable[[], Any]) -> None:
@@ -222,6 +228,8 @@ def test_what_is_held_is_as_before_until_something_is_put_elsewhere(monkeypatch:
     once(lambda: weights.append(2.0))
     once(lambda: weights.__setitem__(0, 3.0))
     once(lambda: array.fill(2.0))
+    once(lambda: named.__setitem__("wide", named.pop("plain")))
+    once(lambda: (by_name.__kwdefaults__ or {}).__setitem__("weight", 2.0))
     once(lambda: monkeypatch.setitem(globals(), "WEIGHT", 2.0))
     once(lambda: setattr(Setting, "_state", True))
     once(lambda: setattr(kernel.raw_lengthscale, "data", torch.ones_like(kernel.raw_lengthscale)))

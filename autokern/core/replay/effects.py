@@ -7,6 +7,8 @@ functions of these libraries: ``lambda samples, X: -(samples - target).square().
 
 from __future__ import annotations
 
+import array
+import collections
 import dis
 import functools
 import math
@@ -65,6 +67,8 @@ _INSTALLED = (
     os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
 )
 """Where the files of libraries are."""
+_CHANGING = array.array, bytearray, collections.deque, memoryview, types.MappingProxyType
+"""Containers whose contents are not compared."""
 _MOST = 20_000
 
 
@@ -117,6 +121,8 @@ def _inside(one: Any, known: bool) -> list[Any] | str:
     """Return the objects that an object consists of, its methods unless its class is known, or what calling may do."""
     if type(one) in _CONTAINERS or (isinstance(one, tuple) and hasattr(one, "_fields")):
         return list(one)
+    if isinstance(one, _CHANGING):
+        return f"a {type(one).__name__}, which may be changed"
     if isinstance(one, Mapping) and (type(one).__module__ in STANDARD or is_library(type(one).__module__)):
         return [*one.keys(), *one.values()]
     if isinstance(one, functools.partial):

@@ -75,10 +75,14 @@ class Held:
             for space in (one, getattr(one, "__dict__", None))
             if isinstance(space, dict) and not isinstance(one, (FunctionType, ModuleType))
         ]
+        spaces += [f.__kwdefaults__ for f in self._functions if f.__kwdefaults__]
         several = {id(space): space for space in (*self._more, *spaces)}.values()
         self._partly = [space for space in several if not self._without.isdisjoint(space)]
         self._spaces = [space for space in several if self._without.isdisjoint(space)]
-        self._lists = [one for one in self._objects if isinstance(one, (list, set))]
+        modules = [vars(one) for one in self._objects if isinstance(one, torch.nn.Module)]
+        inner = {id(value) for own in modules for name, value in own.items() if name.startswith("_")}
+        keyed = [one for one in self._objects if isinstance(one, dict) and id(one) not in inner]
+        self._lists = [*(one for one in self._objects if isinstance(one, (list, set))), *keyed]  # of a dict, its keys
         self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
         self._globals = [(f.__globals__, name) for f in self._functions for name in _names(f)]
         self._kept = self._contents()  # the same address is the same object while it is kept
