@@ -327,13 +327,6 @@ def programs(found: Findings, size: Size) -> None:
 
 MUTATIONS = [
     Mutation(
-        "transformed calls are dispatched",
-        "runtime/dispatch.py",
-        "_transforming: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack",
-        "_transforming: Callable[[], Any] = lambda: None",
-        "programs",
-    ),
-    Mutation(
         "disabling puts nothing back",
         "hooks/install.py",
         "            setattr(patch.owner, patch.name, original)",
