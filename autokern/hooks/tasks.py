@@ -10,12 +10,10 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.kernels import MultitaskKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from linear_operator.operators import BlockInterleavedLinearOperator, KroneckerProductLinearOperator
 
-from autokern.core.replay.effects import is_library
 from autokern.model import marginal, originals
 from autokern.model.solver_choice import EXACT, regime
 
@@ -27,19 +25,12 @@ def known(distribution: Any, likelihood: Any) -> bool:
     """Whether the density of several tasks is supported: exact, differentiable, unbatched, tasks interleaved."""
     if type(distribution) is not MultitaskMultivariateNormal or type(likelihood) is not MultitaskGaussianLikelihood:
         return False
-    covariance = distribution.__dict__.get("_covar")
-    if covariance.__class__ not in _OPERATORS or not distribution._interleaved or _is_derivatives(covariance):
+    if distribution.__dict__.get("_covar").__class__ not in _OPERATORS or not distribution._interleaved:
         return False
     if not torch.is_grad_enabled() or distribution.loc.dim() != 1 or not originals.noise_in_place(likelihood):
         return False
     ignored = gpytorch.settings.observation_nan_policy.value() == "ignore"
     return ignored and regime(distribution.loc.shape[-1]) == EXACT
-
-
-def _is_derivatives(covariance: Any) -> bool:
-    """Whether a library's kernel other than `MultitaskKernel` forms the covariance, which is no Kronecker product."""
-    kernel = getattr(covariance, "kernel", None)
-    return kernel is not None and not isinstance(kernel, MultitaskKernel) and is_library(type(kernel).__module__)
 
 
 def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from autokern.core.beside import Beside
+from autokern.core.recovery import caught
 from autokern.core.replay.held import Held, held
+from autokern.core.replay.recording import UnrecordedError
 from autokern.hooks.later.repeated import Repeated
 
 __all__ = ["OfParameters", "evaluate"]
@@ -52,6 +54,15 @@ class OfParameters(Repeated):
         if any(t.requires_grad and id(t) not in known for t in found.tensors):
             return "other tensors that require a gradient"
         return found
+
+    def differentiated(self, loss: torch.Tensor, leaves: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a loss and its gradients by those leaves on which it depends."""
+        try:
+            slopes = torch.autograd.grad(loss, tuple(leaves), allow_unused=True)
+        except caught(Exception) as error:  # which is for the library to raise
+            raise UnrecordedError(str(error)) from error
+        self._used = [slope is not None for slope in slopes]
+        return [loss.detach(), *(slope for slope in slopes if slope is not None)]
 
     def is_plain(self) -> bool:
         """Whether a backward pass does no more with the parameters than to set their gradients."""
@@ -105,13 +116,9 @@ class _Closure(OfParameters):
     def evaluated(self, stock: Any) -> Any:
         """Return the parameters, and what computes the loss and its gradients."""
 
-        def compute() -> Iterator[torch.Tensor]:
+        def compute() -> list[torch.Tensor]:
             with torch.enable_grad():
-                loss = self._forward().sum()
-                slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-            self._used = [slope is not None for slope in slopes]
-            yield loss
-            yield from (slope for slope in slopes if slope is not None)
+                return self.differentiated(self._forward().sum(), self._parameters)
 
         return self._parameters, compute
 

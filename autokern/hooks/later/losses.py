@@ -19,7 +19,6 @@ from autokern.core.autograd import computed
 from autokern.core.beside import Beside
 from autokern.core.locks import Lock
 from autokern.core.op import inside
-from autokern.core.recovery import caught
 from autokern.core.replay.effects import is_library
 from autokern.core.replay.held import Held
 from autokern.core.replay.recording import UnrecordedError
@@ -79,12 +78,7 @@ class OfLosses(OfParameters):
         """Return a marginal likelihood and its gradients by those leaves on which it depends."""
         if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
             raise UnrecordedError("a loss of several numbers, or without a gradient")
-        try:
-            slopes = torch.autograd.grad(loss, tuple(leaves), allow_unused=True)
-        except caught(Exception) as error:  # which is for the user's backward pass to raise
-            raise UnrecordedError(str(error)) from error
-        self._used = [slope is not None for slope in slopes]
-        found = [loss.detach(), *(slope for slope in slopes if slope is not None)]
+        found = super().differentiated(loss, leaves)
         if any(t.dtype is not loss.dtype for t in found):
             raise UnrecordedError("numbers of several dtypes")
         return found
