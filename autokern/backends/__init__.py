@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 
-__all__ = ["installed"]
-
 
 @functools.cache
 def installed(package: str) -> bool:

@@ -7,8 +7,6 @@ import logging
 import threading
 from collections.abc import Iterator
 
-__all__ = ["heard", "left"]
-
 _log = logging.getLogger("autokern")
 _said = set[tuple[str, str]]()
 

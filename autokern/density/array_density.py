@@ -33,10 +33,6 @@ from autokern.model.mirrors import fetched, placed
 from autokern.model.priors import Term
 from autokern.model.relied import DENSITY
 
-__all__ = [
-    "MOST", "MOST_ROWS", "KernelReading", "dense", "evaluated", "families", "log_prob", "replacing",
-]  # fmt: skip
-
 MOST = {"float64": 1000, "float32": 500}
 """Most points by dtype: above, torch is faster, by its threads or in single precision."""
 MOST_ROWS = 2000

@@ -30,8 +30,6 @@ from autokern.model.mirrors import Mirrors, sent
 from autokern.model.parameters import Mirrored
 from autokern.model.relied import DENSITY
 
-__all__ = ["DTYPES", "Reading", "Readings"]
-
 _INHERITED = ("__call__", "__getattr__", "train_targets", "added_loss_terms", "named_added_loss_terms", "named_priors")
 DTYPES = (torch.float32, torch.float64)
 """Supported dtypes of models."""

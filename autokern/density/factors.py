@@ -10,8 +10,6 @@ import torch
 from autokern.core.autograd import each_cotangent
 from autokern.system import memory_limit
 
-__all__ = ["factorised", "fits", "inv_quad_logdet_gradients", "inverted", "solved"]
-
 Solver = Callable[[torch.Tensor], torch.Tensor]
 _SMALL = 2**14
 """Elements below which a new result is faster than working in place."""

@@ -20,18 +20,6 @@ from autokern.kernels.blocks import Blocks, bytes_on, row_blocks
 from autokern.kernels.tree import Parts, Tree, apart, flattened
 from autokern.system import buffers, threads
 
-__all__ = [
-    "CACHED",
-    "Ladder",
-    "State",
-    "arranged",
-    "at_once",
-    "gradients_by",
-    "log_prob",
-    "of_matrix",
-    "reference",
-]
-
 Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
 Gradients = Callable[..., list[torch.Tensor | None]]

@@ -22,8 +22,6 @@ from autokern.core.recovery import caught
 from autokern.kernels.arrays.part import Array
 from autokern.system import blas
 
-__all__ = ["Density", "Solved", "density", "solved"]
-
 _LOG_2_PI = math.log(2 * math.pi)
 
 

@@ -15,8 +15,6 @@ from autokern.model.arrays import Inspected
 from autokern.model.means_and_noise import Noise, Values
 from autokern.model.priors import Term, term
 
-__all__ = ["Single", "terms_of"]
-
 
 class Single:
     """One model of a batch.

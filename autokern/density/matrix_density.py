@@ -19,7 +19,6 @@ from autokern.density import gaussian
 from autokern.density.lapack import density
 from autokern.kernels.arrays.part import Array
 
-__all__ = ["log_prob", "log_prob_of_tasks", "noisy", "of_tasks", "plain"]
 _Found = tuple[float, list[Array]] | None
 
 

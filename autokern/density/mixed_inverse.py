@@ -25,8 +25,6 @@ from autokern.kernels.partition import Place, usual
 from autokern.kernels.tree import Node, Tree
 from autokern.system import buffers
 
-__all__ = ["OF_EACH", "OF_SOLUTION", "OF_TRACE", "Mixed", "mixed_for"]
-
 OF_TRACE = 1e-4
 """Largest error of ``tr(K^-1 K)``, per effective degree of freedom."""
 OF_SOLUTION = 1e-3

@@ -20,8 +20,6 @@ from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
 from autokern.model.marginal import Marginal
 
-__all__ = ["LEAST", "MOST_DISTINCT", "Repeats", "distinct", "found", "log_prob"]
-
 LEAST = 200
 """Fewest points that are searched for repeats; fewer cost a millisecond anyway."""
 MOST_DISTINCT = 0.9

@@ -24,8 +24,6 @@ from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.means_and_noise import noise_of
 from autokern.model.mirrors import Mirrors
 
-__all__ = ["Step", "loss", "step_of"]
-
 _INHERITED = ("added_loss_terms", "named_added_loss_terms", "named_priors")
 
 

@@ -15,8 +15,6 @@ from autokern.runtime import dispatch
 from autokern.system.progress import display
 from autokern.tuning.profile import Profile
 
-__all__ = ["calibrate"]
-
 
 def calibrate(
     ops: str | Iterable[str] | None = None,

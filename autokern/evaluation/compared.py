@@ -15,8 +15,6 @@ from autokern.core.errors import SettingsError
 from autokern.core.units import duration
 from autokern.hooks import install
 
-__all__ = ["Compared", "compare", "load_ipython_extension"]
-
 
 class Compared(msgspec.Struct, frozen=True):
     """Seconds of runs without and with autokern; prints as a sentence.

@@ -32,8 +32,6 @@ from autokern.system.progress import Progress, silent
 from autokern.tuning import timer
 from autokern.tuning.profile import Examined, Kept, Profile
 
-__all__ = ["examined"]
-
 SHARE = 0.1  # part of a calibration's budget that its exam takes at most
 LEAST = 0.5  # seconds that an exam needs
 _WIDE = 1.75  # a kept choice holds from the task's size over this factor to its size times this factor

@@ -29,8 +29,6 @@ from autokern.model.kernel_parts import FAMILIES
 from autokern.runtime import api, dispatch
 from autokern.runtime.api import Explanation
 
-__all__ = ["Served", "explain"]
-
 _HINTS = {
     "a kernel ": f"read are {', '.join(sorted(filter(None, FAMILIES)))}; their scales, sums and products",
     "a forward ": "read is one that returns MultivariateNormal(self.mean_module(x), self.covar_module(x))",

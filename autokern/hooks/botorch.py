@@ -13,8 +13,6 @@ from autokern.core.locks import Lock
 from autokern.core.releases import known
 from autokern.hooks.install import put_declared
 
-__all__ = ["look"]
-
 _lock = Lock()
 _waiting = {
     "botorch.optim.closures.core": "closures",

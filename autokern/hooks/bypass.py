@@ -20,8 +20,6 @@ from autokern.runtime import dispatch
 from autokern.runtime.dispatch import transformed
 from autokern.system import host
 
-__all__ = ["may_replay", "stay_out", "stay_out_of_kernels", "stay_out_of_models", "stay_out_of_operators", "trivial"]
-
 _modes = torch._C._len_torch_function_stack
 _mode_at = torch._C._get_function_stack_at
 

@@ -30,20 +30,6 @@ from autokern.runtime import dispatch, ranks
 from autokern.system import buffers, host, threads
 from autokern.system import ranks as joining
 
-__all__ = [
-    "Patch",
-    "disable",
-    "enable",
-    "enabled",
-    "hook",
-    "is_enabled",
-    "patches",
-    "put_declared",
-    "recode",
-    "status",
-    "stock_of",
-]
-
 _Replacement = TypeVar("_Replacement")
 
 

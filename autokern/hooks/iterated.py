@@ -28,8 +28,6 @@ from autokern.prediction.inverse_by_root import Rooted, Structured
 from autokern.prediction.lazy_covariance import PosteriorCovariance
 from autokern.runtime.dispatch import explain, forced
 
-__all__ = ["evaluated", "is_formless", "is_iterated", "read_later", "reads_later", "structured"]
-
 _FEW = 150
 """Training points per test point from which iterations take fewer operations for the variances than a factor."""
 _ELEMENTS = 2**24

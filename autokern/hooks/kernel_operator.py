@@ -25,8 +25,6 @@ from autokern.kernels.partition import usual
 from autokern.kernels.tree import Node
 from autokern.runtime.dispatch import route
 
-__all__ = ["MatrixFreeKernelOperator", "matrix_free"]
-
 _dispatch = route("kernel_matmul")
 
 

@@ -30,8 +30,6 @@ from autokern.model.solver_choice import EXACT, ITERATIVE, SOLVE, regime
 from autokern.runtime import dispatch
 from autokern.system import memory_limit
 
-__all__ = ["instead_of_dense", "is_iterated", "too_large"]
-
 _FACTORISED = 4
 """Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
 _ITERATED = 2**14

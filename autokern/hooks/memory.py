@@ -37,8 +37,6 @@ from autokern.model import footprint, memoized, prior_state
 from autokern.model.relied import MEMORY
 from autokern.system import memory_limit
 
-__all__ = ["needed"]
-
 _WORTH_A_LOOK = 2**17
 """Elements below which no guard is needed: `memory_limit.LARGE` is 64 such matrices in double precision."""
 

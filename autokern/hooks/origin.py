@@ -26,8 +26,6 @@ from autokern.model.changes import State
 from autokern.model.frozen import is_library
 from autokern.model.relied import PREDICTION
 
-__all__ = ["adopt", "holds", "is_ours", "just_made", "kernel_in", "kernel_of", "made", "ours"]
-
 
 class _Newest(threading.local):
     """The strategy that this thread created last with hooks installed; its inputs are still unchanged."""

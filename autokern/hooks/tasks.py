@@ -17,7 +17,6 @@ from linear_operator.operators import BlockInterleavedLinearOperator, KroneckerP
 from autokern.model import marginal, originals
 from autokern.model.solver_choice import EXACT, regime
 
-__all__ = ["are_blocks", "described", "independent", "known"]
 _OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
 
 

@@ -20,8 +20,6 @@ from autokern.kernels.family import DISTANCES
 from autokern.model.mirrors import Mirrors
 from autokern.model.parameters import Curve, Element, Mirrored, Parameter, Still, bounded, curve_of
 
-__all__ = ["Inspected", "UnreadError"]
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _EMPTY = ("_added_loss_terms", *_HOOKS)
 _OWN = frozenset(("_has_transformed_inputs", "_original_train_inputs", "_validate_args", "is_one_to_many"))

@@ -13,8 +13,6 @@ from autokern.kernels.arrays.part import Array
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.forwards import modules_of
 
-__all__ = ["Tasks", "mean_of_tasks", "numbered", "parts_of", "transformed"]
-
 _HOME = "botorch.models.transforms.input"
 _KINDS = (
     "AffineInputTransform", "ChainedInputTransform", "FilterFeatures", "InputStandardize", "Log10", "Normalize", "Round"

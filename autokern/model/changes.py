@@ -22,8 +22,6 @@ from autokern.core.recovery import uninterrupted
 from autokern.core.versions import is_of_libraries
 from autokern.model.mirrors import as_bytes
 
-__all__ = ["State"]
-
 _FEW = 32
 """Most elements for which comparing Python numbers is faster than `torch.equal`."""
 _PLAIN = (bool, int, float, str, torch.Size, type(None), FunctionType, MethodType)

@@ -25,8 +25,6 @@ from autokern.kernels.family import family
 from autokern.kernels.tree import family_name
 from autokern.model import memoized
 
-__all__ = ["Held", "of_dense"]
-
 
 class Held(NamedTuple):
     """Number of matrices that a computation allocates."""

@@ -12,8 +12,6 @@ from typing import Any
 import gpytorch
 from gpytorch.distributions import MultivariateNormal
 
-__all__ = ["modules_of"]
-
 
 def _qualified(self: Any, x: Any) -> Any:
     mean = self.mean_module(x)

@@ -15,8 +15,6 @@ from gpytorch.priors import Prior
 
 from autokern.core.versions import LIBRARIES
 
-__all__ = ["by_kernel", "frozen", "is_library", "thawed"]
-
 _CHANGING = frozenset(
     {
         "DistributionalInputKernel", "GridInterpolationKernel", "GridKernel", "InducingPointKernel", "LCEAKernel",

@@ -31,8 +31,6 @@ from autokern.kernels.arrays.spectral_mixture import SpectralMixture
 from autokern.kernels.arrays.transforms import Circles, Plain, Scaled, Weighted
 from autokern.model.arrays import Inspected, UnreadError
 
-__all__ = ["FAMILIES", "called", "forwarded"]
-
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
 
 

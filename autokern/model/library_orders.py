@@ -18,23 +18,6 @@ import gpytorch
 import torch
 from linear_operator import settings as library
 
-__all__ = [
-    "DEFAULT_SIZES",
-    "LONGEST",
-    "ROOTS",
-    "ROWS",
-    "SOLVES",
-    "TIGHT",
-    "TOLERANCE",
-    "TRACES",
-    "Row",
-    "as_now",
-    "is_default_size",
-    "orders",
-    "tolerance",
-    "words",
-]
-
 SOLVES, TRACES, ROOTS = "solves", "log determinants", "roots"
 """Purposes of the library's iterations."""
 DEFAULT_SIZES = (800, 4096)

@@ -27,11 +27,6 @@ from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
 from autokern.model import memoized, prior_state
 
-__all__ = [
-    "DIAGONAL", "SUMS", "Marginal", "ingredients", "is_plain", "is_unstructured", "matrix_of", "read", "read_matrix",
-    "terms", "variances",
-]  # fmt: skip
-
 DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
 """Diagonal operators."""
 SUMS = (SumLinearOperator, AddedDiagLinearOperator)

@@ -14,8 +14,6 @@ from gpytorch.means import ConstantMean, LinearMean, MultitaskMean, ZeroMean
 from autokern.kernels.arrays.part import Array, summed
 from autokern.model.arrays import Inspected, UnreadError
 
-__all__ = ["Given", "Mean", "Noise", "Values", "mean_of", "noise_of"]
-
 
 class Values(NamedTuple):
     """The means, or the noise variances, of the points."""

@@ -9,8 +9,6 @@ import pickle
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["drop", "is_kept", "is_marked", "mark", "names"]
-
 _CACHE = "_memoize_cache"
 _NO_KEYWORDS = pickle.dumps({})
 

@@ -12,8 +12,6 @@ import torch
 
 from autokern.kernels.arrays.part import Array
 
-__all__ = ["Mirrors", "as_bytes", "fetched", "placed", "sent"]
-
 
 def as_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the contents of tensors on one device, of any dtypes, concatenated as bytes on that device."""

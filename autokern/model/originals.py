@@ -18,18 +18,6 @@ from linear_operator.operators import LinearOperator
 from autokern.core.releases.known import Relied, relied
 from autokern.model.relied import DENSITY, TASKS
 
-__all__ = [
-    "exact_call",
-    "exact_prediction",
-    "get_fantasy_strategy",
-    "inv_quad_logdet",
-    "log_prob",
-    "noise_in_place",
-    "psd_safe_cholesky",
-    "solve",
-    "stable_pinverse",
-]
-
 
 def _of(owner: Any, name: str) -> Any:
     return getattr(sys.modules.get(owner) if isinstance(owner, str) else owner, name, None)

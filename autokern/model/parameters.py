@@ -12,8 +12,6 @@ from gpytorch.constraints import GreaterThan, Interval, LessThan
 from autokern.kernels.arrays.part import Array
 from autokern.model.mirrors import sent
 
-__all__ = ["Curve", "Element", "Mirrored", "Parameter", "Still", "bounded", "curve_of"]
-
 Curve = Callable[[Array], tuple[Array, Any]]
 """Maps raw values to constrained values and derivatives."""
 

@@ -16,8 +16,6 @@ from autokern.core.autograd import version
 from autokern.model import memoized
 from autokern.model.frozen import by_kernel, frozen
 
-__all__ = ["evaluate", "is_past", "remember", "remember_kernel"]
-
 _STATE, _EVALUATED = "_autokern_state", "kernel_eval"
 
 

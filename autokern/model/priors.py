@@ -38,8 +38,6 @@ from autokern.kernels.arrays.part import Array
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.parameters import Element
 
-__all__ = ["Term", "term"]
-
 _HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
 _HOLDERS: dict[str, tuple[type, ...]] = {
     "lengthscale": (Kernel,), "outputscale": (ScaleKernel,), "alpha": (RQKernel,), "variance": (LinearKernel,),

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from autokern.core.releases.known import Relied, relied
 
-__all__ = ["ALGEBRA", "DENSITY", "MEMORY", "PREDICTION", "TASKS", "density", "fantasy", "prediction"]
-
 _routes: dict[str, list[str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 ALGEBRA = tuple(_routes["algebra"])
 """Functions that form and factorise a covariance."""

@@ -12,8 +12,6 @@ from linear_operator import settings as library
 
 from autokern.model.library_orders import ROOTS, SOLVES, TRACES, orders
 
-__all__ = ["EXACT", "ITERATIVE", "ORDERED", "ROOT", "SOLVE", "TRACE", "regime"]
-
 EXACT = "exact"
 """Stock factorises."""
 ITERATIVE = "iterative"

@@ -34,8 +34,6 @@ from autokern.model.relied import PREDICTION
 from autokern.prediction.array_posterior_call import Apart, Call, Pair
 from autokern.prediction.inverse_factor import Conditioned
 
-__all__ = ["Posterior"]
-
 _INHERITED = (
     "__call__", "__getattr__", "train_targets", "_get_train_prior_distribution", "_get_test_prior_mean_and_covariances",
 )  # fmt: skip

@@ -16,8 +16,6 @@ from autokern.model.mirrors import placed
 from autokern.model.parameters import Parameter
 from autokern.system.blas import one_thread
 
-__all__ = ["Apart", "Call", "Pair"]
-
 _LARGE = 2**18
 """Multiplications of the largest product above which OpenBLAS would use threads."""
 _AS_THEY_ARE = contextlib.nullcontext()

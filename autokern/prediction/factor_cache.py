@@ -37,11 +37,6 @@ from autokern.prediction.inverse_by_root import BySolving
 from autokern.prediction.inverse_factor import Conditioned
 from autokern.prediction.lazy_covariance import evaluated
 
-__all__ = [
-    "Query", "Update", "attach", "for_covariances", "forget", "found", "is_exact", "keep_mean", "mean_of", "of",
-    "parts", "plain",
-]  # fmt: skip
-
 
 class Query(NamedTuple):
     """The inputs of a prediction."""

@@ -14,8 +14,6 @@ from autokern.core.locks import once
 from autokern.model.library_orders import as_now
 from autokern.prediction.inverse_factor import Conditioned
 
-__all__ = ["BySolving", "Rooted", "Structured"]
-
 
 class BySolving:
     """Explained covariances from `solve`, which returns ``K^-1`` times columns."""

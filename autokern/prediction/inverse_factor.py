@@ -19,8 +19,6 @@ from linear_operator.utils.errors import NotPSDError
 from autokern.density.factors import solved
 from autokern.prediction.row_blocks import RowBlocks
 
-__all__ = ["Conditioned"]
-
 _LOST = {torch.float64: 1e-8, torch.float32: 3e-4}
 """A new point loses half of the digits if its variance given the others is a smaller part of its own than this."""
 

@@ -20,8 +20,6 @@ from linear_operator.utils.getitem import _is_noop_index
 from autokern.kernels import tree as trees
 from autokern.model.frozen import by_kernel, frozen
 
-__all__ = ["Explains", "PosteriorCovariance", "by_blocks", "evaluated", "less"]
-
 _BYTES = 2**22
 """Bytes of a block of rows, so that its temporaries stay in cache."""
 _OUTPUTS = 256

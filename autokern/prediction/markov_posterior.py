@@ -12,8 +12,6 @@ from autokern.density.markov.gradients import responses
 from autokern.density.markov.log_density import Chained, has_digits
 from autokern.density.markov.scan import Element, around, inverse_of_unit_plus
 
-__all__ = ["LinePosterior"]
-
 _DENSE = 4000
 """Most training points for which joint covariances of test points come from a Cholesky factor."""
 _ROWS = 2048

@@ -11,8 +11,6 @@ import torch
 
 from autokern.core.locks import Lock
 
-__all__ = ["RowBlocks"]
-
 _ROWS = 256
 """Rows of a block: products are as fast per element as with the whole matrix, and skip half of the elements."""
 _SPARE = 16

@@ -13,8 +13,6 @@ from autokern.core.releases.fingerprints import of_value
 from autokern.core.releases.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, original, table
 from autokern.core.versions import is_of_libraries
 
-__all__ = ["MAYBE", "MISSING", "PATCHED", "Look", "begin", "is_known", "members", "trusted"]
-
 MAYBE = "?"
 """Mark among the fingerprints of a function that some recorded releases lack."""
 MISSING, PATCHED = "is missing, or elsewhere", "was replaced by code from elsewhere"

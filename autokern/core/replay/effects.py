@@ -26,8 +26,6 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from autokern.core.versions import LIBRARIES
 
-__all__ = ["codes", "content", "is_library", "walked"]
-
 _LIBRARIES = LIBRARIES | {"autokern", "torch"}
 _PLAIN = frozenset(
     (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device,

@@ -17,8 +17,6 @@ import torch
 from autokern.core.recovery import caught
 from autokern.core.replay.effects import STANDARD, codes, content, is_library, walked
 
-__all__ = ["Held", "held"]
-
 _SMALL = 256
 """Elements of tensors whose numbers are compared, unless told otherwise."""
 _SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"

@@ -8,10 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = [
-    "ChangedError", "Kind", "Step", "UnrecordedError", "apart", "copied", "kind_of", "step_of", "tensors_in", "written",
-]  # fmt: skip
-
 _METADATA = frozenset(
     f"aten::{name}"
     for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_ones", "new_zeros", "new_full", "new_empty",

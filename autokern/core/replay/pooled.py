@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["share"]
-
 Noted = tuple[Callable[[], Any], set[int], set[int]]
 """A step with the addresses of the memory that it reads, and of the memory that it writes."""
 

@@ -13,8 +13,6 @@ import torch
 from autokern.core.releases.recorded import functions
 from autokern.core.versions import is_of_libraries
 
-__all__ = ["Ran"]
-
 _OTHERS = frozenset(("abc", "builtins", "collections", "contextlib", "enum", "functools", "numpy", "torch", "types",
                      "typing", "weakref"))  # fmt: skip
 """Packages whose classes are not looked at."""

@@ -15,8 +15,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-__all__ = ["Extension", "Leaving", "warnings_noticed"]
-
 _LEAVING = frozenset(("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"))
 
 

@@ -13,8 +13,6 @@ import torch
 
 from autokern.density.preconditioners.base import Preconditioner, Probed
 
-__all__ = ["Solution", "logdets", "refined", "solve", "still_needed"]
-
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 _SEEN = 8
 """Iterations before the rate of convergence is extrapolated."""

@@ -27,8 +27,6 @@ from autokern.kernels.partition import usual
 from autokern.kernels.tree import Parts, Tree
 from autokern.system import buffers
 
-__all__ = ["DENSE", "log_prob"]
-
 _OF_PROBES = 1e-3
 """Largest relative residual of probes: such errors are far below the probes' own variance."""
 _REFINED = 1e-4

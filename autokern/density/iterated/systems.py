@@ -25,8 +25,6 @@ from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree
 from autokern.model.library_orders import LONGEST
 
-__all__ = ["of_matrix", "of_tree"]
-
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 _ROUNDS = 3

@@ -17,8 +17,6 @@ import torch
 from autokern.density.markov.scan import Around, Element, filtered
 from autokern.kernels.state_space import Chain, chain
 
-__all__ = ["BLOCK", "Blocks", "Conditional", "conditional", "cut", "density", "root_of"]
-
 BLOCK = 16
 """Points of a block."""
 _CACHED = 2**15

@@ -9,8 +9,6 @@ import torch
 from autokern.density.markov.blocks import Blocks, Conditional, root_of
 from autokern.density.markov.scan import Around, filtered, inverse_of_unit_plus
 
-__all__ = ["Gradients", "Responses", "gradients", "responses"]
-
 
 class Responses(NamedTuple):
     """Derivatives of the log density by the values and the next state of each block, with their ingredients."""

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Around", "Element", "around", "filtered", "inverse_of_unit_plus", "pulled"]
-
 
 class Element(NamedTuple):
     """A batch of k consecutive elements."""

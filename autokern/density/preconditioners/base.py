@@ -10,8 +10,6 @@ import torch
 
 from autokern.kernels.tree import Tree
 
-__all__ = ["Gradients", "Preconditioner", "Probed", "UnfitError", "cholesky", "in_double"]
-
 
 class UnfitError(Exception):
     """A preconditioner cannot be computed for a matrix."""

@@ -16,8 +16,6 @@ from autokern.density.preconditioners.pivoted import Pivoted, most, pivots
 from autokern.density.preconditioners.vecchia import Conditioning, Vecchia, conditioning
 from autokern.kernels.tree import Tree
 
-__all__ = ["Kept", "footprint", "kept_for"]
-
 _NEIGHBOURS = 30
 """Neighbours for more than `_SOME` points, where a product costs far more than a small covariance for each point."""
 _FEW = 16

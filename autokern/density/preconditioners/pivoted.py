@@ -26,8 +26,6 @@ from autokern.kernels import tree as trees
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree, apart
 
-__all__ = ["Pivoted", "by_columns", "most", "pivots"]
-
 _JITTER = 1e-9
 _ELEMENTS = 2**24
 _CANDIDATES = 2048

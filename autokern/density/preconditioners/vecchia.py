@@ -29,8 +29,6 @@ from autokern.kernels.tree import Tree, apart
 from autokern.system import thread_pool, threads
 from autokern.system.thread_pool import Member
 
-__all__ = ["Conditioning", "Vecchia", "conditioning"]
-
 _CACHED = 2**18
 """Elements of the small covariances that are computed together."""
 _COST, _BACKWARD = 8, 3

@@ -15,8 +15,6 @@ from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.system import threads
 
-__all__ = ["declare"]
-
 _MOST = 2**16
 """Most elements of a tensor in each evaluation: torch shares an operation on it among two threads at most."""
 _MOST_ONCE = 2**20

@@ -19,8 +19,6 @@ from autokern.model.arrays import UnreadError
 from autokern.model.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import route
 
-__all__ = ["declare"]
-
 _CORE = "botorch.optim.closures.core"
 _CLOSURES = "botorch.optim.closures.model_closures"
 _RELIES = (

@@ -17,8 +17,6 @@ from autokern.core.replay.unseen import Extension
 from autokern.hooks.install import hook
 from autokern.hooks.later.repeated import Repeated
 
-__all__ = ["declare", "with_features"]
-
 _DTYPES = torch.float32, torch.float64
 _SINGLE = 1e-4
 """The largest difference in single precision, where BLAS rounds products of fewer sets otherwise."""

@@ -15,8 +15,6 @@ from autokern.core.replay.held import Held, held
 from autokern.core.replay.recording import UnrecordedError
 from autokern.hooks.later.repeated import Repeated
 
-__all__ = ["OfParameters", "evaluate"]
-
 _closures = Beside["_Closure"]()
 _SINGLE = 1e-4
 """The largest difference in single precision."""

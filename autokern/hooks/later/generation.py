@@ -20,8 +20,6 @@ from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.hooks.later import evaluations
 
-__all__ = ["TRIED", "declare", "leaves_batch", "obstacle", "scipy_release"]
-
 TRIED = (1, 18)
 """The SciPy release whose internals were compared; a later release may change their arguments."""
 _REASON = "Scipy version"

@@ -14,8 +14,6 @@ from linear_operator import LinearOperator
 from autokern.core.replay.effects import is_library
 from autokern.model import memoized
 
-__all__ = ["Given"]
-
 
 class Given:
     """A prior and a target: how the distribution is built from tensors, and copies of these, which a replay reads."""

@@ -26,8 +26,6 @@ from autokern.hooks.later.fits import OfParameters
 from autokern.hooks.later.given import Given
 from autokern.model import prior_state
 
-__all__ = ["MOST", "UNFIT", "Loss", "OfLosses", "loss"]
-
 _known = Beside["Loss"]()
 MOST = 2**18
 """Elements of tensors whose numbers are compared before each replay, at most."""

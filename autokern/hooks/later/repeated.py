@@ -32,8 +32,6 @@ from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch
 from autokern.system import randomness
 
-__all__ = ["Repeated"]
-
 _EAGER, _COMPARED, _EVERY = 2, 2, 32
 """Evaluations before the one that is recorded, at least; compared after it; and from one comparison to the next."""
 _SPENT = 0.06

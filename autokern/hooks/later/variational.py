@@ -31,8 +31,6 @@ from autokern.hooks.later.given import Given
 from autokern.hooks.later.losses import MOST, UNFIT, OfLosses
 from autokern.system import randomness
 
-__all__ = ["called", "loss"]
-
 _CACHE = "_memoize_cache"
 _PLAIN = bool, int, float, str, type(None)
 _steps = Beside["_Step"]()

@@ -9,8 +9,6 @@ import numpy as np
 
 from autokern.kernels.arrays.part import Array, Columns, Evaluated, Parameter, over_pairs, summed
 
-__all__ = ["Categorical", "Constant", "Correlations", "Index"]
-
 
 class Constant:
     """The same covariance for all pairs of points."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from autokern.kernels.arrays.part import Array, Parameter
 
-__all__ = ["FORMULAS", "Formula", "linear", "piecewise", "polynomial", "rational"]
-
 Formula = Callable[[Array], Sequence[Any]]
 """Maps squared distances, or inner products, to covariance and slope, None for a slope of 1; may overwrite its input.
 

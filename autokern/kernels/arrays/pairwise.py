@@ -10,8 +10,6 @@ from autokern.kernels.arrays.formulas import Formula
 from autokern.kernels.arrays.part import Array, Evaluated, Parameter, clear_diagonal, summed
 from autokern.kernels.arrays.transforms import Points
 
-__all__ = ["Distances", "Products", "Rough"]
-
 _NEAR = 1e-3
 """Squared distances below this share of the largest squared norm are computed from differences."""
 

@@ -15,11 +15,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = [
-    "Array", "Columns", "Evaluated", "Parameter", "Part", "Product", "Scale", "Sum", "clear_diagonal", "over_pairs",
-    "summed",
-]  # fmt: skip
-
 Array = np.ndarray[Any, Any]
 Columns = Array | slice
 """The columns of the points that a part reads."""

@@ -10,8 +10,6 @@ import numpy as np
 from autokern.kernels.arrays.part import Array, Columns, Evaluated, Parameter, clear_diagonal, over_pairs, summed
 from autokern.kernels.arrays.transforms import into
 
-__all__ = ["SpectralMixture"]
-
 _GAUSSIAN = -2 * math.pi**2
 
 

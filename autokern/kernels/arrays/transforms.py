@@ -12,8 +12,6 @@ import numpy as np
 
 from autokern.kernels.arrays.part import Array, Columns, Evaluated, Parameter, summed
 
-__all__ = ["Circles", "Plain", "Points", "Scaled", "Weighted", "arranged", "into"]
-
 
 def arranged(x: Array, raw: bool, centre: Array | None = None) -> Array:
     """Return points less their mean, or less `centre`, followed by the raw points if any part is `raw`."""
