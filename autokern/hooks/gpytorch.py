@@ -15,7 +15,7 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import CosineKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
@@ -254,7 +254,7 @@ def _use_keops(x1: Any, x2: Any) -> bool:
 
 if _stock_use_keops is not None:
     hook(_keops, "_use_keops", everywhere="gpytorch.kernels.keops")(_use_keops)
-for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, CosineKernel, ScaleKernel):
+for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, ScaleKernel):
     hook(_kind, "forward", relies=None)(_hooked(_kind))
 _training(ExactMarginalLogLikelihood, _objective)
 _training(LeaveOneOutPseudoLikelihood, stock_of(LeaveOneOutPseudoLikelihood, "forward"))

@@ -106,7 +106,11 @@ def plain(kernel: Embedded, dtype: torch.dtype) -> Kernel:
     def made(node: Node) -> Kernel:
         if node.kind == "leaf":
             of = family(node.family)
-            leaf = of.plain(dtype, *(() if of.shape is None else (next(shapes),)))
+            alpha = None if of.shape is None else next(shapes)
+            leaf = of.plain(batch_shape=torch.Size() if alpha is None else alpha.shape[:-2]).to(dtype)
+            leaf.lengthscale = 1.0 if alpha is None else (2 * alpha).rsqrt()
+            if alpha is not None:
+                leaf.alpha = alpha.squeeze(-1)
             leaf.active_dims = next(dims)
             return leaf
         if node.kind == "constant":

@@ -2,7 +2,7 @@
 
 Autograd, vmap, compilers and KeOps run the formula itself, which uses only methods and operators that tensors and
 KeOps' LazyTensors share. GEMM tiles use its closed forms, which tests compare with the formula. A new family is one
-file that creates a `Family`.
+`Family` in `stationary`.
 
 With the scaled squared distance ``s = sum_k (x_k - x'_k)^2 / lengthscale_k^2`` a family is a function of
 ``u = gamma * s``: the factor ``gamma`` is folded into the inputs, so that one GEMM yields ``u``.
@@ -43,13 +43,6 @@ def by_lengthscale(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
     return x / kernel.lengthscale
 
 
-def of_unit_lengthscale(kernel: Kernel, dtype: torch.dtype) -> Kernel:
-    """Return a gpytorch kernel in a dtype, with a lengthscale of 1."""
-    kernel = kernel.to(dtype)
-    kernel.lengthscale = 1.0
-    return kernel
-
-
 class Shape(msgspec.Struct, frozen=True):
     """A positive parameter of a formula besides the distance, such as the alpha of a rational quadratic."""
 
@@ -73,7 +66,7 @@ class Family(msgspec.Struct, frozen=True):
     formula: Callable[..., Any]
     epilogue: Epilogue
     slopes: tuple[Callable[..., torch.Tensor], ...]  # ``dk/du``, ``d2k/du2``, ..., each finite at ``u = 0``
-    plain: Callable[..., Kernel]  # ``plain(dtype, *shape)``: the gpytorch kernel with this formula of embedded points
+    plain: Callable[..., Kernel]  # makes a gpytorch kernel that has this formula of embedded points
     slope_is_value: bool = False  # ``dk/du = k``, so that the backward pass needs only ``k``
     kinked: bool = False  # ``dk/du`` is infinite at ``u = 0``, so that rounding of a zero distance changes ``k``
     wants_spare: bool = False  # `epilogue` takes a keyword `spare`, a function that allocates a scratch matrix

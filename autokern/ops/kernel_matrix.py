@@ -38,7 +38,7 @@ from autokern.ops._shared.problems import (
 )
 from autokern.ops._shared.sample_models import kernel_of
 
-_single = memory.by_family((1, 1, 2, 2), (1, 2, 2, 3), rq=1, periodic=1, cosine=2)
+_single = memory.by_family((1, 1, 2, 2), (1, 2, 2, 3), rq=1, periodic=1)
 _batched = memory.by_family((1, 1, 2, 2), (2, 3, 3, 3), rq=7, periodic=2)
 
 

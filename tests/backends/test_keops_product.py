@@ -11,7 +11,6 @@ import pytest
 import torch
 from gpytorch.kernels import (
     ConstantKernel,
-    CosineKernel,
     Kernel,
     MaternKernel,
     PeriodicKernel,
@@ -28,7 +27,7 @@ from autokern.cli.probe import _path
 from autokern.core.errors import KeOpsError
 from autokern.density import gaussian
 from autokern.kernels import family, graph, tree
-from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family, of_unit_lengthscale
+from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family
 from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import usual
 from autokern.system import keops
@@ -44,7 +43,6 @@ PARTS = {
     "matern52": lambda: MaternKernel(2.5),
     "rq": RQKernel,
     "periodic": PeriodicKernel,
-    "cosine": CosineKernel,
     "constant": ConstantKernel,
     "product": lambda: MaternKernel(2.5) * PeriodicKernel(),
 }
@@ -198,7 +196,7 @@ def inverse_quadratic():
         lambda u: 1 / (u + 1),
         epilogue,
         (lambda u: -((u + 1) ** -2), lambda u: 2 * (u + 1) ** -3, lambda u: -6 * (u + 1) ** -4),
-        lambda dtype: of_unit_lengthscale(InverseQuadraticKernel(), dtype),
+        InverseQuadraticKernel,
         kernels=(InverseQuadraticKernel,),
     )
     del _FAMILIES["inverse_quadratic"], _OF_KERNEL[InverseQuadraticKernel]

@@ -32,7 +32,7 @@ FAMILY = """
 import torch
 from gpytorch.kernels import Kernel
 
-from autokern.kernels.family import Family, of_unit_lengthscale
+from autokern.kernels.family import Family
 
 
 class CauchyKernel(Kernel):
@@ -58,11 +58,8 @@ def epilogue(u, slopes):
     return k
 
 
-def plain(dtype):
-    return of_unit_lengthscale(CauchyKernel(), dtype)
-
-
-CAUCHY = Family("cauchy", 1.0, value, epilogue, (slope, lambda u: 2 * (u + 1) ** -3), plain, kernels=(CauchyKernel,))
+SLOPES = (slope, lambda u: 2 * (u + 1) ** -3)
+CAUCHY = Family("cauchy", 1.0, value, epilogue, SLOPES, CauchyKernel, kernels=(CauchyKernel,))
 """
 LIBRARY = "def gram(a):\n    '''What a library computes.'''\n    return a.mT @ a\n"
 HOOK = """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import CosineKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 
 import autokern
 
-KINDS = [RBFKernel, MaternKernel, RQKernel, PeriodicKernel, CosineKernel]
+KINDS = [RBFKernel, MaternKernel, RQKernel, PeriodicKernel]
 
 
 def pair(kernel, *points, forced="gemm"):
@@ -29,15 +29,14 @@ def test_sets_of_a_batch_have_centres_of_their_own(kind, away):
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [PeriodicKernel, CosineKernel])
 @pytest.mark.parametrize("odd", [1e8, 1e17, float("inf"), float("nan")])
 @pytest.mark.parametrize("forced", ["gemm", "tiled"])
-def test_an_odd_point_changes_no_other_row(kind, odd, forced):
+def test_an_odd_point_changes_no_other_row(odd, forced):
     generator = torch.Generator().manual_seed(2)
     x, y = (torch.rand(n, 1, generator=generator, dtype=torch.float64) for n in (90, 70))
     x[5] = odd
     others = torch.arange(90) != 5
-    found, expected = pair(kind().double(), x, y, forced=forced)
+    found, expected = pair(PeriodicKernel().double(), x, y, forced=forced)
     torch.testing.assert_close(found[others], expected[others], rtol=0, atol=1e-12)
     assert torch.equal(found[5].isnan(), expected[5].isnan())
 

@@ -7,7 +7,6 @@ import torch
 from gpytorch.kernels import (
     AdditiveKernel,
     ConstantKernel,
-    CosineKernel,
     MaternKernel,
     PeriodicKernel,
     ProductKernel,
@@ -41,7 +40,6 @@ LEAVES = [
     lambda: MaternKernel(2.5),
     RQKernel,
     PeriodicKernel,
-    CosineKernel,
     lambda: RBFKernel(active_dims=(1,)),
     lambda: MaternKernel(2.5, ard_num_dims=2, active_dims=(0, 1)),
     ConstantKernel,

@@ -9,7 +9,6 @@ import pytest
 import torch
 from gpytorch.kernels import (
     ConstantKernel,
-    CosineKernel,
     MaternKernel,
     PeriodicKernel,
     RBFKernel,
@@ -33,7 +32,6 @@ KERNELS = {
     "matern 5/2": lambda b: ScaleKernel(MaternKernel(2.5, batch_shape=b), batch_shape=b),
     "rq": lambda b: ScaleKernel(RQKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
     "periodic": lambda b: ScaleKernel(PeriodicKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
-    "cosine": lambda b: CosineKernel(batch_shape=b),
     "sum of products": lambda b: (
         ScaleKernel(
             RBFKernel(active_dims=(0, 2), batch_shape=b) * PeriodicKernel(active_dims=(1,), batch_shape=b),

@@ -14,10 +14,15 @@ _NEAR = 1e-3
 """Squared distances below this share of the largest squared norm are computed from differences."""
 
 
-class _Pairs:
-    """A formula applied to a number computed from each pair of points."""
+class Distances:
+    """A formula of squared distances that is 1 at distance zero.
+
+    Squared distances to other points are one matrix product, of points with their squared norms appended.
+    """
 
     __slots__ = ("_formula", "_held", "_points", "_shape")
+    _one = True
+    """Whether the covariance of a point with itself is 1."""
 
     def __init__(self, points: Points, formula: Formula, shape: Parameter | None = None) -> None:
         self._points, self._formula, self._shape = points, formula, shape
@@ -56,43 +61,6 @@ class _Pairs:
         if by_others is not None:
             self._points.backward(others[0], others[1], by_others, None, True)
 
-    _one = False
-    """Whether the covariance of a point with itself is 1."""
-
-    def _forms(self, z: Array) -> tuple[Array, ...]:
-        return ()
-
-    def _between(self, z: Array, others: Any) -> tuple[Array, Any]:
-        raise NotImplementedError
-
-    def _pulled(self, g: Array, z: Array, others: Any, apart: Any, theta: bool) -> tuple[Array, Array | None]:
-        raise NotImplementedError
-
-
-class Products(_Pairs):
-    """A formula of inner products of points."""
-
-    __slots__ = ()
-
-    def _between(self, z: Array, others: Any) -> tuple[Array, Any]:
-        s: Array = z @ (z if others is None else others[0]).swapaxes(-1, -2)
-        return s, None
-
-    def _pulled(self, g: Array, z: Array, others: Any, apart: Any, theta: bool) -> tuple[Array, Array | None]:
-        if others is None:
-            return 2.0 * (g @ z), None
-        return g @ others[0], g.swapaxes(-1, -2) @ z if theta else None
-
-
-class Distances(_Pairs):
-    """A formula of squared distances that is 1 at distance zero.
-
-    Squared distances to other points are one matrix product, of points with their squared norms appended.
-    """
-
-    __slots__ = ()
-    _one = True
-
     def _forms(self, z: Array) -> tuple[Array, ...]:
         ones = np.ones((*z.shape[:-1], 1))
         norms = np.einsum("...ij,...ij->...i", z, z)[..., None]
@@ -130,6 +98,25 @@ class Distances(_Pairs):
         if not theta:
             return by_z, None
         return by_z, 2.0 * (others[0] * np.add.reduce(g, -2)[..., None] - g.swapaxes(-1, -2) @ z)
+
+
+class Products(Distances):
+    """A formula of inner products in place of squared distances."""
+
+    __slots__ = ()
+    _one = False
+
+    def _forms(self, z: Array) -> tuple[Array, ...]:
+        return ()
+
+    def _between(self, z: Array, others: Any) -> tuple[Array, Any]:
+        s: Array = z @ (z if others is None else others[0]).swapaxes(-1, -2)
+        return s, None
+
+    def _pulled(self, g: Array, z: Array, others: Any, apart: Any, theta: bool) -> tuple[Array, Array | None]:
+        if others is None:
+            return 2.0 * (g @ z), None
+        return g @ others[0], g.swapaxes(-1, -2) @ z if theta else None
 
 
 class Rough(Distances):

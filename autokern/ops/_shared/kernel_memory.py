@@ -54,7 +54,7 @@ def of_strips(problem: Problem) -> int:
     """Return the bytes of the matrix, of its slopes, and of a few strips of rows, of constant size."""
     whole, name = problem.m * problem.n * problem.itemsize, problem.words[0]
     each = min(bytes_on(matrix.CACHED, problem.device), whole)
-    kept = problem.grad and name in ("matern12", "matern32", "matern52", "cosine")
+    kept = problem.grad and name in ("matern12", "matern32", "matern52")
     return whole * (2 if kept else 1) + (2 if name in _MAIN else 8 * len(families(problem))) * each
 
 

@@ -1,7 +1,0 @@
-"""Families of covariances, one file each; importing the package registers them all."""
-
-import importlib
-import pkgutil
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
