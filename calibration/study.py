@@ -79,16 +79,13 @@ def run_product_regret(device: str, seconds: float, report: Report) -> dict[str,
 
 
 def precision_problems(device: str) -> list[Problem]:
-    """Return products that no memory limits, and quadratic forms with log determinants."""
+    """Return products that no memory limits."""
     found = []
     large = 12000 if device == "cpu" else 60000
     for dtype in ("float64",) if device == "cpu" else ("float64", "float32"):
         base = Problem(op="kernel_matmul", m=4000, n=4000, d=10, rhs=11, dtype=dtype, device=device, variant="rbf/same")
         found += [base, base.replace(m=large, n=large), base.replace(d=50, variant="matern52/cross")]
         found.append(base.replace(grad="theta"))
-    for n in (300, 1000, 2500, 5000):
-        variant = "cholesky" if n <= 800 else "cg"
-        found.append(Problem(op="inv_quad_logdet", m=n, n=n, rhs=1, device=device, grad="a", variant=variant))
     return found
 
 
@@ -101,7 +98,7 @@ def rougher(problem: Problem, seconds: float) -> list[dict[str, Any]]:
     calls = {c.name: trial(op, c.run, problem, args) for c in able}
     once = {name: min(timer.once(call, synchronize) for _ in range(2)) for name, call in calls.items()}
     rough = [c.name for c in able if c.accuracy == "approximate"]
-    exact = [c.name for c in able if c.name not in rough and not (c.as_stock and "cg" in problem.words)]
+    exact = [c.name for c in able if c.name not in rough]
     kept = min(exact, key=once.__getitem__)
     compared = {name: calls[name] for name in (kept, *rough)}
     found = timer.compare(compared, synchronize=synchronize, seconds=seconds, rounds=(5, 200))

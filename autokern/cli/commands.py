@@ -23,7 +23,6 @@ from autokern.core.errors import SettingsError
 from autokern.core.units import duration, legible
 from autokern.core.versions import installed
 from autokern.runtime import api, dispatch
-from autokern.system import progress
 from autokern.system.files import write_whole
 from autokern.tuning import calibration, store
 
@@ -210,18 +209,21 @@ def explain(
         typer.echo(legible(str(decision)))
 
 
+def _quick(asked: bool) -> None:
+    if asked:
+        message("`--quick` was removed and is ignored: `doctor` compiles nothing")
+
+
 @app.command("doctor")
 def examine(
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out candidates that compile.")] = False,
-    json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", hidden=True, callback=_quick)] = False, json: Json = False
 ) -> None:
-    """Try the parts of this machine, and report what works."""
-    with progress.display("autokern examines this machine") as shown:
-        found = doctor.examine(quick, shown)
+    """Check the parts of this machine, and report what works."""
+    found = doctor.examine()
     if json:
         emit(found, "checks")
     else:
-        tables.show(tables.findings(found))
+        tables.show(doctor.tabular(found))
     raise typer.Exit(int(any(finding.status == "problem" for finding in found)))
 
 

@@ -1,7 +1,4 @@
-"""Doctor: checks the parts of this machine, and advises on those that fail.
-
-Parts that may hang, crash or print (compilers, KeOps, drivers) are tried in child processes (`probe`).
-"""
+"""Doctor: checks the parts of this machine, and advises on those that fail."""
 
 from __future__ import annotations
 
@@ -10,72 +7,69 @@ import importlib.util
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gpytorch
 import msgspec
 import torch
 
-from autokern.cli.findings import Finding, of_plugins, seen
-from autokern.cli.probe import Answer, Probe
+from autokern.cli.tables import Table, counted
 from autokern.core.errors import AutokernError, ProfileError
+from autokern.core.op import Candidate, Op
+from autokern.core.registry import Plugin, plugins, registered
 from autokern.core.releases import installed, known
 from autokern.core.releases.recorded import table
 from autokern.core.settings import ROWS, Settings, from_environment, is_ours
 from autokern.hooks import install
 from autokern.hooks.later import generation
-from autokern.system import cgroups, host, keops
+from autokern.runtime import dispatch
+from autokern.system import cgroups, host
 from autokern.system.files import Folder
-from autokern.system.load import Load, look
-from autokern.system.progress import Progress, silent
-from autokern.tuning import store, timer
+from autokern.system.load import look
+from autokern.tuning import store
 from autokern.tuning.profile import Trial
 
-_LONGEST = 27.0
-"""Seconds after which a probe counts as failed."""
 _LITTLE_MEMORY = 2 * 2**30
 _REPORT = "please report this with the output of `autokern doctor --json`"
-_SLOW_GEMM = 2e9
-"""A BLAS with fewer flops a second in a matrix product counts as unoptimised."""
+_MARKS = {"ok": "✓", "note": "•", "problem": "✗"}
 
 
-def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
-    """Run all checks, in less than half a minute."""
-    load = _load(look())  # before autokern itself keeps cores busy
-    with contextlib.ExitStack() as stack:
-        names = ["hooks"] + ([] if host.accelerator() is None else ["GPU"])
-        names += [] if quick else ["torch.compile"] + (["KeOps"] if importlib.util.find_spec("pykeops") else [])
-        probes = {name: stack.enter_context(Probe(name)) for name in names}
-        progress(0.05, "versions, settings, cache folder")
-        environment, settings = _environment(os.environ)
-        found = [_versions(), environment, *_cache(settings), _threads(settings), load, _memory()]
-        progress(0.1, ", ".join(names))
-        answers = _gather(probes, progress)
-        progress(0.95, "BLAS")
-        found += [_blas(), _gpu(answers.get("GPU")), _tf32()]
-        works = "put in and taken out again; a small model agrees with stock"
-        found.append(_probed("hooks", answers["hooks"], f"{works} ({answers['hooks'].seconds:.1f} s)"))
-        found += _optimiser()
-        if not quick:
-            found += [_compiler(answers["torch.compile"]), _keops(answers.get("KeOps"), keops.keops_problem())]
-        found += of_plugins()
-    progress(1.0, "done")
-    return found
+class Finding(msgspec.Struct, frozen=True):
+    """Result of one check."""
+
+    name: str
+    status: str  # "ok", "note" (costs speed at most) or "problem"
+    found: str  # the result, in words
+    advice: str = ""  # the remedy; empty if everything works
 
 
-def _gather(probes: Mapping[str, Probe], progress: Progress) -> dict[str, Answer]:
-    began = time.monotonic()
-    answers: dict[str, Answer] = {}
-    while len(answers) < len(probes):
-        spent = time.monotonic() - began
-        for name, probe in probes.items():
-            if name not in answers and (answer := probe.poll(give_up=spent > _LONGEST)) is not None:
-                answers[name] = answer
-        waiting = ", ".join(name for name in probes if name not in answers)
-        progress(0.1 + 0.85 * min(1.0, spent / _LONGEST), waiting)
-        time.sleep(0.05)
-    return answers
+def examine() -> list[Finding]:
+    """Run all checks, in a few seconds."""
+    load = look()  # before autokern itself keeps cores busy
+    advice = "what is measured now counts as disturbed; measure when others have left the cores"
+    busy = _seen("load", str(load), advice if load.crowded(torch.get_num_threads()) else "")
+    environment, settings = _environment(os.environ)
+    found = [_versions(), environment, *_cache(settings), _threads(settings), busy, _memory(), _blas(), _gpu(), _tf32()]
+    if environment.status != "problem" and settings.enabled:
+        found.append(_hooks())
+    plugged = (_of_plugin(f"plugin {plugin.source}", plugin) for plugin in plugins())
+    return [*found, *_optimiser(), *plugged]
+
+
+def tabular(found: Sequence[Finding]) -> Table:
+    """Return a table of findings with their advice; the title counts problems and notes."""
+    rows = [(_MARKS[row.status], row.name, row.found + (f"\n→ {row.advice}" if row.advice else "")) for row in found]
+    statuses = Counter(row.status for row in found)
+    counts = (counted(statuses[status], status) for status in ("problem", "note"))
+    return Table(", ".join([f"{len(found)} checks", *counts]), ("", "check", "found"), rows)
+
+
+def _seen(name: str, found: str, advice: str = "", status: str = "note") -> Finding:
+    """Return a finding of status "ok" without advice, else of the given status."""
+    return Finding(name, status if advice else "ok", found, advice)
 
 
 def _versions() -> Finding:
@@ -110,8 +104,8 @@ def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
         return Finding("environment", "problem", str(error), advice), from_environment(usable)
     if not settings.enabled:
         return Finding("environment", "note", "AUTOKERN=0: stock code everywhere", "unset it to use autokern"), settings
-    known = {row.variable for row in ROWS}
-    text = ", ".join(f"{name}={value}" for name, value in ours.items() if name in known)
+    named = {row.variable for row in ROWS}
+    text = ", ".join(f"{name}={value}" for name, value in ours.items() if name in named)
     if host.multi_rank():
         advice = "measure beforehand with `autokern calibrate`; all ranks then share the profile"
         return Finding("environment", "note", "one of several ranks: nothing is measured here", advice), settings
@@ -181,53 +175,35 @@ def _threads(settings: Settings) -> Finding:
         return Finding("threads", "problem", text, f"too many threads wait for each other: OMP_NUM_THREADS={ceiling}")
     idle = used < ceiling and not os.environ.get("OMP_NUM_THREADS")
     physical = f"that leaves {ceiling - used} CPUs idle, which is right if they are hyper-threads"
-    return seen("threads", text, f"{physical}; else OMP_NUM_THREADS={ceiling}" if idle else "")
-
-
-def _load(found: Load) -> Finding:
-    advice = "what is measured now counts as disturbed; measure when others have left the cores"
-    return seen("load", str(found), advice if found.crowded(torch.get_num_threads()) else "")
+    return _seen("threads", text, f"{physical}; else OMP_NUM_THREADS={ceiling}" if idle else "")
 
 
 def _memory() -> Finding:
     free, total = host.available_memory("cpu"), host.ram()[0]
     text = f"{free / 2**30:.1f} GiB available, of {total / 2**30:.1f} GiB"
     advice = f"enough for some {(free / 32) ** 0.5:.0f} points in float64; free some for more"
-    return seen("memory", text, advice if free < _LITTLE_MEMORY else "")
+    return _seen("memory", text, advice if free < _LITTLE_MEMORY else "")
 
 
 def _blas() -> Finding:
-    """Name the BLAS libraries, and time a matrix product by torch and NumPy."""
-    import numpy as np
-    import threadpoolctl
+    import threadpoolctl  # only now: `calibrate` imports this module
 
     versions = host.current().fields["versions"]
     own = ", ".join(f"{name} {versions[name]}" for name in ("mkl", "openblas") if name in versions)
     pools = [pool for pool in threadpoolctl.threadpool_info() if pool.get("user_api") == "blas"]
     names = sorted({f"{pool['internal_api']} {pool.get('version') or ''}".strip() for pool in pools})
-    a = torch.ones(700, 700, dtype=torch.float64)
-    b = a.numpy()
-    speeds = [_speed(lambda: a @ a), _speed(lambda: np.dot(b, b))]
-    text = f"torch: {own or versions.get('blas', 'unknown')}, {speeds[0] / 1e9:.0f} Gflop/s in float64; "
-    text += f"numpy: {', '.join([*names, f'{speeds[1] / 1e9:.0f}'])}"
-    advice = "a matrix product is far too slow: look for other processes, throttling or a reference BLAS"
-    return seen("BLAS", text, advice if min(speeds) < _SLOW_GEMM else "")
+    return _seen("BLAS", f"torch: {own or versions.get('blas', 'unknown')}; numpy: {', '.join(names) or 'unknown'}")
 
 
-def _speed(product: Callable[[], object]) -> float:
-    """Return the flops a second of a product of size 700."""
-    return 2 * 700**3 / min(timer.once(product, lambda: None) for _ in range(4))
-
-
-def _gpu(answer: Answer | None) -> Finding:
-    if answer is not None:
+def _gpu() -> Finding:
+    if host.accelerator() is not None:
         gpus = host.current().fields["accelerators"]
         names = ", ".join(f"{g['name']} ({g['memory_mib'] / 1024:.0f} GiB)" for g in gpus if "memory_mib" in g)
-        return _probed("GPU", answer, f"{names or gpus[0].get('name', 'found')}: a product on it agrees with the CPU's")
+        return _seen("GPU", names or gpus[0].get("name", "found"))
     if Path("/proc/driver/nvidia/version").exists():
         text = f"an NVIDIA driver is here, but torch {torch.__version__} finds no device"
         return Finding("GPU", "problem", text, "install a torch that is built for CUDA, or check CUDA_VISIBLE_DEVICES")
-    return Finding("GPU", "ok", "none; everything runs on the CPU")
+    return _seen("GPU", "none; everything runs on the CPU")
 
 
 def _tf32() -> Finding:
@@ -236,18 +212,38 @@ def _tf32() -> Finding:
     low = [f"{precision} on {where}" for where, precision in precisions.items() if precision not in ("none", "ieee")]
     text = f"float32 products run in {', '.join(low)}, where that is supported"
     advice = "a GP loses digits that it needs: torch.set_float32_matmul_precision('highest')"
-    return seen("TF32", text, advice, "problem") if low else seen("TF32", "off: float32 products are float32")
+    return _seen("TF32", text, advice, "problem") if low else _seen("TF32", "off: float32 products are float32")
 
 
-def _probed(name: str, answer: Answer, works: str, mend: str = _REPORT, slow: str = "", missing: str = "") -> Finding:
-    """Judge a probe's answer; `mend`, `slow` and `missing` advise on a failure, a timeout, and a missing compiler."""
-    if answer.works:
-        return Finding(name, "ok", works)
-    if answer.timed_out and slow:
-        return Finding(name, "note", answer.text, slow)
-    if missing and "compiler" in answer.text.lower():
-        return Finding(name, "note", answer.text, missing)
-    return Finding(name, "problem", answer.text, mend)
+def _hooks() -> Finding:
+    """Compare a small model with and without the hooks, on each device."""
+    began = time.perf_counter()
+    try:
+        differ = [device for device in host.current().devices if not _agrees(torch.device(device))]
+    except Exception as error:
+        return Finding("hooks", "problem", f"{type(error).__name__}: {error}".splitlines()[0], _REPORT)
+    served = sum(count for by in dispatch.stats().values() for count in by.values())
+    text = f"a small model agrees with stock; {counted(served, 'call')} served"
+    if differ:
+        text = f"a small model differs from stock on {', '.join(differ)}"
+    works = not differ and (served or known.unknown())
+    return _seen("hooks", f"{text} ({time.perf_counter() - began:.1f} s)", "" if works else _REPORT, "problem")
+
+
+def _agrees(device: torch.device) -> bool:
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    x = torch.linspace(0, 1, 40, dtype=dtype, device=device).unsqueeze(-1)
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5)).to(x)
+
+    def value() -> float:
+        k = kernel(x).add_jitter(0.1)
+        found: float = k.inv_quad_logdet(x, logdet=True)[1].item() + k.to_dense().sum().item()
+        return found
+
+    install.disable()  # `autokern everywhere` may have enabled it
+    stock = value()
+    with install.enabled():
+        return abs(value() - stock) < (1e-6 if dtype is torch.float64 else 1e-3) * abs(stock)
 
 
 def _optimiser() -> list[Finding]:
@@ -262,31 +258,26 @@ def _optimiser() -> list[Finding]:
     obstacle = generation.obstacle()
     advice = "acquisitions take two to four times as long: `pip install 'scipy<1.18'`, or a later BoTorch"
     found = f"{text}; {obstacle or 'autokern puts it back, after a trial'}"
-    return [seen("BoTorch's optimiser", found, advice if obstacle else "")]
+    return [_seen("BoTorch's optimiser", found, advice if obstacle else "")]
 
 
-def _compiler(answer: Answer) -> Finding:
-    return _probed(
-        "torch.compile", answer, f"compiles and runs ({answer.seconds:.1f} s for the first function)",
-        mend="AUTOKERN_EXCLUDE=compiled leaves it out; all else works",
-        slow="candidates that compile cost more here than they can repay",
-        missing="install a C++ compiler (g++ or clang++); until then candidates that compile are left out",
-    )  # fmt: skip
+def _of_plugin(name: str, plugin: Plugin) -> Finding:
+    """Report whether a plugin is loaded, its candidates, and why these cannot serve."""
+    if plugin.failure:
+        advice = "update or remove its package; until then its candidates are left out, all else works"
+        return Finding(name, "problem", f"could not be loaded: {plugin.failure}", advice)
+    own = [(op, candidate) for op in registered() for candidate in op.candidates if candidate.source == plugin.source]
+    if not own:
+        return Finding(name, "note", "adds no candidate", "ask its author")
+    words = ", ".join(f"{op.name}.{candidate.name}" for op, candidate in own)
+    if obstacle := _obstacle(own):
+        return Finding(name, "note", f"{words}: {obstacle}", "it is optional: its candidates are left out until then")
+    return Finding(name, "ok", f"{words}: available")
 
 
-def _keops(answer: Answer | None, obstacle: str | None = None) -> Finding:
-    """Judge a probe with an empty build folder, and an obstacle to KeOps in this process."""
-    if answer is None:
-        advice = "`pip install 'autokern[keops]'`, where large kernel products matter"
-        return Finding("KeOps", "note", "not installed", advice)
-    if answer.works and obstacle is not None:
-        return Finding("KeOps", "problem", f"{answer.text}, but {obstacle}", "until then candidates by it are left out")
-    if answer.works and "not on the GPU" in answer.text:
-        advice = "install the CUDA toolkit (libnvrtc and headers); until then it is left out there"
-        return Finding("KeOps", "note", answer.text, advice)
-    return _probed(
-        "KeOps", answer, answer.text,
-        mend="see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out, all else works",
-        slow="its first formula compiles for long; try again when idle",
-        missing="repair or install it (g++, or any that CXX names); until then candidates by KeOps are left out",
-    )  # fmt: skip
+def _obstacle(own: list[tuple[Op, Candidate]]) -> str | None:
+    """Return the commonest reason why candidates serve no problem of the quick grids, or None if one serves."""
+    kinds = [(dtype, device) for device in host.current().devices for dtype in ("float64", "float32")]
+    problems = {op: [p for kind in kinds for p in op.grid("quick", *kind)] for op, _ in own}
+    reasons = Counter(candidate.why_not(problem) for op, candidate in own for problem in problems[op])
+    return None if None in reasons or not reasons else reasons.most_common(1)[0][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -13,7 +12,6 @@ from rich.padding import Padding
 from rich.table import Table as Rendered
 from rich.text import Text
 
-from autokern.cli.findings import Finding
 from autokern.cli.summary import Known, Line, Winner
 from autokern.core.decision import Decision
 from autokern.core.problem import Problem
@@ -23,7 +21,6 @@ from autokern.runtime.api import grouped
 _GAIN, _LOSS = 1.05, 0.95
 _LEAST_ROOM, _LONG_WORD = 14, 40
 """Fewest characters for the last column, and most that a long word in it may require; with less, rows are sentences."""
-_MARKS = {"ok": "✓", "note": "•", "problem": "✗"}
 _COLOURS = {"✓": "green", "•": "yellow", "✗": "red"}
 
 
@@ -154,14 +151,6 @@ def stats(counts: Mapping[str, Mapping[str, int]]) -> Table:
     ]
     title = "autokern: calls" if rows else "autokern served no call in this process"
     return Table(title, ("op", "candidate", ">calls"), rows)
-
-
-def findings(found: Sequence[Finding]) -> Table:
-    """Return a table of `doctor`'s findings with their advice; the title counts problems and notes."""
-    rows = [(_MARKS[row.status], row.name, row.found + (f"\n→ {row.advice}" if row.advice else "")) for row in found]
-    statuses = Counter(row.status for row in found)
-    counts = (counted(statuses[status], status) for status in ("problem", "note"))
-    return Table(", ".join([f"{len(found)} checks", *counts]), ("", "check", "found"), rows)
 
 
 def counted(count: int, word: str) -> str:

@@ -31,7 +31,7 @@ _OWN = {
     "cuda_graphs": ("exact_log_prob",),
     "cupy": ("cholesky", "qr"),
     "keops": ("kernel_matmul",),
-    "lower_precision": ("inv_quad_logdet", "kernel_matmul"),
+    "lower_precision": ("kernel_matmul",),
     "xla": ("kernel_matmul",),
 }
 """The ops to which autokern's own plugins add candidates."""

@@ -43,7 +43,7 @@ from autokern.ops._shared.problems import (
     squares,
     with_one_thread,
 )
-from autokern.ops._shared.quadratic_forms import POTRI, Pair, closed_form, plain, summed, with_diagonal
+from autokern.ops._shared.quadratic_forms import Pair, closed_form, plain, summed, with_diagonal
 
 _stock = originals.inv_quad_logdet
 
@@ -183,7 +183,7 @@ def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
 @or_iterate(stock)
 def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """One Cholesky factorisation; gradients in closed form from LAPACK's potri, in place."""
-    return closed_form(*dense_and_diagonal(operator), rhs, POTRI, reduce)
+    return closed_form(*dense_and_diagonal(operator), rhs, reduce)
 
 
 with_one_thread(INV_QUAD_LOGDET, "potri")
@@ -192,7 +192,7 @@ with_one_thread(INV_QUAD_LOGDET, "potri")
 def _elsewhere(there: torch.device, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     matrix, diagonal = dense_and_diagonal(operator)
     away = None if diagonal is None else diagonal.to(there)
-    quadratic, logdet = closed_form(matrix.to(there), away, rhs.to(there), POTRI, reduce)
+    quadratic, logdet = closed_form(matrix.to(there), away, rhs.to(there), reduce)
     return quadratic.to(rhs.device), logdet.to(rhs.device)
 
 

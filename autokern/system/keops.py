@@ -23,7 +23,7 @@ from autokern.core.errors import KeOpsError
 from autokern.core.locks import Lock
 from autokern.core.recovery import caught
 
-_ADVICE = "`autokern doctor` tries it and advises; AUTOKERN_EXCLUDE=keops leaves it out"
+_ADVICE = "see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out"
 
 _lock = Lock()
 _failure = ""

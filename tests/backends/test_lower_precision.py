@@ -8,10 +8,8 @@ import warnings
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
-from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
-from autokern.backends import lower_precision
 from autokern.backends.lower_precision import in_lower_precision
 from autokern.cli import summary
 from autokern.core.decision import Decision
@@ -22,7 +20,6 @@ from autokern.core.settings import Settings
 from autokern.kernels import precision as narrow
 from autokern.kernels import tiles
 from autokern.kernels import tree as trees
-from autokern.ops._shared.quadratic_forms import closed_form, factorise, plain
 from autokern.runtime import checks, dispatch
 from autokern.runtime.memo import NEVER, Entry
 from autokern.tuning import measuring as accuracy
@@ -328,92 +325,6 @@ def test_models_train_and_predict_in_lower_precision():
     assert 1e-12 < accuracy.gap([found], [exact]) < 1e-5
     with autokern.using(force=asked):
         assert accuracy.gap([autokern.covariance.matmul(kernel, x, x, rhs)], [exact]) < 1e-12
-
-
-# --- float32 factor, float64 solutions --------------------------------------------------------------------------------
-
-
-def by_mixed_precision(*args):
-    return closed_form(*args, lower_precision.MIXED)
-
-
-def spectrum(condition: float, n: int = 60, batch: tuple[int, ...] = ()) -> torch.Tensor:
-    q = torch.linalg.qr(normal(*batch, n, n)).Q
-    values = torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64)
-    k = (q * values) @ q.mT
-    return (k + k.mT) / 2
-
-
-@pytest.mark.parametrize("condition", [1e1, 1e4, 1e6])
-@pytest.mark.parametrize("batch", [(), (3,)])
-def test_solutions_are_those_of_float64(condition, batch):
-    k, rhs = spectrum(condition, batch=batch), normal(*batch, 60, 2, seed=3)
-    lower, info = torch.linalg.cholesky_ex(k.float())
-    assert not info.any()
-    found = lower_precision.solved(k, None, rhs, lower)
-    truth = torch.linalg.solve(k, rhs)
-    assert accuracy.gap([found], [truth]) < 1e-9 * condition**0.5
-    plainly = torch.cholesky_solve(rhs.float(), lower).double()
-    assert accuracy.gap([plainly], [truth]) > 3 * accuracy.gap([found], [truth])
-
-
-@pytest.mark.parametrize("condition", [1e2, 1e5, 1e9, 1e12])
-def test_values_and_gradients_where_float32_does_and_where_it_does_not(condition):
-    k, rhs = spectrum(condition).requires_grad_(), normal(60, 2, seed=3).requires_grad_()
-    noise = torch.full((1,), 1e-12, dtype=torch.float64, requires_grad=True)
-
-    def gradients(function):
-        quadratic, logdet = function(k, noise, rhs)
-        value = quadratic.sum() / quadratic.detach().sum() + logdet / logdet.detach()
-        return value, torch.autograd.grad(value, (k, noise, rhs))
-
-    expected, truth = gradients(plain)
-    value, found = gradients(by_mixed_precision)
-    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert accuracy.gap(found, truth) < (1e-2 if condition == 1e5 else 1e-3)
-
-
-def test_an_exact_factor_takes_over_and_jitter_is_the_librarys():
-    singular = torch.ones(5, 5, dtype=torch.float64)
-    with pytest.warns(NumericalWarning, match="jitter"):
-        found = by_mixed_precision(singular, None, normal(5, 1))
-    with pytest.warns(NumericalWarning, match="jitter"):
-        lower = factorise(singular, None)
-    assert found[1].item() == pytest.approx(2 * lower.diagonal().log().sum().item(), rel=1e-12)
-
-
-def test_zero_and_minute_columns_are_solved():
-    k, rhs = spectrum(1e3), normal(60, 3)
-    rhs[:, 1] = 0
-    rhs[:, 2] *= 1e-200
-    lower = torch.linalg.cholesky(k.float())
-    found = lower_precision.solved(k, None, rhs, lower)
-    truth = torch.linalg.solve(k, rhs)
-    for column in range(3):
-        assert accuracy.gap([found[:, column]], [truth[:, column]]) < 1e-8
-
-
-def test_derivatives_may_be_taken_twice():
-    k, rhs = spectrum(1e2, 6), normal(6, 1)
-
-    def value(noise, rhs):
-        quadratic, logdet = by_mixed_precision(k, noise, rhs)
-        return quadratic.sum() + logdet
-
-    noise = torch.full((1,), 0.1, dtype=torch.float64, requires_grad=True)
-    arguments = (noise, rhs.requires_grad_())
-    assert torch.autograd.gradcheck(value, arguments, atol=1e-4, rtol=1e-3)
-    first = torch.autograd.grad(value(*arguments), arguments, create_graph=True)
-    second = torch.autograd.grad(first[0].sum(), noise)[0]
-    exact = torch.autograd.functional.hessian(
-        lambda noise: plain(k, noise, rhs.detach())[0].sum() + plain(k, noise, rhs.detach())[1], noise.detach()
-    )
-    assert second.item() == pytest.approx(exact.item(), rel=1e-6)
-    out = value(*arguments)
-    torch.autograd.backward(out, retain_graph=True)
-    once = noise.grad.clone()
-    torch.autograd.backward(out)
-    assert torch.allclose(noise.grad, 2 * once), "a second backward pass factorises again"
 
 
 # --- few digits on tensor cores ---------------------------------------------------------------------------------------

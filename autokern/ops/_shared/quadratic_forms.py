@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 
@@ -49,29 +48,17 @@ def factorise(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tens
     return _ladder(assembled()) if torch.any(info) else lower
 
 
-class Method(NamedTuple):
-    """How `closed_form` factorises, solves and inverts, each without autograd.
-
-    ``factorise(matrix, diagonal, rhs)`` returns the lower factor, a tensor for `solve`, and the quadratic forms;
-    ``solve(lower, tensor)`` returns ``K^-1 B``; ``invert(lower)`` returns ``K^-1`` and may overwrite the factor.
-    """
-
-    factorise: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], tuple[torch.Tensor, ...]]
-    solve: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    invert: Callable[[torch.Tensor], torch.Tensor]
-
-
 class _ClosedForm(torch.autograd.Function):
     """One factorisation; the backward pass inverts in the factor's memory, and returns it as the gradient by K."""
 
     @staticmethod
-    def forward(ctx, matrix, diagonal, rhs, method):  # type: ignore[no-untyped-def]
-        lower, kept, quadratic = method.factorise(matrix, diagonal, rhs)
+    def forward(ctx, matrix, diagonal, rhs):  # type: ignore[no-untyped-def]
+        lower, white, quadratic = _white(matrix, diagonal, rhs)
         if any(ctx.needs_input_grad):
-            ctx.lower, ctx.method, ctx.threads = lower, method, threads.current()
+            ctx.lower, ctx.threads = lower, threads.current()
             ctx.arguments, ctx.shape = Unsaved(matrix, diagonal, rhs), None if diagonal is None else diagonal.shape
-            ctx.save_for_backward(kept)
-        return quadratic, lower.diagonal(dim1=-2, dim2=-1).to(rhs.dtype).log().sum(-1).mul_(2)
+            ctx.save_for_backward(white)
+        return quadratic, lower.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2)
 
     @staticmethod
     @each_cotangent
@@ -79,27 +66,25 @@ class _ClosedForm(torch.autograd.Function):
         (kept,) = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return *plain_gradients(plain, ctx.arguments.unchanged(), wanted[:3], cotangents), None
+            return tuple(plain_gradients(plain, ctx.arguments.unchanged(), wanted, cotangents))
 
         def inverse() -> torch.Tensor:
             lower, ctx.lower = ctx.lower, None
-            return ctx.method.invert(lower)
+            return inverted(lower)
 
         def gradients() -> list[torch.Tensor | None]:
             white = kept
             if ctx.lower is None:  # a second backward pass: the first one overwrote the factor
-                ctx.lower, white, _ = ctx.method.factorise(*ctx.arguments.unchanged())
-            solved = ctx.method.solve(ctx.lower, white)
+                ctx.lower, white, _ = _white(*ctx.arguments.unchanged())
+            solved = torch.linalg.solve_triangular(ctx.lower.mT, white, upper=True)
             return inv_quad_logdet_gradients(inverse, solved, cotangents, ctx.shape, wanted)
 
-        return *threads.limited(gradients, ctx.threads)(), None
+        return tuple(threads.limited(gradients, ctx.threads)())
 
 
-def closed_form(
-    matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor, method: Method, reduce: bool = False
-) -> Pair:
+def closed_form(matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor, reduce: bool = False) -> Pair:
     """Return the quadratic forms and the log determinant of ``matrix + diag(diagonal)``, with closed-form gradients."""
-    return summed(cast("Pair", _ClosedForm.apply(matrix, diagonal, rhs, method)), reduce)
+    return summed(cast("Pair", _ClosedForm.apply(matrix, diagonal, rhs)), reduce)
 
 
 def _white(
@@ -109,10 +94,3 @@ def _white(
     lower = factorise(matrix, diagonal)
     white = torch.linalg.solve_triangular(lower, rhs, upper=False)
     return lower, white, white.square().sum(-2)
-
-
-def _solve(lower: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.solve_triangular(lower.mT, white, upper=True)
-
-
-POTRI = Method(_white, _solve, inverted)
