@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import botorch.generation.gen as gen
 import msgspec
@@ -238,6 +239,21 @@ def test_errors_of_the_user_pass_and_leave_no_mode():
     with pytest.raises(ZeroDivisionError, match="of the user"):
         call(points(4, 2).numpy(), [0, 1, 2, 3])
     assert _get_current_dispatch_mode() is None
+
+
+def test_an_evaluation_that_warns_warns_each_time():
+    class Warning(acquisitions.PosteriorMean):
+        __module__ = acquisitions.PosteriorMean.__module__
+
+        def forward(self, X):
+            warnings.warn("near the border", UserWarning, stacklevel=1)
+            return super().forward(X)
+
+    call, before = wrapper(Warning(single()), 1, 2), served()
+    for seed in range(8):
+        with pytest.warns(UserWarning, match="near the border"):
+            call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
+    assert served() == before
 
 
 def test_optimisations_leave_the_random_state_and_end_where_stock_ends():

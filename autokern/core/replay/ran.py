@@ -1,9 +1,10 @@
-"""The functions that a computation has run, to notice later that somebody has replaced one of them."""
+"""The functions that a computation has run, to notice later that somebody has replaced one of them, and warnings."""
 
 from __future__ import annotations
 
 import operator
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
@@ -50,6 +51,12 @@ class Ran:
     def __exit__(self, *error: object) -> None:
         if self.seen:
             sys.settrace(None)
+
+    @property
+    def has_warned(self) -> bool:
+        """Whether a warning was shown, which a replay would not repeat."""
+        shows: Any = warnings
+        return shows._showwarnmsg.__code__ in self._codes
 
     def _note(self, frame: Any, event: str, argument: Any) -> None:
         """Note a function when it is called; its lines are not traced."""

@@ -13,13 +13,13 @@ C++ reads is not seen: who records compares replays with the recorded code at ot
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from autokern.core.recovery import caught
 from autokern.core.replay.operations import (
@@ -34,13 +34,43 @@ from autokern.core.replay.operations import (
     written,
 )
 from autokern.core.replay.pooled import Noted, share
-from autokern.core.replay.unseen import Leaving, warnings_noticed
 
-__all__ = ["ChangedError", "Recorder", "Replay", "UnrecordedError"]
+__all__ = ["ChangedError", "Extension", "Recorder", "Replay", "UnrecordedError"]
 
 _IN_CACHE, _MOST_BYTES = 2**21, 2**26
 _MOST_STEPS = 20_000
 _TYPES = torch.Tensor, torch.nn.Parameter
+_LEAVING = frozenset(("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"))
+
+
+class Extension:
+    """A module in C++ whose functions are recorded as operations; in other threads they are called as ever."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
+        function: Callable[..., torch.Tensor] = getattr(self._module, name)
+
+        def called(*args: Any) -> torch.Tensor:
+            mode: Any = _get_current_dispatch_mode()
+            return mode.called(function, args) if hasattr(mode, "called") else function(*args)
+
+        return called
+
+
+class _Leaving(TorchFunctionMode):
+    """Notices where tensors of a recording are read by others."""
+
+    def __init__(self, recorder: Any) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and getattr(func, "__name__", "") in _LEAVING:
+            with torch._C.DisableTorchFunction():
+                self._recorder.noticed(self._recorder.leaves, args[0])
+        return func(*args, **(kwargs or {}))
 
 
 class Replay:
@@ -82,25 +112,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._begun: set[int] = set()  # memory with contents that are restored
         self._steps: list[Noted] = []
         self._bytes, self._reason = 0, ""
-        self._leaving, self._middle = Leaving(self), 0
+        self._leaving, self._middle = _Leaving(self), 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the wrapper that torch adds otherwise imports its compiler, which takes seconds
 
     def __enter__(self) -> Any:
-        with contextlib.ExitStack() as stack:  # an interrupt leaves nothing entered
-            stack.enter_context(warnings_noticed(self))
-            stack.enter_context(self._leaving)
-            found = super().__enter__()  # type: ignore[no-untyped-call]
-            self._around = stack.pop_all()
-        return found
+        self._leaving.__enter__()
+        try:
+            return super().__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:  # an interrupt leaves nothing entered
+            self._leaving.__exit__(None, None, None)
+            raise
 
     def __exit__(self, *error: Any) -> None:
         try:
             super().__exit__(*error)  # type: ignore[no-untyped-call]
         finally:
-            self._around.close()
+            self._leaving.__exit__(None, None, None)
 
     def fail(self, reason: str) -> None:
         """Note why nothing can be replayed; the computation itself goes on."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from autokern.core.replay.held import Held, held
-from autokern.core.replay.unseen import Extension
+from autokern.core.replay.recording import Extension
 from autokern.hooks.install import hook
 from autokern.hooks.later.repeated import Repeated
 

@@ -192,7 +192,7 @@ class Repeated(abc.ABC):
         inside.active, before = True, inside.active  # the replay computes as stock does
         try:
             again = time.perf_counter()
-            with self._ran if self.watched and not self._compared else contextlib.nullcontext():
+            with contextlib.nullcontext() if self._compared else self._ran:
                 found = self.stock(*call)
             self._seconds = min(self._seconds, time.perf_counter() - again)
             if self.watched and not self._compared:
@@ -204,6 +204,8 @@ class Repeated(abc.ABC):
         self._compared += 1
         if not self._ran.seen:
             self.end("a tracer is active")
+        elif self._ran.has_warned:
+            self.end("a warning")
         elif changed:
             self.end("an evaluation changes what it consists of")
         elif not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
