@@ -29,7 +29,7 @@ else:
                 SettingsError,
             )
             from autokern.core.problem import Problem
-            from autokern.core.releases.installed import Status
+            from autokern.core.releases.known import Status
             from autokern.evaluation.calibrate import calibrate
             from autokern.evaluation.compared import Compared, compare
             from autokern.evaluation.compared import load_ipython_extension as load_ipython_extension

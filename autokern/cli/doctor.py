@@ -20,15 +20,15 @@ from autokern.cli.tables import Table, counted
 from autokern.core.errors import AutokernError, ProfileError
 from autokern.core.op import Candidate, Op
 from autokern.core.registry import Plugin, plugins, registered
-from autokern.core.releases import installed, known
+from autokern.core.releases import known
 from autokern.core.releases.recorded import table
 from autokern.core.settings import ROWS, Settings, from_environment, is_ours
 from autokern.hooks import install
 from autokern.hooks.later import generation
 from autokern.runtime import dispatch
-from autokern.system import cgroups, host
+from autokern.system import host
 from autokern.system.files import Folder
-from autokern.system.load import look
+from autokern.system.load import cpu_quota, look
 from autokern.tuning import store
 from autokern.tuning.profile import Trial
 
@@ -76,7 +76,7 @@ def _versions() -> Finding:
     found = host.current().fields
     install.status()  # finds hooks that cannot be installed
     unknown = known.everything()
-    libraries = installed.versions()
+    libraries = known.versions()
     versions = {"python": "", **{library: version for library, (version, _) in libraries.items()}}
     named = [f"{name} {found['versions'].get(name) or version}" for name, version in versions.items()]
     text = f"autokern {found['remarks']['autokern']}, {', '.join(named)}"
@@ -166,7 +166,7 @@ def is_disturbed(trials: Sequence[Trial]) -> bool:
 
 
 def _threads(settings: Settings) -> Finding:
-    quota, cpus, ceiling = cgroups.cpu_quota(), host.affinity(), host.thread_ceiling()
+    quota, cpus, ceiling = cpu_quota(), host.affinity(), host.thread_ceiling()
     used = torch.get_num_threads()
     text = f"torch uses {used}; affinity allows {cpus}, CPU quota {'none' if quota is None else f'{quota:g}'}"
     if used > ceiling and settings.threads == "auto":

@@ -1,4 +1,4 @@
-"""Decisions, explanations and profiles as HTML for notebooks and as data frames, on request of `core/shown.py`."""
+"""Decisions, explanations and profiles as HTML for notebooks and as data frames, on request of `core/units.py`."""
 
 from __future__ import annotations
 

@@ -8,9 +8,8 @@ import msgspec
 
 from autokern.core.candidate import WITHIN
 from autokern.core.problem import Problem
-from autokern.core.shown import Shown
 from autokern.core.solved import Solved
-from autokern.core.units import duration, legible, sized
+from autokern.core.units import Shown, duration, legible, sized
 
 _ROUGHLY = 1.5
 """Factor of uncertainty from which on a margin is shown with two digits."""

@@ -1,4 +1,7 @@
-"""Which errors autokern may recover from: errors of its own computation, never of user code or a signal handler."""
+"""Which errors autokern may recover from: errors of its own computation, never of user code or a signal handler.
+
+And why something is left to the library: said once each in the log at level info, and to whoever listens.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import functools
 import logging
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -16,6 +20,7 @@ from autokern.core.errors import AutokernError
 
 Kind = TypeVar("Kind", bound=BaseException)
 _log = logging.getLogger("autokern")
+_said = set[tuple[str, str]]()
 
 _LIBRARIES = (
     "autokern", "botorch", "cupy", "cupy_backends", "filelock", "functorch", "gpytorch", "jax", "jaxlib", "jaxtyping",
@@ -113,3 +118,30 @@ def _handlers() -> set[CodeType]:
             if isinstance(code, CodeType):
                 found.add(code)
     return found
+
+
+class _Here(threading.local):
+    listener: list[tuple[str, str]] | None = None
+
+
+_here = _Here()
+
+
+def left(what: str, reason: object) -> None:
+    """Note why the library computes something."""
+    told = what, str(reason) or repr(reason)
+    if _here.listener is not None:
+        _here.listener.append(told)
+    elif told not in _said:
+        _said.add(told)
+        _log.info("the library computes %s: %s", *told)
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[tuple[str, str]]]:
+    """Collect what is noted in this thread, and why, while this is entered."""
+    before, _here.listener = _here.listener, []
+    try:
+        yield _here.listener
+    finally:
+        _here.listener = before

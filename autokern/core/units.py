@@ -1,7 +1,8 @@
-"""Units: numbers as text, in characters that the reader's stream can write."""
+"""Numbers as text, in characters that the reader's stream can write; results in notebooks and as data frames."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -42,3 +43,19 @@ def legible(text: str, stream: Any = None) -> str:
     except LookupError:
         pass
     return text
+
+
+class Shown:
+    """A result that a notebook shows as a table; the module that makes it is imported on first use."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return str(importlib.import_module("autokern.cli.notebook").html(self))
+
+    def to_frame(self) -> Any:
+        """Return a pandas data frame: a row for each candidate of a decision or of a trial, or for each decision.
+
+        Times are in seconds, memory in bytes. AutokernError if pandas is not installed.
+        """
+        return importlib.import_module("autokern.cli.notebook").frame(self)

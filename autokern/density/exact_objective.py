@@ -17,8 +17,7 @@ from gpytorch.models import ExactGP
 
 from autokern.core.beside import Weak
 from autokern.core.locks import Lock
-from autokern.core.reasons import left
-from autokern.core.recovery import caught
+from autokern.core.recovery import caught, left
 from autokern.density.marginal_likelihood import Single, terms_of
 from autokern.kernels.arrays.part import Array
 from autokern.kernels.arrays.transforms import arranged

@@ -12,7 +12,7 @@ from autokern.core.op import LEVELS
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.hooks import install
 from autokern.runtime import dispatch
-from autokern.system.progress import display
+from autokern.system.output import display
 from autokern.tuning.profile import Profile
 
 

@@ -28,7 +28,7 @@ from autokern.runtime import dispatch
 from autokern.runtime.memo import current
 from autokern.runtime.session import Session
 from autokern.system import host, randomness
-from autokern.system.progress import Progress, silent
+from autokern.system.output import Progress, silent
 from autokern.tuning import timer
 from autokern.tuning.profile import Examined, Kept, Profile
 

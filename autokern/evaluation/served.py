@@ -16,14 +16,14 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import GP, ApproximateGP, ExactGP
 
-from autokern.core import reasons
+from autokern.core import recovery
 from autokern.core.autograd import computed_share
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.recovery import caught
-from autokern.core.releases import installed, known
+from autokern.core.releases import known
 from autokern.core.replay.held import held
-from autokern.core.shown import Shown
+from autokern.core.units import Shown
 from autokern.hooks import install
 from autokern.model.kernel_parts import FAMILIES
 from autokern.runtime import api, dispatch
@@ -61,7 +61,7 @@ class Served(Shown, msgspec.Struct, frozen=True):
         for part, by, why in self.rows:
             for line, start in ((by, f"  {part + ':':<15} "), *((line, _INDENT) for line in why.splitlines())):
                 lines += textwrap.wrap(line, 80, initial_indent=start, subsequent_indent=_INDENT)
-        off = installed.summary(known.unknown())
+        off = known.summary(known.unknown())
         return "\n".join(filter(None, [*lines, off]))
 
 
@@ -176,7 +176,7 @@ def _told(part: str, run: Callable[[], Any]) -> tuple[str, str, str]:
     """Run a part, and return its name, what served it, and why the library computed the rest."""
     before = dispatch.stats()
     try:
-        with reasons.heard() as told:
+        with recovery.heard() as told:
             run()
     except caught(Exception) as error:
         return part, "fails", f"{type(error).__name__}: {error}".splitlines()[0]

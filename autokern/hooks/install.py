@@ -21,9 +21,8 @@ import torch
 
 from autokern import hooks
 from autokern.core.locks import Lock
-from autokern.core.releases import installed, known
-from autokern.core.releases.installed import Status
-from autokern.core.releases.known import relied
+from autokern.core.releases import known
+from autokern.core.releases.known import Status, relied
 from autokern.core.releases.recorded import is_ours, is_within
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, ranks
@@ -261,7 +260,7 @@ def _install(settings: Settings) -> None:
 
 def _told(every: bool = False) -> bool:
     """Warn of unknown library functions, and return whether any was found; tested releases are checked lazily."""
-    tested = all(tested for _, tested in installed.versions().values())
+    tested = all(tested for _, tested in known.versions().values())
     known.warn(found := known.unknown(every or not tested))
     return bool(found)
 
@@ -279,9 +278,7 @@ def status() -> Status:
             known.trust(False)
             for patch in patches():
                 _admits(patch, stock_of(patch.owner, patch.name))
-        return Status(
-            bool(_originals), installed.versions(), known.unknown(), "" if _originals else installed.why_off()
-        )
+        return Status(bool(_originals), known.versions(), known.unknown(), "" if _originals else known.why_off())
 
 
 def _admits(patch: Patch, present: Any) -> bool:

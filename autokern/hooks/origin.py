@@ -18,8 +18,7 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import BatchRepeatLinearOperator
 
 from autokern.core.beside import Beside
-from autokern.core.reasons import left
-from autokern.core.recovery import unless_it_fails
+from autokern.core.recovery import left, unless_it_fails
 from autokern.core.releases.known import Relied, relied
 from autokern.kernels.family import DISTANCES
 from autokern.model.changes import State

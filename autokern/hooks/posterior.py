@@ -14,8 +14,7 @@ from gpytorch.models import ExactGP
 
 from autokern.core.autograd import has_duals
 from autokern.core.beside import Beside
-from autokern.core.reasons import left
-from autokern.core.recovery import unless_it_fails
+from autokern.core.recovery import left, unless_it_fails
 from autokern.hooks import botorch, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of

@@ -15,10 +15,9 @@ from autokern.core.errors import SettingsError
 from autokern.core.op import Op
 from autokern.core.problem import SIZES, Problem
 from autokern.core.registry import get
-from autokern.core.releases import installed, known
-from autokern.core.shown import Shown
+from autokern.core.releases import known
 from autokern.core.solved import overall
-from autokern.core.units import legible
+from autokern.core.units import Shown, legible
 from autokern.kernels.family import families
 from autokern.model.library_orders import ROWS
 from autokern.runtime import dispatch
@@ -143,7 +142,7 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
             first = f"{group.calls:>8,}  {group.gain:>9}  {ran}"
             lines += textwrap.wrap(first, 80, subsequent_indent=_INDENT)
             lines += textwrap.wrap(group.why, 80, initial_indent=_INDENT, subsequent_indent=_INDENT)
-        return legible("\n".join(filter(None, [*lines, installed.summary(known.unknown())])))
+        return legible("\n".join(filter(None, [*lines, known.summary(known.unknown())])))
 
 
 def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:

@@ -21,7 +21,7 @@ from autokern.core.units import duration
 from autokern.runtime.memo import apart
 from autokern.system import host, threads
 from autokern.system.load import Load, Watch
-from autokern.system.progress import display
+from autokern.system.output import display
 from autokern.tuning import store
 from autokern.tuning.chooser import Chooser, load
 from autokern.tuning.profile import Profile, dated, group_key

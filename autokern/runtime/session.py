@@ -23,7 +23,7 @@ from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
 from autokern.runtime import checks, floors, orders
 from autokern.runtime.memo import Entry, Memo, Served, Shared, counted, is_large, served, stock_entry
-from autokern.system import host, logs, memory_limit
+from autokern.system import host, memory_limit, output
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ class Session:
         self._first_use: FirstUse | None = None
         self._seen: Counter[tuple[Problem, str]] = Counter()
         self.errors: dict[tuple[Problem, str], float] = {}
-        logs.apply(settings.log)
+        output.log_from(settings.log)
         graphs.allow(settings.graphs == "on")
         registry.announce(settings.strict)
         if profile is not None:

@@ -23,7 +23,7 @@ import torch
 
 from autokern.core.recovery import uninterrupted
 from autokern.core.versions import installed
-from autokern.system.cgroups import cpu_quota, memory_left, text_of
+from autokern.system.load import cpu_quota, memory_left, text_of
 
 _CPU_INFO, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _CPUS = Path("/sys/devices/system/cpu")

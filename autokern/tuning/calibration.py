@@ -21,7 +21,7 @@ from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.registry import get, registered
 from autokern.system import buffers, host, randomness
-from autokern.system.progress import Progress, silent
+from autokern.system.output import Progress, silent
 from autokern.tuning.chooser import Chooser, fitted, nearest
 from autokern.tuning.drawing import draw, measurable
 from autokern.tuning.forest import Estimate

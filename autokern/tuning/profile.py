@@ -15,7 +15,7 @@ import msgspec
 
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
-from autokern.core.shown import Shown
+from autokern.core.units import Shown
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2

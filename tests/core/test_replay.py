@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autokern.core.replay import recording
-from autokern.core.replay.ran import Ran
+from autokern.core.replay.held import Ran
 from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
 
 Function = Callable[[torch.Tensor], torch.Tensor]

@@ -1,4 +1,4 @@
-"""host.py and cgroups.py: equal hosts have equal fingerprints, every field counts, and no limit is overlooked."""
+"""host.py and load.py: equal hosts have equal fingerprints, every field counts, and no limit is overlooked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from autokern.system import cgroups, host
+from autokern.system import host, load
 
 GIB = 2**30
 
@@ -235,17 +235,17 @@ def test_synchronize(monkeypatch):
 
 
 def test_no_control_groups(tmp_path):
-    assert cgroups.cpu_quota(tmp_path, tmp_path / "missing") is None
-    assert cgroups.memory_left(tmp_path, tmp_path / "missing") is None
+    assert load.cpu_quota(tmp_path, tmp_path / "missing") is None
+    assert load.memory_left(tmp_path, tmp_path / "missing") is None
 
 
 def test_quota_of_v2_is_the_least_on_the_way_up(tmp_path):
     limits = {"a/b/c/cpu.max": "max 100000", "a/b/cpu.max": "150000 100000", "a/cpu.max": "400000 100000"}
     root, proc = tree(tmp_path / "fs", limits), listed(tmp_path, "0::/a/b/c")
-    assert cgroups.cpu_quota(root, proc) == 1.5
-    assert cgroups.cpu_quota(root, listed(tmp_path, "0::/a")) == 4.0
-    assert cgroups.cpu_quota(root, listed(tmp_path, "0::/")) is None
-    assert cgroups.cpu_quota(root, listed(tmp_path, "0::/elsewhere/below")) is None
+    assert load.cpu_quota(root, proc) == 1.5
+    assert load.cpu_quota(root, listed(tmp_path, "0::/a")) == 4.0
+    assert load.cpu_quota(root, listed(tmp_path, "0::/")) is None
+    assert load.cpu_quota(root, listed(tmp_path, "0::/elsewhere/below")) is None
 
 
 def test_quota_of_v1_is_the_least_on_the_way_up(tmp_path):
@@ -256,26 +256,24 @@ def test_quota_of_v1_is_the_least_on_the_way_up(tmp_path):
         "cpu,cpuacct/job/cpu.cfs_period_us": "100000",
     }
     root = tree(tmp_path / "fs", limits)
-    assert cgroups.cpu_quota(root, listed(tmp_path, "12:memory:/x", "4:cpu,cpuacct:/job/step", "0::/x")) == 0.5
-    assert cgroups.cpu_quota(root, listed(tmp_path, "4:cpuset:/job/step")) is None
+    assert load.cpu_quota(root, listed(tmp_path, "12:memory:/x", "4:cpu,cpuacct:/job/step", "0::/x")) == 0.5
+    assert load.cpu_quota(root, listed(tmp_path, "4:cpuset:/job/step")) is None
 
 
 @pytest.mark.parametrize("line", ["4:cpu:/docker/0123", "0::/../../sibling", "0::/docker/0123"])
 def test_quota_of_a_container_that_sees_only_its_own_part(tmp_path, line):
     limits = {"cpu.max": "200000 100000", "cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}
-    assert cgroups.cpu_quota(tree(tmp_path / "fs", limits), listed(tmp_path, line)) == 2.0
+    assert load.cpu_quota(tree(tmp_path / "fs", limits), listed(tmp_path, line)) == 2.0
 
 
 def test_quota_on_hybrid_systems(tmp_path):
     root = tree(tmp_path / "fs", {"unified/a/cpu.max": "300000 100000"})
-    assert cgroups.cpu_quota(root, listed(tmp_path, "1:name=systemd:/a", "0::/a")) == 3.0
+    assert load.cpu_quota(root, listed(tmp_path, "1:name=systemd:/a", "0::/a")) == 3.0
 
 
 @pytest.mark.parametrize("text", ["", "max", "max 100000", "-1 100000", "0 0", "5 0", "nonsense 7", "\0\0"])
 def test_a_quota_that_is_none(tmp_path, text):
-    assert (
-        cgroups.cpu_quota(tree(tmp_path / "fs", {"cpu.max": text}), listed(tmp_path, "0::/", "garbage", "::")) is None
-    )
+    assert load.cpu_quota(tree(tmp_path / "fs", {"cpu.max": text}), listed(tmp_path, "0::/", "garbage", "::")) is None
 
 
 @pytest.mark.parametrize(
@@ -306,7 +304,7 @@ def test_memory_left_in_v2(tmp_path):
         "a/memory.current": str(3 * GIB),
         "a/memory.stat": f"anon 1\ninactive_file {GIB}\nactive_file 7",
     }
-    assert cgroups.memory_left(tree(tmp_path / "fs", files), listed(tmp_path, "0::/a/b")) == 2 * GIB
+    assert load.memory_left(tree(tmp_path / "fs", files), listed(tmp_path, "0::/a/b")) == 2 * GIB
 
 
 def test_memory_left_in_v1(tmp_path):
@@ -317,12 +315,12 @@ def test_memory_left_in_v1(tmp_path):
         "memory/memory.limit_in_bytes": "9223372036854771712",
         "memory/memory.usage_in_bytes": str(20 * GIB),
     }
-    assert cgroups.memory_left(tree(tmp_path / "fs", files), listed(tmp_path, "4:memory:/job")) == 3 * GIB // 2
+    assert load.memory_left(tree(tmp_path / "fs", files), listed(tmp_path, "4:memory:/job")) == 3 * GIB // 2
 
 
 def test_memory_left_is_never_negative(tmp_path):
     files = {"memory.max": "10", "memory.current": "20"}
-    assert cgroups.memory_left(tree(tmp_path / "fs", files), listed(tmp_path, "0::/")) == 0
+    assert load.memory_left(tree(tmp_path / "fs", files), listed(tmp_path, "0::/")) == 0
 
 
 @pytest.mark.parametrize(("left", "expected"), [(None, 7 * GIB), (2 * GIB, 2 * GIB), (99 * GIB, 7 * GIB), (0, 0)])

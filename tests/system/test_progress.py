@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from autokern.system.progress import display
+from autokern.system.output import display
 
 
 class Terminal(io.StringIO):

@@ -24,16 +24,17 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from autokern.core.recovery import caught
 from autokern.core.replay.operations import (
     ChangedError,
+    Noted,
     Step,
     UnrecordedError,
     apart,
     copied,
     kind_of,
+    share,
     step_of,
     tensors_in,
     written,
 )
-from autokern.core.replay.pooled import Noted, share
 
 __all__ = ["ChangedError", "Extension", "Recorder", "Replay", "UnrecordedError"]
 
@@ -112,7 +113,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._begun: set[int] = set()  # memory with contents that are restored
         self._steps: list[Noted] = []
         self._bytes, self._reason = 0, ""
-        self._leaving, self._middle = _Leaving(self), 0
+        self._middle = 0
+        self._leaving: Any = _Leaving(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -25,8 +25,7 @@ import torch
 
 from autokern.core.op import inside
 from autokern.core.recovery import caught
-from autokern.core.replay.held import Held
-from autokern.core.replay.ran import Ran
+from autokern.core.replay.held import Held, Ran
 from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch
