@@ -189,7 +189,5 @@ def gradients_by(
             else:
                 g = torch.mul(a[start:stop], turned[:, :stop]).sub_(inverse[start:stop, :stop])
             state.blocks.backward((start, stop), g, half)
-        points, shapes, weights = state.blocks.gradients()
-        pairs = zip((*points, *shapes, *weights), wanted[2:], strict=True)
-        found[2:] = [one if want else None for one, want in pairs]
+        found[2:] = [one if want else None for one, want in zip(state.blocks.gradients(), wanted[2:], strict=True)]
     return found

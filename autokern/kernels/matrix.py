@@ -139,9 +139,7 @@ def _of_tree(blocks: _Blocks, grad: torch.Tensor) -> list[torch.Tensor]:
         leaf.started()
     for start, stop in row_blocks(grad, CACHED):
         blocks.backward((start, stop), grad[..., start:stop, :].clone(memory_format=torch.contiguous_format))
-    points, shapes, weights = blocks.gradients()
-    sets = 1 if blocks.leaves[0].y is blocks.leaves[0].z else 2
-    return [*(p for number in range(sets) for p in points[number::sets]), *shapes, *weights]
+    return blocks.gradients()
 
 
 def _of_leaf(

@@ -162,14 +162,10 @@ def _gradients(
             tiles.backward(at, g)
 
     thread_pool.run(work, members)
-    first, *rest = [tiles for tiles in own_tiles if tiles.has_gradients]
-    points, shapes, weights = first.gradients()
-    totals = [*shapes, *weights]
-    for tiles in rest:
-        more = tiles.totals()
-        totals = [a + b for a, b in zip(totals, [*more[0], *more[1]], strict=True)]
-    sets = 1 if known.same else 2
-    return [*(p for number in range(sets) for p in points[number::sets]), *totals]
+    some = [tiles for tiles in own_tiles if tiles.has_gradients]
+    totals = [sum(each[1:], each[0]) for each in zip(*(tiles.totals() for tiles in some), strict=True)]
+    found = some[0].gradients()  # those by points are of all members
+    return [*found[: len(found) - len(totals)], *totals]
 
 
 def _outer(known: Sides, left_t: torch.Tensor, right_t: torch.Tensor) -> _OnTile:

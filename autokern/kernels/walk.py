@@ -56,14 +56,6 @@ class _Tape(NamedTuple):
     children: tuple[_Tape, ...] = ()
 
 
-class Gradients(NamedTuple):
-    """Gradients in the order of a tree's tensors; `points` has one entry per leaf and set of points."""
-
-    points: list[torch.Tensor]
-    shapes: list[torch.Tensor]
-    weights: list[torch.Tensor]
-
-
 class Walk(Generic[Place]):
     """A tree of detached tensors, evaluated block by block; its weights broadcast to a block."""
 
@@ -187,16 +179,16 @@ class Walk(Generic[Place]):
             _add(self._weight_totals, scale, self._total(w, None, at) * outer)
         leaf.accumulate(at, w)
 
-    def totals(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the gradients of shapes and weights from the blocks so far."""
+    def totals(self) -> list[torch.Tensor]:
+        """Return the gradients of shapes, then of weights, from the blocks so far."""
         weights = [total.view(total.shape[:-2]) for total in _complete(self._weight_totals)]
-        return _complete(self._shape_totals), weights
+        return [*_complete(self._shape_totals), *weights]
 
-    def gradients(self) -> Gradients:
-        """Return the gradients accumulated over all blocks."""
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients accumulated over all blocks, in the order of `tree.apart`."""
         pairs = zip(self._leaves, self._leaf_factors, strict=True)
-        points = [gradient for leaf, factor in pairs for gradient in leaf.gradients(factor)]
-        return Gradients(points, *self.totals())
+        sets = zip(*(leaf.gradients(factor) for leaf, factor in pairs), strict=True)
+        return [*itertools.chain.from_iterable(sets), *self.totals()]
 
 
 def _combined(
