@@ -1,4 +1,4 @@
-"""Candidates of class ``approximate`` of `kernel_matmul`: float32, TF32 and half precision.
+"""Candidates of class ``approximate`` of `kernel_matmul`: float32 and half precision.
 
 They run only under ``accuracy="approximate"``, and where the error measured on this machine is at most `max_error`.
 """
@@ -24,7 +24,7 @@ def in_lower_precision(
 ) -> torch.Tensor:
     """Return the product of a kernel matrix with `rhs`, computed tile by tile in float32, in the dtype of `rhs`.
 
-    `precision` (float16, bfloat16, tf32) rounds the points of products further. Points are centred in their own dtype
+    `precision` (float16, bfloat16) rounds the points of products further. Points are centred in their own dtype
     first: float32 has too few digits for points far from the origin.
     """
     tree, others = forms.both(kernel, x1, x2)
@@ -70,6 +70,5 @@ _add(
     "float32", "", "Tile by tile in float32, for points and columns in float64.",
     lambda problem: _only_float64(problem) or needs_few(problem),
 )  # fmt: skip
-_add("tf32", "tf32", "Tile by tile, products in TF32 on tensor cores.", _tensor_cores_unsupported)
 _add("float16", "float16", "Tile by tile, points in float16 on tensor cores.", _tensor_cores_unsupported)
 _add("bfloat16", "bfloat16", "Tile by tile, points in bfloat16 on tensor cores.", _tensor_cores_unsupported)

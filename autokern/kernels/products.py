@@ -14,7 +14,6 @@ import torch
 
 from autokern.kernels import partition
 from autokern.kernels.partition import Pairs, Place, Plan
-from autokern.kernels.precision import at_precision
 from autokern.kernels.tiles import Sides, Tiles, sides
 from autokern.kernels.tree import Tree, peeled
 from autokern.system import thread_pool
@@ -123,15 +122,14 @@ def product(
     limits the sum to some tiles.
     """
     inner, scale = peeled(tree)
-    with at_precision(plan.precision):
-        if plan.columns:
-            out = _by_columns(sides(inner, others, precision=plan.precision), rhs, plan)
-        elif others is None:
-            known, vt = sides(inner, None, precision=plan.precision), rhs.mT.contiguous()
-            out = (_symmetric(known, vt, plan, only) if plan.symmetric else _from_left(known, vt, plan)).mT
-        else:  # a product from the left of a tile is faster, so the sides are swapped
-            swapped = sides(inner._replace(points=others), inner.points, precision=plan.precision)
-            out = _from_left(swapped, rhs.mT.contiguous(), plan).mT
+    if plan.columns:
+        out = _by_columns(sides(inner, others, precision=plan.precision), rhs, plan)
+    elif others is None:
+        known, vt = sides(inner, None, precision=plan.precision), rhs.mT.contiguous()
+        out = (_symmetric(known, vt, plan, only) if plan.symmetric else _from_left(known, vt, plan)).mT
+    else:  # a product from the left of a tile is faster, so the sides are swapped
+        swapped = sides(inner._replace(points=others), inner.points, precision=plan.precision)
+        out = _from_left(swapped, rhs.mT.contiguous(), plan).mT
     return (out if scale is None else out * scale).contiguous()
 
 
@@ -195,9 +193,8 @@ def gradients(
         assert out is not None
         _multiply(known, at, left_t, k, out)
 
-    with at_precision(plan.precision):
-        cotangent = _outer(known, left_t, right_t)
-        found = _gradients(known, plan.tile, cotangent, multiply if want_rhs else None, only)
+    cotangent = _outer(known, left_t, right_t)
+    found = _gradients(known, plan.tile, cotangent, multiply if want_rhs else None, only)
     return found, None if out is None else out.mT
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 
 import pytest
@@ -17,7 +16,6 @@ from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.op import Feasibility, inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
-from autokern.kernels import precision as narrow
 from autokern.kernels import tiles
 from autokern.kernels import tree as trees
 from autokern.runtime import checks, dispatch
@@ -333,10 +331,10 @@ def test_models_train_and_predict_in_lower_precision():
 @pytest.fixture
 def widened(monkeypatch):
     """The CPU multiplies what is rounded already, and adds in float32 as tensor cores do."""
-    monkeypatch.setattr(narrow, "distances", lambda a, b, out: torch.mm(a.to(out.dtype), b.mT.to(out.dtype), out=out))
+    monkeypatch.setattr(tiles, "distances", lambda a, b, out: torch.mm(a.to(out.dtype), b.mT.to(out.dtype), out=out))
 
 
-@pytest.mark.parametrize(("precision", "digits"), [("float16", 11), ("bfloat16", 8), ("tf32", 20)])
+@pytest.mark.parametrize(("precision", "digits"), [("float16", 11), ("bfloat16", 8)])
 @pytest.mark.parametrize("kernel", [RBFKernel(), MaternKernel(1.5)])
 def test_only_inner_products_are_rounded(widened, precision, digits, kernel):
     x, y = 3 + normal(70, 20).float(), 3 + normal(50, 20, seed=1).float()
@@ -349,21 +347,20 @@ def test_only_inner_products_are_rounded(widened, precision, digits, kernel):
     kernel.float()
     error = accuracy.gap([found], [exact])
     assert error < 4 * 2.0**-digits
-    if precision != "tf32":
-        assert error > 2.0**-digits / 100, "nothing was rounded"
+    assert error > 2.0**-digits / 100, "nothing was rounded"
 
 
 def test_squared_norms_keep_their_digits():
     z = normal(40, 3).float() * torch.logspace(-2, 2, 40)[:, None]
     exact = z.double().square().sum(-1)
-    for precision, stored in (("float16", torch.float16), ("bfloat16", torch.bfloat16), ("tf32", torch.float32)):
-        rows = narrow.extended(z, 1.0, 0.5, False, precision)
+    for precision, stored in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
+        rows = tiles.rounded(z, 1.0, 0.5, False, precision)
         assert rows.shape == (40, 9)
         assert rows.dtype is stored
         kept = rows[:, 3:6].double().sum(-1)
         assert ((kept - 0.5 * exact).abs() <= 3e-7 * exact.clamp_min(1)).all()
         assert (rows[:, 6:] == 1).all()
-        assert (narrow.extended(z, 1.0, 0.5, True, precision)[:, 3:6] == 1).all()
+        assert (tiles.rounded(z, 1.0, 0.5, True, precision)[:, 3:6] == 1).all()
 
 
 def test_far_points_are_clamped_whatever_the_rounding_of_the_precision(widened):
@@ -374,38 +371,9 @@ def test_far_points_are_clamped_whatever_the_rounding_of_the_precision(widened):
 def test_where_float16_has_no_room_points_are_not_rounded(widened):
     x = torch.linspace(0, 800, 40).unsqueeze(-1)
     tree = trees.read(RBFKernel().float().requires_grad_(False), x / 0.6931)
-    assert not narrow.holds("float16", -0.5, tree.points[0] - tree.points[0].mean())
-    assert narrow.holds("bfloat16", -0.5, tree.points[0])
-    assert narrow.holds("float16", -0.5, normal(9, 3).float())
+    assert not tiles.has_room("float16", -0.5, tree.points[0] - tree.points[0].mean())
+    assert tiles.has_room("bfloat16", -0.5, tree.points[0])
+    assert tiles.has_room("float16", -0.5, normal(9, 3).float())
     assert tiles.sides(tree, None, precision="float16").leaves[0].rows.dtype is torch.float32
     found = in_lower_precision(RBFKernel().float(), x, x, torch.ones(40, 1), "float16")
     assert found.isfinite().all()
-
-
-def test_tf32_is_allowed_for_the_time_of_a_call_only(monkeypatch):
-    flags = torch.backends.cuda.matmul
-    before = flags.fp32_precision
-    with narrow.at_precision("tf32"):
-        assert flags.fp32_precision == "tf32"
-        with narrow.at_precision("tf32"), narrow.at_precision(""):
-            assert flags.fp32_precision == "tf32"
-        assert flags.fp32_precision == "tf32"
-    assert flags.fp32_precision == before
-    with pytest.raises(ZeroDivisionError), narrow.at_precision("tf32"):
-        _ = 1 / 0
-    assert flags.fp32_precision == before
-    inside, done = threading.Event(), threading.Event()
-
-    def other():
-        with narrow.at_precision("tf32"):
-            inside.set()
-            done.wait(10)
-
-    thread = threading.Thread(target=other)
-    with narrow.at_precision("tf32"):
-        thread.start()
-        inside.wait(10)
-    assert flags.fp32_precision == "tf32", "another thread is still at it"
-    done.set()
-    thread.join()
-    assert flags.fp32_precision == before
