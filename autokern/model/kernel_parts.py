@@ -10,10 +10,13 @@ import numpy as np
 from gpytorch.kernels import (
     AdditiveKernel,
     ConstantKernel,
+    CosineKernel,
     IndexKernel,
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
+    PiecewisePolynomialKernel,
+    PolynomialKernel,
     ProductKernel,
     RBFKernel,
     RQKernel,
@@ -25,7 +28,7 @@ from autokern.kernels.arrays import categories, formulas
 from autokern.kernels.arrays.pairwise import Distances, Products, Rough
 from autokern.kernels.arrays.part import Array, Columns, Parameter, Part, Product, Scale, Sum
 from autokern.kernels.arrays.spectral_mixture import SpectralMixture
-from autokern.kernels.arrays.transforms import Circles, Scaled, Weighted
+from autokern.kernels.arrays.transforms import Circles, Plain, Scaled, Weighted
 from autokern.model.arrays import Inspected, UnreadError
 
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
@@ -50,11 +53,11 @@ class _Place:
         self.seen.raw = True
         return self.columns(self.seen.dims)
 
-    def parameter(self, name: str) -> Parameter:
+    def parameter(self, name: str, dims: int | None = None) -> Parameter:
         """Return a parameter ``(1, dims)`` or ``(1, 1)``."""
         raw = self.kernel._parameters.get(name)
-        one = raw is not None and raw.shape[-1:] == (1,)
-        return self.seen.parameter(self.kernel, name, (1, 1 if one else self.dims))
+        several = self.dims if dims is None else dims
+        return self.seen.parameter(self.kernel, name, (1, 1 if raw is not None and raw.shape[-1:] == (1,) else several))
 
     def scale(self) -> Parameter:
         """Return the lengthscale."""
@@ -77,6 +80,22 @@ def _rational(at: _Place) -> Part:
 
 def _periodic(at: _Place) -> Part:
     return Distances(Circles(at.columns(), at.scale(), at.parameter("raw_period_length")), formulas.FORMULAS["rbf"])
+
+
+def _piecewise(at: _Place) -> Part:
+    q = at.seen.attribute(at.kernel, "q")
+    if type(q) is not int or q not in (1, 2, 3):
+        raise UnreadError("a polynomial that is not smooth where points meet")
+    at.seen.relies(*(f"{PiecewisePolynomialKernel.__module__}:{name}" for name in ("_fmax", "_get_cov")))
+    return Distances(Scaled(at.columns(), at.scale()), formulas.piecewise(at.dims, q))
+
+
+def _polynomial(at: _Place) -> Part:
+    power = at.seen.attribute(at.kernel, "power")
+    if type(power) not in (int, float):
+        raise UnreadError("a power that is no number")
+    offset = at.number("raw_offset")
+    return Products(Plain(at.raw()), formulas.polynomial(offset, power), offset)
 
 
 def _mixture(at: _Place) -> Part:
@@ -112,9 +131,12 @@ _READ: dict[type, tuple[str, Callable[[_Place], Part]]] = {
     MaternKernel: ("", lambda at: _distances(at, _name(at.kernel), at.scale())),
     RQKernel: ("rq", _rational),
     PeriodicKernel: ("periodic", _periodic),
+    PiecewisePolynomialKernel: ("piecewise", _piecewise),
+    CosineKernel: ("cosine", lambda at: _distances(at, "cosine", at.parameter("raw_period_length", 1))),
     LinearKernel: (
         "linear", lambda at: Products(Weighted(at.raw(), at.parameter("raw_variance")), formulas.linear)
     ),
+    PolynomialKernel: ("polynomial", _polynomial),
     ConstantKernel: ("constant", lambda at: categories.Constant(at.number("raw_constant"))),
     IndexKernel: ("index", lambda at: _table(at, "covar_factor", None)),
     SpectralMixtureKernel: ("mixture", _mixture),
@@ -153,7 +175,7 @@ def _leaf(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Par
 
 
 def _of_botorch(kind: type) -> tuple[str, Callable[[_Place], Part]]:
-    module, *found = _OF_BOTORCH.get(kind.__name__, ("", "", _rational))
+    module, *found = _OF_BOTORCH.get(kind.__name__, ("", "", _polynomial))
     if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
         raise UnreadError(f"a kernel {kind.__name__}")
     return found[0], found[1]  # type: ignore[return-value]

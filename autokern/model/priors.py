@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from gpytorch.kernels import (
     ConstantKernel,
+    CosineKernel,
     Kernel,
     LinearKernel,
     PeriodicKernel,
+    PolynomialKernel,
     RQKernel,
     ScaleKernel,
 )
@@ -39,7 +41,7 @@ from autokern.model.parameters import Element
 _HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
 _HOLDERS: dict[str, tuple[type, ...]] = {
     "lengthscale": (Kernel,), "outputscale": (ScaleKernel,), "alpha": (RQKernel,), "variance": (LinearKernel,),
-    "period_length": (PeriodicKernel,),
+    "period_length": (PeriodicKernel, CosineKernel), "offset": (PolynomialKernel,),
     "constant": (ConstantKernel, ConstantMean), "noise": (HomoskedasticNoise, MultitaskHomoskedasticNoise),
 }  # fmt: skip
 """Classes on which a property of this name is the value of the raw parameter of the same name."""

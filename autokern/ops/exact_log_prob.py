@@ -3,8 +3,9 @@
 Arguments: ``marginal, value, exact``: the description of a Gaussian with the covariance ``kernel(x, x) + diagonal``
 (`model.marginal`), a value ``(..., n)``, and whether stock would factorise instead of running conjugate gradients.
 Gradients must be required. Supported kernels are scales, sums and products of RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic
-and constant kernels (ARD, active dimensions, batches); the candidate ``arrays`` also supports linear,
-spectral mixture, categorical and index kernels. Everything else runs stock, whose parts are ops themselves.
+and constant kernels (ARD, active dimensions, batches); the candidate ``arrays`` also supports linear, polynomial,
+piecewise polynomial, cosine, spectral mixture, categorical and index kernels. Everything else runs stock, whose parts
+are ops themselves.
 
 Contract: the value is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared
 norm of the points; first and second derivatives are those of the formula.

@@ -194,5 +194,13 @@ def problem(op: str, **fields: Any) -> Problem:
 def _form(variant: str) -> str:
     """Return a variant in which the sum of families, if any, is the word ``families``."""
     first, *rest = variant.split("/")
-    names = {"constant", "linear", "mixture", *(family.name for family in families(shaped=True))}
+    names = {
+        "constant",
+        "cosine",
+        "linear",
+        "mixture",
+        "piecewise",
+        "polynomial",
+        *(family.name for family in families(shaped=True)),
+    }
     return "/".join(["families" if {*first.split("+")} <= names else first, *rest])

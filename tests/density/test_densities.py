@@ -19,6 +19,7 @@ from gpytorch.kernels import (
     MaternKernel,
     PeriodicKernel,
     PiecewisePolynomialKernel,
+    PolynomialKernel,
     ProductKernel,
     RBFKernel,
     RQKernel,
@@ -66,8 +67,9 @@ OTHERS = {
     "linear in a sum": lambda: AdditiveKernel(ScaleKernel(RBFKernel(ard_num_dims=D)), LinearKernel(active_dims=[1])),
     "linear and a constant": lambda: LinearKernel(ard_num_dims=D) + ConstantKernel(),
     "linear in a product": lambda: ScaleKernel(RBFKernel() * LinearKernel(active_dims=[2])) + ConstantKernel(),
+    "polynomial": lambda: ScaleKernel(PolynomialKernel(2)),
     "spectral mixture": lambda: SpectralMixtureKernel(2, ard_num_dims=D) + RBFKernel(active_dims=[1]),
-    "smooth and rough": lambda: MaternKernel(0.5, active_dims=[0, 0]) * LinearKernel(active_dims=[1, 1]) + RBFKernel(),
+    "smooth and rough": lambda: MaternKernel(0.5, active_dims=[0, 0]) + PolynomialKernel(3, active_dims=[1, 1]),
     "categories": lambda: ScaleKernel(CategoricalKernel(active_dims=[0], ard_num_dims=1)) + RBFKernel(),
     "tasks": lambda: RBFKernel(active_dims=[1, 2]) * IndexKernel(3, rank=2, active_dims=[0]),
     "tasks that are alike": lambda: RBFKernel() * PositiveIndexKernel(3, rank=2, active_dims=[0]),
@@ -80,6 +82,7 @@ DEEP = {
     "periodic": lambda: ScaleKernel(PeriodicKernel(ard_num_dims=D)),
     "product": lambda: ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(1.5, active_dims=[1, 1])),
     "linear": lambda: ScaleKernel(RBFKernel()) + LinearKernel(),
+    "polynomial": lambda: PolynomialKernel(2) + RBFKernel(active_dims=[1]),
     "spectral mixture": lambda: SpectralMixtureKernel(3, ard_num_dims=D),
 }
 each_way = pytest.mark.parametrize("way", ["objective", "arrays", "fused", "dense", "tasks", "merged"])

@@ -7,6 +7,7 @@ import types
 import warnings
 
 import gpytorch
+import numpy as np
 import pytest
 import torch
 from botorch.models.kernels.categorical import CategoricalKernel
@@ -15,10 +16,12 @@ from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.kernels import (
     AdditiveKernel,
     ConstantKernel,
+    CosineKernel,
     IndexKernel,
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
+    PiecewisePolynomialKernel,
     PolynomialKernel,
     RBFKernel,
     RQKernel,
@@ -67,11 +70,16 @@ KERNELS = {
     "periodic": periodic,
     "periodic of each": lambda: ScaleKernel(periodic(ard_num_dims=D)),
     "locally periodic": lambda: ScaleKernel(periodic(active_dims=[1]) * RBFKernel(active_dims=[1])),
+    "cosine": lambda: CosineKernel(active_dims=[0]) + RBFKernel(),
     "linear": LinearKernel,
     "linear of each": lambda: LinearKernel(ard_num_dims=D),
     "linear in a sum": lambda: ScaleKernel(RBFKernel(ard_num_dims=D)) + ScaleKernel(LinearKernel(active_dims=[3, 1])),
     "linear in a product": lambda: ScaleKernel(RBFKernel() * LinearKernel(active_dims=[0])),
     "nested": lambda: AdditiveKernel(RBFKernel(), AdditiveKernel(LinearKernel(active_dims=[1]), RQKernel())),
+    "polynomial": lambda: ScaleKernel(PolynomialKernel(3, active_dims=[1, 3])),
+    "piecewise": lambda: ScaleKernel(PiecewisePolynomialKernel(2, ard_num_dims=D)),
+    "piecewise of some": lambda: RBFKernel() + PiecewisePolynomialKernel(1, active_dims=[3, 1]),
+    "very smooth piecewise": lambda: PiecewisePolynomialKernel(3),
     "constant": lambda: RBFKernel() + ConstantKernel(),
     "constant in a product": lambda: RBFKernel() * ConstantKernel(constant_prior=GammaPrior(2.0, 1.0)),
 }
@@ -90,7 +98,7 @@ def test_kernels(kernel, n):
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
 def test_points_that_meet_and_points_far_away(kernel):
-    """The library's distances have lost digits there, and so has a product of large numbers."""
+    """The library's distances have lost digits there, and so has a polynomial of large numbers."""
     mll = made(kernel(), n=9)
     x = mll.model.train_inputs[0].clone()
     x[1] = x[0]
@@ -147,7 +155,7 @@ def test_matern12_near_and_far(iso):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear_means(bias):
-    for kernel in (RBFKernel(), RBFKernel() + LinearKernel()):
+    for kernel in (RBFKernel(), RBFKernel() + PolynomialKernel(2)):
         mll = made(kernel, LinearMean(D, bias=bias))
         agree(mll)
 
@@ -171,12 +179,12 @@ def test_priors(prior):
 
 
 def test_ways_to_register_a_prior():
-    mll = made(ScaleKernel(RBFKernel()) + RQKernel() + ConstantKernel())
+    mll = made(ScaleKernel(RBFKernel()) + RQKernel() + PolynomialKernel(2))
     kernels = mll.model.covar_module.kernels
     kernels[0].register_prior("one", NormalPrior(0.0, 1.0), "outputscale")
     kernels[0].base_kernel.register_prior("two", NormalPrior(0.0, 1.0), lambda m: m.lengthscale)
     kernels[1].register_prior("three", NormalPrior(0.0, 1.0), "alpha")
-    kernels[2].register_prior("four", NormalPrior(0.0, 1.0), lambda module: module.constant)
+    kernels[2].register_prior("four", NormalPrior(0.0, 1.0), lambda module: module.offset)
     mll.likelihood.register_prior("five", NormalPrior(0.0, 1.0), "noise")
     mll.double()
     reading = agree(mll)
@@ -288,12 +296,13 @@ class Own(LinearKernel):
     pass
 
 
-@pytest.mark.parametrize("kernel", [Own(), LinearKernel(batch_shape=torch.Size([2])), PolynomialKernel(2)])
+@pytest.mark.parametrize("kernel", [Own(), LinearKernel(batch_shape=torch.Size([2])), PolynomialKernel(np.float64(2))])
 def test_what_is_not_exactly_known(kernel):
     assert read(made(kernel)) is None
 
 
 CHANGES = {
+    "a power": lambda m: setattr(m.kernels[1], "power", 3),
     "a unit": lambda m: setattr(m.kernels[2], "unit_scale_for_target", False),
     "a target": lambda m: setattr(m.kernels[2], "target_task_index", 1),
     "a factor": lambda m: setattr(
@@ -306,7 +315,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_changes_are_seen(change):
-    parts = (MaternKernel(0.5, active_dims=[0]), LinearKernel(), PositiveIndexKernel(3, 2, active_dims=[3]))
+    parts = (MaternKernel(0.5, active_dims=[0]), PolynomialKernel(2), PositiveIndexKernel(3, 2, active_dims=[3]))
     mll = tasks(made(AdditiveKernel(*parts)), (2, 2), (3, 3))
     reading = Reading(mll)
     assert reading.holds()

@@ -22,11 +22,13 @@ from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
 from gpytorch.kernels import (
     ConstantKernel,
+    CosineKernel,
     IndexKernel,
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
     PiecewisePolynomialKernel,
+    PolynomialKernel,
     RBFKernel,
     RQKernel,
     ScaleKernel,
@@ -135,6 +137,7 @@ MODELS |= {
     "categories of one lengthscale": lambda: moved(
         SingleTaskGP(*of_categories(), covar_module=ScaleKernel(CategoricalKernel(active_dims=[2, 1])) + RBFKernel())
     ),
+    "cosine": with_kernel(lambda: ScaleKernel(CosineKernel(active_dims=[1])) + RBFKernel()),
 }
 
 
@@ -149,6 +152,11 @@ OF_OTHER_KERNELS = {
     "rational": with_kernel(lambda: ScaleKernel(RQKernel(ard_num_dims=D)) + RQKernel(active_dims=[2, 0])),
     "periodic": with_kernel(lambda: ScaleKernel(PeriodicKernel(ard_num_dims=D))),
     "locally periodic": with_kernel(lambda: ScaleKernel(PeriodicKernel(active_dims=[1]) * RBFKernel(active_dims=[1]))),
+    "piecewise": with_kernel(lambda: ScaleKernel(PiecewisePolynomialKernel(2, ard_num_dims=D))),
+    "piecewise of some": with_kernel(lambda: PiecewisePolynomialKernel(1, active_dims=[2]) + RBFKernel()),
+    "very smooth piecewise": with_kernel(lambda: PiecewisePolynomialKernel(3)),
+    "polynomial": with_kernel(lambda: ScaleKernel(PolynomialKernel(3)) + RBFKernel()),
+    "squares in a product": with_kernel(lambda: PolynomialKernel(2, active_dims=[0]) * RBFKernel()),
     "linear in a sum": with_kernel(lambda: RBFKernel() + ScaleKernel(LinearKernel(ard_num_dims=D))),
     "linear in a product": with_kernel(lambda: RBFKernel() * LinearKernel(active_dims=[2])),
     "constant": with_kernel(lambda: ScaleKernel(RBFKernel()) + ConstantKernel()),
@@ -430,7 +438,7 @@ def test_gradients_by_points_cost_none_by_hyperparameters():
 
 
 SMOOTH = ["usual", "known noise", "two outputs", "isotropic", "normalised inputs", "tasks", "tasks of other values"]
-SMOOTH += ["rational", "linear in a sum", "linear mean"]
+SMOOTH += ["rational", "polynomial", "linear in a sum", "linear mean"]
 
 
 @pytest.mark.parametrize("name", SMOOTH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,7 +54,17 @@ def _matern52(s: Array) -> tuple[Array, Array]:
     return s, slope
 
 
-FORMULAS: dict[str, Formula] = {"rbf": _rbf, "matern12": _matern12, "matern32": _matern32, "matern52": _matern52}
+def _cosine(s: Array) -> tuple[Array, Array]:
+    r = np.sqrt(s, out=s)
+    slope = np.sinc(r)
+    slope *= -0.5 * math.pi**2
+    r *= math.pi
+    return np.cos(r, out=r), slope
+
+
+FORMULAS: dict[str, Formula] = {
+    "rbf": _rbf, "matern12": _matern12, "matern32": _matern32, "matern52": _matern52, "cosine": _cosine
+}  # fmt: skip
 """All but `matern12` are smooth at distance zero, where squared distances by inner products lose digits."""
 
 
@@ -71,6 +82,36 @@ def rational(alpha: Parameter) -> Formula:
     return formula
 
 
+def piecewise(dims: int, q: int) -> Formula:
+    """Return gpytorch's piecewise polynomial ``(1 - r)_+ ** (j + q) P(r)`` for ``q > 0``, where it is smooth."""
+    j = dims // 2 + q + 1
+    of = {1: (1, j + 1), 2: (1, j + 2, (j + 4 * j + 3) / 3)}
+    of[3] = 1, j + 3, (6 * j**2 + 36 * j + 45) / 15, (j**3 + 9 * j**2 + 23 * j + 15) / 15
+    p = np.polynomial.Polynomial(np.array(of[q], np.float64))
+    e = j + q
+    by_r: Any = np.polynomial.Polynomial(np.array([1.0, -1.0])) * p.deriv() - e * p  # times (1 - r) ** (e - 1)
+    slopes = np.polynomial.Polynomial(0.5 * by_r.coef[1:])  # by the squared distance: divided by 2 r
+
+    def formula(s: Array) -> Sequence[Any]:
+        r = np.sqrt(s, out=s)
+        gap = np.maximum(1.0 - r, 0.0)
+        power = gap ** (e - 1)
+        return power * gap * p(r), power * slopes(r)
+
+    return formula
+
+
 def linear(s: Array) -> tuple[Array, None]:
     """Return the inner products unchanged, with a slope of 1."""
     return s, None
+
+
+def polynomial(offset: Parameter, power: float) -> Formula:
+    """Return ``(s + offset) ** power``."""
+
+    def formula(s: Array) -> Sequence[Any]:
+        s += offset.value
+        slope = power * s ** (power - 1)
+        return s**power, slope, lambda: slope
+
+    return formula

@@ -37,6 +37,24 @@ class Points(Protocol):
         """Add to the gradients of points, and of parameters if `theta`, given the one by the transformed points."""
 
 
+class Plain:
+    """Some columns of the points, unchanged."""
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+
+    def of(self, x: Array) -> Evaluated:
+        """Return the columns."""
+        return x[..., self._columns], None
+
+    def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
+        """Add to the gradient of the points."""
+        if by_x is not None:
+            into(by_x, self._columns, by_z)
+
+
 class Scaled:
     """Points divided by a lengthscale, one for each dimension or one for all."""
 
