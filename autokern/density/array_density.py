@@ -18,8 +18,7 @@ from torch.func import functional_call
 from autokern.core.autograd import computed, readable
 from autokern.core.locks import Lock
 from autokern.density import gaussian
-from autokern.density.exact_objective import Readings
-from autokern.density.marginal_likelihood import Single
+from autokern.density.exact_objective import Readings, Single
 from autokern.kernels import tree as trees
 from autokern.kernels.arrays.part import Array
 from autokern.kernels.arrays.transforms import arranged

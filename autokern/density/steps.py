@@ -18,8 +18,7 @@ from gpytorch.models import ExactGP
 
 from autokern.density import gaussian
 from autokern.density.array_density import KernelReading, dense, evaluated, replacing
-from autokern.density.exact_objective import DTYPES, Readings
-from autokern.density.marginal_likelihood import terms_of
+from autokern.density.exact_objective import DTYPES, Readings, terms_of
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.means_and_noise import noise_of
 from autokern.model.mirrors import Mirrors

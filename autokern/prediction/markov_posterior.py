@@ -7,10 +7,8 @@ import math
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 
-from autokern.density.markov.blocks import conditional, cut, root_of
-from autokern.density.markov.gradients import responses
-from autokern.density.markov.log_density import Chained, has_digits
-from autokern.density.markov.scan import Element, around, inverse_of_unit_plus
+from autokern.density.markov import Chained, has_digits, responses
+from autokern.density.markov_chain import Element, around, conditional, cut, inverse_of_unit_plus, root_of
 
 _DENSE = 4000
 """Most training points for which joint covariances of test points come from a Cholesky factor."""

@@ -13,8 +13,7 @@ from autokern.core import registry
 from autokern.core.op import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
-from autokern.density import gaussian
-from autokern.density.markov import log_density
+from autokern.density import gaussian, markov
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import Node, Tree
 from autokern.prediction.markov_posterior import LinePosterior
@@ -58,7 +57,7 @@ def test_density_and_all_gradients_are_those_of_the_dense_covariance(families, k
             variances = own if noise is None else torch.tensor([noise], dtype=torch.float64)
             draw = torch.randn(n, generator=generator, dtype=torch.float64)
             found = []
-            for density in (gaussian.reference, log_density.log_prob):
+            for density in (gaussian.reference, markov.log_prob):
                 scales = [torch.tensor(lengthscale * (1 + 0.7 * i), dtype=torch.float64) for i in range(len(families))]
                 weights = torch.tensor([1.3, 0.4, 0.2][: len(families)], dtype=torch.float64)
                 leaves = [t.clone().requires_grad_() for t in (*scales, weights, variances, x.sin() + draw * 0.1)]
@@ -82,7 +81,7 @@ def test_first_and_second_derivatives_by_differences(families):
 
         def density(scale, weights, noise, residual, x=x):
             tree = _tree(families, [(x / (scale * (i + 1))).unsqueeze(-1) for i in range(len(families))], weights)
-            return log_density.log_prob(tree, noise, residual)
+            return markov.log_prob(tree, noise, residual)
 
         weights = torch.rand(len(families), **like) + 0.5
         inputs = torch.tensor(0.7, dtype=torch.float64), weights, torch.rand(n, **like) + 0.1, torch.randn(n, **like)
@@ -160,10 +159,10 @@ def test_a_singular_covariance_and_missing_numbers_are_left_to_stock():
     n = 100
     points, residual = torch.zeros(n, 1, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
     tree, none = Tree(Node("leaf", "matern52"), [points], [], []), torch.zeros(1, dtype=torch.float64)
-    assert log_density.log_prob(tree, none, residual) is None
-    assert log_density.log_prob(tree, none + 0.1, residual * float("nan")) is None
-    assert log_density.log_prob(tree._replace(points=[points * float("nan")]), none + 0.1, residual) is None
-    assert log_density.log_prob(tree, none + 0.1, residual) is not None
+    assert markov.log_prob(tree, none, residual) is None
+    assert markov.log_prob(tree, none + 0.1, residual * float("nan")) is None
+    assert markov.log_prob(tree._replace(points=[points * float("nan")]), none + 0.1, residual) is None
+    assert markov.log_prob(tree, none + 0.1, residual) is not None
 
 
 @pytest.mark.parametrize("families", SUMS, ids="+".join)
@@ -184,7 +183,7 @@ def test_posterior_of_points_anywhere_is_that_of_the_dense_covariance(families, 
 
         k = trees.dense(tree(both))
         solved = torch.linalg.solve(k[:n, :n] + noise.diag(), k[:n, n:])
-        posterior = LinePosterior(log_density.chained(tree(x), noise, residual))
+        posterior = LinePosterior(markov.chained(tree(x), noise, residual))
         mean, variance = posterior.at([z.squeeze(-1) for z in tree(new).points])
         covariance = k[n:, n:] - k[n:, :n] @ solved
         assert (mean - solved.mT @ residual).abs().max() <= 1e-9 * residual.abs().max()
@@ -268,9 +267,9 @@ def test_digits_that_states_lose_are_a_factors(families, noise):
     noises, mean = torch.tensor([noise], dtype=torch.float64), torch.zeros(1, dtype=torch.float64, requires_grad=True)
     residual = (6 * x[:, 0]).sin() - mean
     exact = torch.linalg.solve(trees.dense(tree) + noises * torch.eye(700), residual.detach()).sum()
-    found, loose = (log_density.log_prob(tree, noises, residual, exact=exact) for exact in (True, False))
-    data = log_density.chained(tree, noises, residual.detach())
-    most = log_density.MOST[torch.float64]
+    found, loose = (markov.log_prob(tree, noises, residual, exact=exact) for exact in (True, False))
+    data = markov.chained(tree, noises, residual.detach())
+    most = markov.MOST[torch.float64]
     assert loose is not None
     assert LinePosterior(data).valid
     assert LinePosterior(data, most).valid == (found is not None)

@@ -61,10 +61,10 @@ def _order(problem: Problem) -> int:
 
 
 def _memory(problem: Problem) -> int:
-    from autokern.density.markov import log_density
+    from autokern.density import markov
 
-    n, d, parts = problem.n + log_density.BLOCK, _order(problem), len(families(problem))
-    return 8 * n * (log_density.BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
+    n, d, parts = problem.n + markov.BLOCK, _order(problem), len(families(problem))
+    return 8 * n * (markov.BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
 
 
 def register(op: Op) -> None:
@@ -73,9 +73,9 @@ def register(op: Op) -> None:
     @op.candidate("state-space", accuracy="better", unsupported=unsupported, memory=_memory)
     def state_space(marginal: Marginal, value: torch.Tensor, exact: bool) -> Any:
         """Markov chains of Matérn kernels in one dimension, exact in linear time: blocks, and a scan over them."""
-        from autokern.density.markov import log_density
+        from autokern.density import markov
 
-        found = log_density.log_prob(*ingredients(marginal, value), exact)
+        found = markov.log_prob(*ingredients(marginal, value), exact)
         return op.stock.run(marginal, value, exact) if found is None else found
 
 
@@ -108,11 +108,9 @@ def predicts(problem: Problem) -> str | None:
 
 
 def _prediction_memory(problem: Problem) -> int:
-    from autokern.density.markov import log_density
+    from autokern.density import markov
 
-    return (
-        8 * log_density.BLOCK * (8 * problem.n + 4 * log_density.BLOCK * min(problem.m, 2048)) + 64 * problem.m + 2**20
-    )
+    return 8 * markov.BLOCK * (8 * problem.n + 4 * markov.BLOCK * min(problem.m, 2048)) + 64 * problem.m + 2**20
 
 
 def _origin(x: torch.Tensor) -> torch.Tensor:
@@ -121,17 +119,17 @@ def _origin(x: torch.Tensor) -> torch.Tensor:
 
 
 def _conditioned(strategy: Any, exact: bool) -> LinePosterior:
-    from autokern.density.markov import log_density
+    from autokern.density import markov
     from autokern.prediction.markov_posterior import LinePosterior
 
-    found, most = _posteriors.get(strategy), log_density.MOST[strategy.train_labels.dtype] if exact else math.inf
+    found, most = _posteriors.get(strategy), markov.MOST[strategy.train_labels.dtype] if exact else math.inf
     if found is None or found.most > most:
         parts = factor_cache.parts(strategy)
         assert parts is not None
         lazy, diagonal = parts
         residual = strategy.train_labels - strategy.train_prior_dist.loc
         tree = trees.read(lazy.kernel, lazy.x1, _origin(lazy.x1))
-        found = _posteriors.put(strategy, LinePosterior(log_density.chained(tree, variances(diagonal), residual), most))
+        found = _posteriors.put(strategy, LinePosterior(markov.chained(tree, variances(diagonal), residual), most))
     return found
 
 
@@ -141,10 +139,10 @@ def register_prediction(op: Op) -> None:
     @op.candidate("state-space", accuracy="better", unsupported=predicts, memory=_prediction_memory, parts=True)
     def state_space(query: Query) -> Any:
         """Markov chains of 1-D Matérn kernels: mean and variances in linear time, the joint covariance when read."""
-        from autokern.density.markov import log_density
+        from autokern.density import markov
 
         known, prior = _conditioned(query.strategy, query.exact), query.prior
-        if not known.valid or not log_density.is_clear(known.data, query.exact):
+        if not known.valid or not markov.is_clear(known.data, query.exact):
             return op["lazy"].run(query)
         tree = trees.read(prior.kernel, prior.x1, _origin(query.cross.x2))
         mean, own = known.at([z.squeeze(-1) for z in tree.points])
