@@ -7,11 +7,9 @@ Where the new choices are slower beyond the noise, the profile keeps the better 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,18 +76,6 @@ def _step(n: int, dtype: torch.dtype) -> Task:
     return step
 
 
-def _closure(n: int) -> Any:
-    from botorch.models import SingleTaskGP
-    from botorch.optim.closures import get_loss_closure_with_grads
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        source = _Model(n, torch.float64)
-        model = SingleTaskGP(source.train_inputs[0], source.train_targets[:, None])
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model).train()
-    return get_loss_closure_with_grads(mll, {k: p for k, p in mll.named_parameters() if p.requires_grad})
-
-
 def _prediction(n: int, again: bool) -> Task:
     model = _Model(n, torch.float64).eval()
     points = _points(100, 1)
@@ -131,13 +117,11 @@ def _acquisition(n: int) -> Task:
     return evaluate
 
 
-def tasks(level: str) -> Iterator[tuple[str, Callable[[], Task]]]:
+def tasks() -> Iterator[tuple[str, Callable[[], Task]]]:
     """Yield the name of each task, and a function that creates it."""
     for n in (100, 300, 30, 800):
         for dtype in (torch.float64, torch.float32):
             yield f"training step, n = {n}, {str(dtype)[6:]}", functools.partial(_step, n, dtype)
-    if level == "full" and importlib.util.find_spec("botorch") is not None:
-        yield "BoTorch's closure, n = 60, float64", functools.partial(_closure, 60)
     yield "first prediction, n = 300, float64", functools.partial(_prediction, 300, again=False)
     yield "later prediction, n = 300, float64", functools.partial(_prediction, 300, again=True)
     yield "fantasy, n = 100, float64", functools.partial(_fantasy, 100)
@@ -151,7 +135,7 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
     shipped = Session(quiet)
     shipped.adopt(Profile(host=profile.host, fingerprint=profile.fingerprint))
     rows: list[Examined] = []
-    waiting = list(tasks(level))
+    waiting = list(tasks())
     with randomness.untouched(), torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set
         for index, (name, make) in enumerate(waiting):
             each = (deadline - time.perf_counter()) / (len(waiting) - index)

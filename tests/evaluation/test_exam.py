@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import random
 
@@ -290,15 +289,12 @@ def test_an_interrupted_calibration_leaves_the_profile_of_before(world, monkeypa
     assert (inside.active, inside.measuring, install._depth) == (False, False, 0)
 
 
-@pytest.mark.parametrize("level", ["quick", "full"])
-def test_tasks_can_be_made_and_run_small(level):
-    names = [name for name, _ in exam.tasks(level)]
+def test_tasks_can_be_made_and_run_small():
+    names = [name for name, _ in exam.tasks()]
     assert len(names) == len(set(names))
     assert all("n = " in name and name.endswith(("float32", "float64", "gradient, n = 60, float64")) for name in names)
     tasks = [exam._step(5, torch.float32), exam._prediction(5, again=False), exam._prediction(5, again=True)]
     tasks += [exam._fantasy(5), exam._acquisition(5)]
-    if level == "full" and importlib.util.find_spec("botorch") is not None:
-        tasks.append(exam._closure(5))
     with install.enabled():
         for task in tasks:
             task()
@@ -316,7 +312,7 @@ def test_a_real_calibration_has_rows_that_are_saved(monkeypatch, grad):
         found = autokern.calibrate(level="quick", budget=8, progress=False)
         assert torch.is_grad_enabled() == grad
     assert found.exam
-    assert {row.task for row in found.exam} <= {name for name, _ in exam.tasks("quick")}
+    assert {row.task for row in found.exam} <= {name for name, _ in exam.tasks()}
     assert all(row.new > 0 and row.shipped > 0 and row.kept in ("", "shipped", "stock") for row in found.exam)
     assert decode(msgspec.json.encode(found)) == found
     assert store.load(dispatch.session().settings, found.fingerprint).exam == found.exam

@@ -21,10 +21,10 @@ from autokern.cli import tables
 from autokern.cli.tables import Table
 from autokern.core.decision import Decision
 from autokern.core.registry import known as is_known
-from autokern.core.units import duration, sized
+from autokern.core.units import duration
 from autokern.core.versions import __version__
 from autokern.runtime import dispatch
-from autokern.system import host, memory_limit, threads
+from autokern.system import host
 from autokern.system.files import write_whole
 from autokern.tuning.profile import Profile
 
@@ -109,7 +109,7 @@ def of_program(name: str, seconds: float) -> Page:
     page: Page = {"kind": "run", "title": name, "tiles": tiles, "notes": _notes(served, counted)}
     page["words"] = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} · {_in_short(fields)}"
     parts = [*_by_op(served), *_by_key(served)] if served else []
-    return {**page, "sections": [*parts, _process(), _host(fields)]}
+    return {**page, "sections": [*parts, _host(fields)]}
 
 
 def _notes(served: Served, counted: int) -> list[str]:
@@ -172,15 +172,6 @@ def _by_key(served: Served) -> list[Page]:
     if rest := rows[_MOST_CARDS:]:
         notes.append(f"{len(rest):,} more keys are not listed (saved, predicted: {gain(rest)}).")
     return [_section("Saved by key, and why", *notes, cards=cards)]
-
-
-def _process() -> Page:
-    """Return the section on the threads and memory of the process."""
-    facts = [("threads of torch", f"{threads.current()} of {host.affinity()} processors that it may use")]
-    for device in host.current().devices:
-        there = memory_limit.current(device, dispatch.session().settings.memory)
-        facts.append((f"a call on {device} may take", f"{sized(there.bytes)} ({memory_limit.named(there, device)})"))
-    return _section("Threads and memory", facts=facts)
 
 
 # --- a profile --------------------------------------------------------------------------------------------------------
