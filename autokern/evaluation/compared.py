@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,7 +57,8 @@ def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
     Parameters
     ----------
     run : callable
-        A function without arguments, which does the same each time: it sets its own seed and makes its own model.
+        A function without arguments, which does the same each time: it sets its own seed and makes its own model. Where
+        autokern is enabled already, the library's turns are without it all the same.
     rounds : int
         Number of runs of each kind, after one of each that is not counted.
 
@@ -67,7 +70,7 @@ def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
     Raises
     ------
     SettingsError
-        If autokern is enabled already, since then no run is without it, or switched off by ``AUTOKERN=0``.
+        If ``AUTOKERN=0`` switches autokern off.
 
     Examples
     --------
@@ -75,17 +78,32 @@ def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
     >>> found.difference
     0.0
     """
-    if install.is_enabled():
-        raise SettingsError("autokern is enabled; compare() switches it on and off itself: call autokern.disable()")
     off, on, results = list[float](), list[float](), list[Any]()
-    for number in range(rounds + 1):
-        for seconds, kind in ((off, False), (on, True)) if number % 2 else ((on, True), (off, False)):
-            result, took = _timed(run, kind)
-            if number:
-                seconds.append(took)
-            else:
-                results.append(result)
+    with _disabled():
+        for number in range(rounds + 1):
+            for seconds, kind in ((off, False), (on, True)) if number % 2 else ((on, True), (off, False)):
+                result, took = _timed(run, kind)
+                if number:
+                    seconds.append(took)
+                else:
+                    results.append(result)
     return Compared(off, on, _difference(*results))
+
+
+@contextlib.contextmanager
+def _disabled() -> Iterator[None]:
+    """Keep autokern off, however often it was enabled, as by `autokern everywhere on`."""
+    auto, depth = sys.modules.get("autokern.auto"), 0
+    while install.is_enabled():
+        install.disable()
+        depth += 1
+    try:
+        yield
+    finally:
+        for _ in range(depth):
+            install.enable()
+        if depth and auto is not None:  # the last `disable` has forgotten it
+            sys.modules["autokern.auto"] = vars(sys.modules["autokern"])["auto"] = auto
 
 
 def _timed(run: Callable[[], Any], on: bool) -> tuple[Any, float]:
@@ -126,8 +144,9 @@ def load_ipython_extension(shell: Any) -> None:
 
     def autokern(line: str, cell: str) -> None:
         code = compile(cell, "<cell>", "exec")
-        off = _timed(lambda: exec(code, dict(shell.user_ns)), False)[1]
-        on = _timed(lambda: exec(code, shell.user_ns), True)[1]
+        with _disabled():
+            off = _timed(lambda: exec(code, dict(shell.user_ns)), False)[1]
+            on = _timed(lambda: exec(code, shell.user_ns), True)[1]
         print(Compared([off], [on], None))
 
     shell.register_magic_function(autokern, "cell", "autokern")

@@ -45,14 +45,33 @@ def test_results_without_numbers_or_of_other_shapes_have_no_difference():
 
 
 def test_what_cannot_be_compared_says_so(monkeypatch):
-    with autokern.enabled(), pytest.raises(autokern.SettingsError, match=r"call autokern\.disable"):
-        autokern.compare(lambda: None)
     with pytest.raises(ZeroDivisionError):
         autokern.compare(lambda: 1 / 0)
     assert not autokern.is_enabled()
     monkeypatch.setenv("AUTOKERN", "0")
     with pytest.raises(autokern.SettingsError, match="AUTOKERN=0"):
         autokern.compare(lambda: None)
+
+
+def test_where_it_is_enabled_already_it_is_off_for_the_librarys_turns_only():
+    seen = []
+    import autokern.auto as first
+
+    autokern.enable()
+    try:
+        autokern.compare(lambda: seen.append(autokern.is_enabled()), rounds=1)
+        with pytest.raises(ZeroDivisionError):
+            autokern.compare(lambda: 1 / 0)
+        assert sorted(seen) == [False, False, True, True]
+        assert autokern.is_enabled()
+        import autokern.auto as second
+
+        assert second is first, "importing it again does not enable once more"
+    finally:
+        autokern.disable()
+        assert autokern.is_enabled(), "it was enabled twice"
+        autokern.disable()
+    assert not autokern.is_enabled()
 
 
 def test_a_cell_runs_twice_and_leaves_the_names_of_the_second_run(capsys):
