@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import os
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from autokern.cli.run import Order
+from autokern.cli.run import Order, with_inherited
 from autokern.core.errors import AutokernError
 from autokern.core.units import duration, sized
 from autokern.system import load, threads
@@ -28,12 +29,12 @@ _SHORT, _UNSTEADY = 1.0, 0.1
 _SERVED_NONE = "autokern served no call"
 _LAUNCH = """
 import os, sys, time
-began = time.perf_counter()
+began = time.monotonic()
 quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
 child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=quiet)
 _, status, usage = os.wait4(child, 0)
 unit = 1 if sys.platform == "darwin" else 1024
-print(time.perf_counter() - began, usage.ru_utime + usage.ru_stime, unit * usage.ru_maxrss)
+print(began, time.monotonic() - began, usage.ru_utime + usage.ru_stime, unit * usage.ru_maxrss)
 print(os.waitstatus_to_exitcode(status))
 """
 """Starts a program and prints its figures, from a small process: a child's peak memory begins with its parent's."""
@@ -45,10 +46,18 @@ class Run(msgspec.Struct, frozen=True):
     seconds: float  # wall-clock
     cpu: float  # seconds
     peak: int  # bytes of memory
+    start: float | None = None  # seconds until the first call of a library, mostly imports; None without such a call
+
+    @property
+    def rest(self) -> float | None:
+        """The seconds from the first call to the end."""
+        return None if self.start is None else self.seconds - self.start
 
 
 _FIGURES: list[tuple[str, str, Callable[[float], str]]] = [
     ("from start to end", "seconds", duration),
+    ("until the first call of a model", "start", duration),
+    ("after it", "rest", duration),
     ("CPU time", "cpu", duration),
     ("peak of memory", "peak", lambda count: sized(int(count))),
 ]
@@ -72,7 +81,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         counted = counted if len(self.off) > 1 else "one run each"
         if self.low <= 1.0 <= self.high:
             took = f"{duration(off)} without autokern and {duration(on)} with it"
-            return f"No difference is known: {self.program} takes {took} ({self.speedup:.2f} times as fast; {counted})."
+            ratio = f"{self.speedup:.2f} times as fast; {counted}"
+            return f"No difference is known: {self.program} takes {took} ({ratio}).{self._apart()}"
         verb = "saves" if self.speedup > 1 else "costs"
         cpu = statistics.median(b.cpu / max(a.cpu, 1e-9) for a, b in zip(self.off, self.on, strict=True)) - 1.0
         more = statistics.median(a.peak - b.peak for a, b in zip(self.on, self.off, strict=True))
@@ -84,15 +94,28 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             taken = "as much CPU time"
         return (
             f"autokern {verb} {duration(abs(off - on))} of {duration(off)}: {self.program} runs {self.speedup:.2f} "
-            f"times as fast ({counted}), with {memory} and {taken}."
+            f"times as fast ({counted}), with {memory} and {taken}.{self._apart()}"
         )
+
+    def _apart(self) -> str:
+        """Return a sentence on the start-up and the rest, empty if they are not known."""
+        start, rest = self._medians("start"), self._medians("rest")
+        if start is None or rest is None:
+            return ""
+        start_up = f"{duration(start[0])} instead of {duration(start[1])}"
+        return f" Start-up takes {start_up}, the rest {duration(rest[0])} instead of {duration(rest[1])}."
+
+    def _medians(self, field: str) -> tuple[float, float] | None:
+        """Return the medians of a figure with and without autokern, None if a run lacks it."""
+        found = [[getattr(run, field) for run in runs] for runs in (self.on, self.off)]
+        return None if None in itertools.chain(*found) else (statistics.median(found[0]), statistics.median(found[1]))
 
     def markdown(self) -> str:
         """Return the medians as a table of Markdown, and the sentence."""
         lines = ["|  | without autokern | with autokern |", "|---|---:|---:|"]
         for name, field, words in _FIGURES:
-            off, on = (words(statistics.median(getattr(run, field) for run in runs)) for runs in (self.off, self.on))
-            lines.append(f"| {name} | {off} | {on} |")
+            if (found := self._medians(field)) is not None:
+                lines.append(f"| {name} | {words(found[1])} | {words(found[0])} |")
         return "\n".join([*lines, "", str(self)])
 
     def csv(self) -> str:
@@ -178,9 +201,10 @@ def _run(order: Order, on: bool, stats: bool = False) -> tuple[Run, str]:
     """Run the program to its end; return its figures and its standard error."""
     ours = ["-m", "autokern", "run", *["--stats"] * stats] if on else []
     command = [sys.executable, *ours, *["-m"] * order.module, order.target, *order.arguments]
-    environment = {**os.environ, "AUTOKERN": "1" if on else "0"}
     launch = [sys.executable, "-I", "-S", "-c", _LAUNCH, *command]
-    with tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryFile("w+") as errors, tempfile.NamedTemporaryFile("w+") as call:
+        environment = {**os.environ, "AUTOKERN": "1" if on else "0", "PYTHONPATH": with_inherited()}
+        environment["_AUTOKERN_FIRST_CALL"] = call.name
         with subprocess.Popen(
             launch, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
             start_new_session=True,
@@ -191,10 +215,11 @@ def _run(order: Order, on: bool, stats: bool = False) -> tuple[Run, str]:
                 os.killpg(child.pid, signal.SIGKILL)  # the whole session: the program's own processes, too
                 raise
         errors.seek(0)
-        told = errors.read()
-    status = int(figures[3]) if child.returncode == 0 else child.returncode
+        told, called = errors.read(), call.read()
+    status = int(figures[4]) if child.returncode == 0 else child.returncode
     if status:
         side = "with autokern" if on else "without autokern"
         last = "\n".join(told.strip().splitlines()[-5:])
         raise AutokernError(f"{order.target} ended with status {status} {side}:\n{last}")
-    return Run(float(figures[0]), float(figures[1]), int(figures[2])), told
+    began, seconds, cpu, peak = map(float, figures[:4])
+    return Run(seconds, cpu, int(peak), float(called) - began if called else None), told

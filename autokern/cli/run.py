@@ -90,9 +90,16 @@ def inherit() -> None:
     This covers `subprocess`, `multiprocessing` by any method, loky and joblib, but no Python started with ``-I`` or
     ``-E``.
     """
+    if from_environment().workers:
+        os.environ["PYTHONPATH"] = with_inherited()
+
+
+def with_inherited() -> str:
+    """Return ``PYTHONPATH`` with the folder of the ``sitecustomize`` in front."""
     given = os.environ.get("PYTHONPATH", "")
-    if from_environment().workers and INHERITED not in given.split(os.pathsep):
-        os.environ["PYTHONPATH"] = f"{INHERITED}{os.pathsep}{given}" if given else INHERITED  # empty entries count
+    if INHERITED in given.split(os.pathsep):
+        return given
+    return f"{INHERITED}{os.pathsep}{given}" if given else INHERITED  # empty entries count
 
 
 def execute(order: Order) -> int:
@@ -123,7 +130,11 @@ def execute(order: Order) -> int:
 
         lines.begin()
     if file is not None:
-        atexit.register(_report, file, order.target, os.getpid(), time.perf_counter())
+        from autokern.cli.inherited import autokern_first_call
+
+        began, called = time.monotonic(), list[float]()
+        autokern_first_call.watch(called.append)
+        atexit.register(_report, file, order.target, os.getpid(), began, called)
     code = order.target == "-c"
     sys.argv = [order.target, *order.arguments[code:]]
     if not getattr(sys.flags, "safe_path", False):
@@ -180,14 +191,14 @@ def _tell(order: Order) -> None:
         tables.show(tables.stats(dispatch.stats()), stderr=True)
 
 
-def _report(file: Path, program: str, process: int, began: float) -> None:
+def _report(file: Path, program: str, process: int, began: float, called: list[float]) -> None:
     """Write the report at the end of the program's process, but not of a forked child."""
     from autokern.cli import report
 
     if os.getpid() != process:
         return
     try:
-        report.write(file, report.of_program(program, time.perf_counter() - began))
+        report.write(file, report.of_program(program, time.monotonic() - began, *(when - began for when in called)))
         print(f"autokern: the report is in {file}", file=sys.stderr)
     except Exception as error:  # must not change the program's exit status
         print(f"autokern: no report was written: {error}", file=sys.stderr)

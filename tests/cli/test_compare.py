@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import psutil
 import pytest
 from typer.testing import CliRunner
@@ -126,6 +127,36 @@ def test_the_same_runs_as_markdown_and_as_csv():
         for side, seconds in enumerate(both)
     ]
     assert {row["peak"] for row in rows} == {str(2**30), str(2**29)}
+
+
+def test_start_up_and_the_rest_are_told_apart_if_every_run_called_a_model():
+    off, on = [Run(4.0, 3.0, 2**30, 3.0)] * 3, [Run(2.0, 1.5, 2**29, 1.5)] * 3
+    found = Comparison(program="p.py", off=off, on=on, speedup=2.0, low=1.9, high=2.1, known=True, warnings=[])
+    assert str(found).endswith(". Start-up takes 1.50 s instead of 3.00 s, the rest 500 ms instead of 1.00 s.")
+    table = compare.FORMS["markdown"](found)
+    assert "| until the first call of a model | 3.00 s | 1.50 s |\n| after it | 1.00 s | 500 ms |" in table
+    assert [row["start"] for row in csv.DictReader(compare.FORMS["csv"](found).splitlines())] == ["3.0", "1.5"] * 3
+    without = msgspec.structs.replace(found, on=[*on[1:], Run(2.0, 1.5, 2**29)])
+    assert "Start-up" not in str(without)
+    assert "first call" not in compare.FORMS["markdown"](without)
+
+
+FIRST = """
+import time
+import gpytorch, torch
+time.sleep(0.2)
+kernel, x, end = gpytorch.kernels.RBFKernel(), torch.rand(1500, 9), time.monotonic() + 0.5
+while time.monotonic() < end:
+    kernel(x).to_dense()
+"""
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_the_first_call_of_a_model_is_seen_and_no_import_is_one(script, on):
+    found, _ = compare._run(Order(script(FIRST), []), on)
+    assert found.start is not None
+    assert 0.4 < found.rest < found.seconds - 0.2
+    assert compare._run(Order(script(QUIET), []), on)[0].start is None
 
 
 def test_another_format_is_refused_before_anything_runs():

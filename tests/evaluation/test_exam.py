@@ -85,7 +85,7 @@ def world(make_op, monkeypatch):
     found.part, found.route = part, dispatch.route(part)
     found.a = torch.ones(N, N, dtype=torch.float64)
     found.tasks = [("a task", lambda: lambda: found.route(found.a))]
-    monkeypatch.setattr(exam, "tasks", lambda level: iter(found.tasks))
+    monkeypatch.setattr(exam, "tasks", lambda: iter(found.tasks))
     base = fit_base(part, [trials("part", other=0.6, fast=0.9)] * 2)
     monkeypatch.setattr(recorded, "shipped", lambda: recorded.Shipped({"part@cpu": base}))
     return found

@@ -29,4 +29,7 @@ def _run_the_next() -> None:
 if __name__ == "sitecustomize":
     import autokern_watch  # type: ignore[import-not-found]  # noqa: F401
 
+    if "_AUTOKERN_FIRST_CALL" in os.environ:
+        import autokern_first_call  # type: ignore[import-not-found]  # noqa: F401
+
     _run_the_next()

@@ -92,17 +92,21 @@ def gain(rows: Served) -> Gain:
     return Gain(*map(sum, zip(*found, strict=True)))
 
 
-def of_program(name: str, seconds: float) -> Page:
-    """Return the page of the program that this process has run: predicted savings, choices and reasons."""
+def of_program(name: str, seconds: float, start: float | None = None) -> Page:
+    """Return the page of the program that this process has run: predicted savings, choices and reasons.
+
+    `start` is the number of seconds until the program's first call of a library.
+    """
     served, fields = dispatch.decisions(), host.current().fields
     known_ops = {op: sum(by.values()) for op, by in dispatch.stats().items() if is_known(op)}
     total, counted = gain(served), sum(known_ops.values())
     known = f"{total.calls:,} of {counted:,} calls" if total.calls else "nothing is known of its keys"
     others = sum(decision.candidate != "stock" for decision, _ in served)
     stock = sum(by.get("stock", 0) for by in map(dispatch.stats().get, known_ops) if by)
+    ran = "first line to end" if start is None else f"of which {duration(start)} until its first call of a model"
     tiles = [
         ("saved, predicted", str(total), known),
-        ("program ran", duration(seconds), "first line to end, measured"),
+        ("program ran", duration(seconds), ran),
         ("calls served", f"{counted - stock:,}", f"by candidates; {stock:,} more by the library's own code"),
         ("keys decided", f"{len(served):,}", f"{others:,} run another candidate than stock"),
     ]
