@@ -11,17 +11,17 @@ from typing import cast
 
 import torch
 from linear_operator.operators import LinearOperator
+from linear_operator.utils.pinverse import stable_pinverse
 
 from autokern import ops as _ops  # noqa: F401  (declares every op)
 from autokern.core.registry import get
 from autokern.runtime.dispatch import route
 
-__all__ = ["cholesky", "inv_quad_logdet", "matmul", "pinverse", "qr"]
+__all__ = ["cholesky", "inv_quad_logdet", "matmul", "qr"]
 
 _cholesky = route(get("cholesky"))
 _inv_quad_logdet = route(get("inv_quad_logdet"))
 _matmul = route(get("matmul"))
-_pinverse = route(get("pinverse_root"))
 _qr = route(get("qr"))
 
 
@@ -97,43 +97,18 @@ def cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int | None
     return cast("torch.Tensor", _cholesky(a, jitter, max_tries))
 
 
-def pinverse(root: torch.Tensor) -> torch.Tensor:
-    """Return the pseudo-inverse of a matrix of full rank, such as a root of a covariance.
-
-    Parameters
-    ----------
-    root : Tensor
-        Shape ``(..., m, n)``, float32 or float64, of full rank.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(..., n, m)``, of the root's dtype.
-
-    Raises
-    ------
-    IndexError
-        If `root` has fewer than two dimensions.
-
-    Notes
-    -----
-    Stock is a QR decomposition and a triangular solve (`linear_operator.utils.pinverse.stable_pinverse`). For a
-    triangular root, detected by its entries, a candidate runs only the solve (LAPACK's trtrs).
-
-    Examples
-    --------
-    >>> root = torch.tensor([[2.0, 0.0], [1.0, 4.0]])
-    >>> torch.allclose(autokern.linalg.pinverse(root) @ root, torch.eye(2), atol=1e-5)
-    True
-    """
-    return cast("torch.Tensor", _pinverse(root))
-
-
 def eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the eigenvalues and eigenvectors of a symmetric matrix; deprecated, use `torch.linalg.eigh`."""
     message = "autokern.linalg.eigh is torch.linalg.eigh, as nothing was faster: call that"
     warnings.warn(message, DeprecationWarning, stacklevel=2)
     return cast("tuple[torch.Tensor, torch.Tensor]", torch.linalg.eigh(a))
+
+
+def pinverse(root: torch.Tensor) -> torch.Tensor:
+    """Return linear_operator's pseudo-inverse of a matrix of full rank; deprecated, use the library's own function."""
+    message = "autokern.linalg.pinverse is linear_operator's stable_pinverse, as no program gained: call that"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return cast("torch.Tensor", stable_pinverse(root))
 
 
 def matmul(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:

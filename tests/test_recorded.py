@@ -28,9 +28,8 @@ def profile(request: pytest.FixtureRequest) -> Profile:
 
 
 def served(profile: Profile) -> list[Trial]:
-    """The trials of ops that there still are, on problems that they still have."""
-    gone = {("pinverse_root", "upper"), ("pinverse_root", "trailing")}
-    return [t for t in profile.trials if known(t.problem.op) and (t.problem.op, t.problem.variant) not in gone]
+    """The trials of ops that there still are."""
+    return [t for t in profile.trials if known(t.problem.op)]
 
 
 def replay(trial: Trial, chooser: Chooser) -> str:
@@ -64,7 +63,7 @@ def ratios(profile: Profile) -> list[tuple[float, float]]:
 class TestRecordedHost:
     def test_ops_that_are_gone_are_ignored(self, profile: Profile) -> None:
         gone = {trial.problem.op for trial in profile.trials if not known(trial.problem.op)}
-        assert gone <= {"cholesky_inverse", "eigh", "solve_triangular"}
+        assert gone <= {"cholesky_inverse", "eigh", "pinverse_root", "solve_triangular"}
         assert not gone & {line.op for line in summary.known(profile).ops}
 
     def test_candidates_that_are_gone_are_ignored(self, profile: Profile) -> None:
@@ -83,6 +82,7 @@ class TestRecordedHost:
         densities = {f"{op} recursive" for op in ("exact_log_prob", "inv_quad_logdet")}
         threads = {name for name in gone if name.endswith(("@2", "@4", "@8", "@16"))}
         others = {"qr looped", "kernel_matrix symmetric", "exact_log_prob kronecker", "exact_log_prob mixed"}
+        others |= {"inv_quad_logdet mixed"}
         assert gone <= {*others, *predictions, *products, *tiles, *densities, *threads}
         left = {trial.problem: trial for trial in summary.present(profile).trials}
         for trial in served(profile):

@@ -57,7 +57,7 @@ def calibrate(
 
     Examples
     --------
-    >>> profile = autokern.calibrate(["pinverse_root"], budget=0.3, devices=["cpu"], progress=False)
+    >>> profile = autokern.calibrate(["cholesky"], budget=0.3, devices=["cpu"], progress=False)
     >>> isinstance(profile, autokern.Profile)
     True
     """

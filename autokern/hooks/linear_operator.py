@@ -1,4 +1,4 @@
-"""Hooks into linear_operator: Cholesky, QR, pseudo-inverse, inv_quad_logdet, dense products.
+"""Hooks into linear_operator: Cholesky, QR, inv_quad_logdet, dense products.
 
 Each wrapper runs the library's own function where the dispatcher must stay out: in compiled, traced or transformed
 code, under a library setting that the user changed, and for arguments that the op does not support.
@@ -30,12 +30,10 @@ _TINY = 1e-6
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
-_pinverse_module = sys.modules.get("linear_operator.utils.pinverse")
 
 _dispatch_cholesky = route("cholesky", looked=True)
 _dispatch_inv_quad_logdet = route("inv_quad_logdet", looked=True)
 _dispatch_matmul = route("matmul", looked=True)
-_dispatch_pinverse = route("pinverse_root", looked=True)
 _dispatch_qr = route("qr", looked=True)
 
 
@@ -65,16 +63,6 @@ def _stable_qr(mat: Any) -> Any:
         return q, r
     away_from_zero = torch.where(diagonal < 0, -_TINY, _TINY)
     return q, r + torch.diag_embed(torch.where(tiny, away_from_zero, 0.0).to(r.dtype))
-
-
-_stock_pinverse = stock_of(_pinverse_module, "stable_pinverse")
-
-
-@hook(_pinverse_module, "stable_pinverse", "linear_operator", ("linear_operator.utils.qr:stable_qr",))
-def _stable_pinverse(A: Any) -> Any:
-    if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
-        return _stock_pinverse(A)
-    return _dispatch_pinverse(A)
 
 
 def _hook_dense(name: str, of: Callable[[torch.Tensor], torch.Tensor]) -> None:

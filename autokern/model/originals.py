@@ -30,7 +30,6 @@ exact_prediction = _of(DefaultPredictionStrategy, "exact_prediction")
 get_fantasy_strategy = _of(DefaultPredictionStrategy, "get_fantasy_strategy")
 psd_safe_cholesky = _of("linear_operator.utils.cholesky", "_psd_safe_cholesky")
 solve = _of("linear_operator.functions._solve", "_solve")
-stable_pinverse = _of("linear_operator.utils.pinverse", "stable_pinverse")
 
 
 def noise_in_place(likelihood: Any) -> bool:

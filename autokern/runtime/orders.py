@@ -21,6 +21,7 @@ _REMOVED = (
     ("kernel_matmul", "compiled"), ("kernel_matmul", "compiled-symmetric"), ("matmul", "padded-8"),
     ("matmul", "padded-12"), ("matmul", "split"), ("predict", "rows@*"), ("exact_log_prob", "kronecker"),
     ("exact_log_prob", "mixed"), ("inv_quad_logdet", "mixed"), ("kernel_matmul", "tf32"),
+    ("pinverse_root", "*"),
 )  # fmt: skip
 """Removed candidates of earlier versions: patterns of op and candidate."""
 

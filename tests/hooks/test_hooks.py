@@ -34,7 +34,6 @@ from autokern.system import host
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CHOLESKY = sys.modules["linear_operator.utils.cholesky"]
-PINVERSE = sys.modules["linear_operator.utils.pinverse"]
 QR = sys.modules["linear_operator.utils.qr"]
 
 
@@ -216,11 +215,11 @@ def test_a_mock_that_came_first_stays():
 
 def test_a_wrapper_that_somebody_kept_is_stock_once_disabled():
     with autokern.enabled():
-        kept = CHOLESKY._psd_safe_cholesky, PINVERSE.stable_pinverse, vars(DenseLinearOperator)["_matmul"]
-    cholesky, pinverse, matmul = kept
+        kept = CHOLESKY._psd_safe_cholesky, QR.stable_qr, vars(DenseLinearOperator)["_matmul"]
+    cholesky, qr, matmul = kept
     a = torch.eye(9) + 0.1
     assert cholesky(a).equal(ORIGINALS[CHOLESKY, "_psd_safe_cholesky"](a))
-    pinverse(a)
+    qr(a)
     matmul(DenseLinearOperator(a), a)
     gpytorch.kernels.RBFKernel().forward(a, a)
     assert autokern.stats() == {}
@@ -371,7 +370,7 @@ def test_verbose_and_trace_mode_are_left_to_the_library():
     assert autokern.stats() == {}
 
 
-# --- stable_qr and stable_pinverse ------------------------------------------------------------------------------------
+# --- stable_qr --------------------------------------------------------------------------------------------------------
 
 
 def roots():
@@ -412,18 +411,6 @@ def roots():
 ROOTS = roots()
 
 
-@each_candidate("pinverse_root")
-@pytest.mark.parametrize("kind", ROOTS)
-def test_pinverse_as_stock(name, kind, accelerator):
-    a = ROOTS[kind]
-    expected, warned = outcome(lambda: PINVERSE.stable_pinverse(a))
-    with autokern.enabled(), autokern.using(force={"pinverse_root": name}):
-        found, told = outcome(lambda: PINVERSE.stable_pinverse(a))
-    assert told == warned == []
-    scale = expected.abs().max().item()
-    torch.testing.assert_close(found, expected, rtol=0, atol=(1e-4 if a.dtype is torch.float32 else 1e-8) * scale)
-
-
 @each_candidate("qr")
 @pytest.mark.parametrize("kind", ROOTS)
 def test_qr_as_stock(name, kind, accelerator):
@@ -440,14 +427,13 @@ def test_qr_as_stock(name, kind, accelerator):
 
 def test_a_threshold_that_the_user_changed_is_obeyed():
     a = ROOTS["tall"]
-    with autokern.enabled(), autokern.using(force={"qr": "choleskyqr2", "pinverse_root": "choleskyqr2"}):
+    with autokern.enabled(), autokern.using(force={"qr": "choleskyqr2"}):
         with library.stable_qr_cpu_threshold(64):
             QR.stable_qr(a)
-            PINVERSE.stable_pinverse(a)
         assert autokern.stats() == {}
         QR.stable_qr(a)
-        PINVERSE.stable_pinverse(a)
-        assert autokern.stats() == {"pinverse_root": {"choleskyqr2": 1}, "qr": {"choleskyqr2": 1}}
+        sys.modules["linear_operator.utils.pinverse"].stable_pinverse(a)
+        assert autokern.stats() == {"qr": {"choleskyqr2": 2}}
 
 
 # --- KeOps' switch ---------------------------------------------------------------------------------------------------

@@ -60,7 +60,6 @@ LARGEST = {"kernel_matrix": 90}
 """Sizes to which the grids are shrunk, where 40 would leave candidates out."""
 LARGE = {
     "cholesky": [{"m": 1000, "n": 1000}],
-    "pinverse_root": [{"m": 250, "n": 250, "variant": "lower"}],
     "qr": [{"m": 600, "n": 40}, {"m": 150, "n": 140}],
     "predict": [
         *({"m": 300, "n": 20}, {"m": 1100, "n": 9}, {"m": 2100, "n": 7}),

@@ -61,7 +61,7 @@ def test_the_public_names_are_these():
     assert sorted(autokern.__all__) == NAMES
     assert all(hasattr(autokern, name) for name in NAMES)
     assert autokern.covariance.__all__ == ["matmul", "matrix"]
-    assert autokern.linalg.__all__ == ["cholesky", "inv_quad_logdet", "matmul", "pinverse", "qr"]
+    assert autokern.linalg.__all__ == ["cholesky", "inv_quad_logdet", "matmul", "qr"]
 
 
 def modules() -> list[str]:
@@ -160,9 +160,9 @@ def test_an_explanation_of_nothing():
 
 
 def test_calibrate_measures_keeps_and_uses(monkeypatch):
-    found = autokern.calibrate(["pinverse_root"], budget=0.5, progress=False)
+    found = autokern.calibrate(["cholesky"], budget=0.5, progress=False)
     assert isinstance(found, Profile)
-    assert {t.problem.op for t in found.trials} == {"pinverse_root"}
+    assert {t.problem.op for t in found.trials} == {"cholesky"}
     assert autokern.profile() == found
     assert dispatch.reset().profile == found
     monkeypatch.setenv("AUTOKERN_HOME", str(dispatch.session().settings.home) + "-elsewhere")
@@ -273,7 +273,6 @@ def test_linear_algebra(spd, seed):
         torch.testing.assert_close(q.mT @ q, torch.eye(5, dtype=torch.float64).expand(*spd.shape[:-2], 5, 5))
         lower = autokern.linalg.cholesky(spd)
         torch.testing.assert_close(lower, torch.linalg.cholesky(spd))
-        torch.testing.assert_close(autokern.linalg.pinverse(tall), torch.linalg.pinv(tall))
         torch.testing.assert_close(autokern.linalg.matmul(spd, rhs), spd @ rhs)
         inv_quad, logdet = autokern.linalg.inv_quad_logdet(spd, rhs)
         torch.testing.assert_close(inv_quad, (rhs * torch.linalg.solve(spd, rhs)).sum((-2, -1)))
@@ -290,6 +289,12 @@ def test_what_is_asked_of_a_whole_step_is_what_stock_would_run(n, regime):
     )
     assert autokern.explain("inv_quad_logdet", n=n).problem.variant == regime
     assert autokern.explain("qr", m=n).problem.grad == ""
+
+
+def test_pinverse_is_the_librarys_and_says_so(spd):
+    with pytest.warns(DeprecationWarning, match="stable_pinverse"):
+        found = autokern.linalg.pinverse(spd[..., :5])
+    torch.testing.assert_close(found, torch.linalg.pinv(spd[..., :5]))
 
 
 def test_eigh_is_torchs_and_says_so(spd):
@@ -315,7 +320,6 @@ def test_cholesky_takes_jitter():
         ("exact_log_prob", {"n": 100}, "rbf/cholesky"),
         ("exact_log_prob", {"n": 1000, "variant": "matern52/cholesky"}, "matern52/cholesky"),
         ("exact_log_prob", {"n": 5000, "variant": "order:num_trace_samples=1"}, "rbf/cg/order:num_trace_samples=1"),
-        ("pinverse_root", {"n": 100, "variant": "lower"}, "lower"),
     ],
 )
 def test_a_variant_is_that_of_a_call_of_its_size_or_one_that_is_known(op, fields, variant):

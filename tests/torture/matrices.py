@@ -109,7 +109,6 @@ def _wide(recipe: Recipe) -> torch.Tensor:
 _MAKERS: dict[str, Callable[[Recipe], torch.Tensor]] = {
     "cholesky": _shifted,
     "qr": _tall,
-    "pinverse_root": _tall,
     "matmul": _wide,
 }
 
@@ -163,7 +162,7 @@ def corpus(op: str) -> Iterator[tuple[Any, ...]]:
             eye * 1e30, eye * 1e-30, eye * 1e-42, eye[:4, :4].flip(0), torch.stack((eye, ones[:1, :1] * eye, -eye)),
             torch.diag(torch.tensor([1.0, 1e-16, 1.0, 1e-8], dtype=dtype)), hilbert.expand(3, 12, 12), nan, inf,
             torch.stack((nan, eye[:3, :3])), eye.new_empty(0, 0), eye.new_empty(0, 3, 3), eye.new_empty(3, 0, 0),
-            *((arrow, eye.new_empty(4, 0)) if op in ("qr", "pinverse_root", "matmul") else ()),
+            *((arrow, eye.new_empty(4, 0)) if op in ("qr", "matmul") else ()),
         ):  # fmt: skip
             if op == "matmul":
                 yield a, torch.ones(*a.shape[:-2], a.shape[-1], 2, dtype=dtype)
