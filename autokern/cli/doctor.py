@@ -257,7 +257,7 @@ def _optimiser() -> list[Finding]:
     text = f"BoTorch leaves its batched L-BFGS-B with SciPy {'.'.join(map(str, generation.scipy_release()))}"
     obstacle = generation.obstacle()
     advice = "acquisitions take two to four times as long: `pip install 'scipy<1.18'`, or a later BoTorch"
-    found = f"{text}; {obstacle or 'autokern puts it back, after a trial'}"
+    found = f"{text}; {obstacle or 'autokern puts it back'}"
     return [_seen("BoTorch's optimiser", found, advice if obstacle else "")]
 
 

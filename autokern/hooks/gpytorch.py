@@ -15,7 +15,7 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, MultiDeviceKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
@@ -24,7 +24,7 @@ from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.beside import Beside
 from autokern.core.op import inside
 from autokern.core.recovery import unless_it_fails
-from autokern.hooks import botorch, tasks
+from autokern.hooks import later, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models, trivial
 from autokern.hooks.install import hook, is_enabled, stock_of
@@ -86,6 +86,20 @@ def _hooked(kind: type) -> Any:
         return _dispatch(self, *_near(x1, x2))
 
     return forward
+
+
+_stock_several = stock_of(MultiDeviceKernel, "forward")
+
+
+@hook(MultiDeviceKernel, "forward")
+def _several(self: Any, x1: Any, x2: Any, diag: bool = False, **kwargs: Any) -> Any:
+    """Compute by the base kernel, inside of candidates too, where there is no device: gpytorch fails there."""
+    if type(self) is not MultiDeviceKernel or self.device_ids or not is_enabled():
+        return _stock_several(self, x1, x2, diag=diag, **kwargs)
+    if self.module.active_dims is None:
+        return self.module.forward(x1, x2, diag=diag, **kwargs)
+    with gpytorch.settings.lazily_evaluate_kernels(False):
+        return self.module(x1, x2, diag=diag, **kwargs)
 
 
 _stock_log_prob = stock_of(MultivariateNormal, "log_prob")
@@ -160,7 +174,7 @@ def _training(kind: type, ours: Callable[..., Any]) -> None:
 
     @hook(kind, "forward", relies=None)
     def forward(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
-        botorch.look()
+        later.look()
         if kwargs or stay_out_of_models():
             return stock(self, function_dist, target, *params, **kwargs)
         spent = _spent.get(self) or 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,49 +37,26 @@ _CACHE = "_memoize_cache"
 
 
 class _Roots(dict[Any, Any]):
-    """The cache of a sum: it has the keys of both roots as in stock, and computes them when they are read."""
+    """The cache of a sum: it has the keys of both roots as in stock, and computes them when the library reads one."""
 
     def __init__(self, compute: Callable[[], dict[Any, Any]]) -> None:
         super().__init__(dict.fromkeys(_KEYS))
         self._compute = compute
 
-    def _settled(self, key: Any = None) -> _Roots:
-        """Return this cache, after computing the roots if `key` is one of them or None (everything)."""
-        if (key is None or key in _KEYS) and any(super(_Roots, self).get(k, k) is None for k in _KEYS):
-            found = self._compute()
-            for one in _KEYS:
-                if super().get(one, one) is None:
-                    super().__setitem__(one, found[one])
-        return self
-
     def __getitem__(self, key: Any) -> Any:
-        return super(_Roots, self._settled(key)).__getitem__(key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Return an entry."""
-        return super(_Roots, self._settled(key)).get(key, default)
+        if key in _KEYS and super().__getitem__(key) is None:
+            found = self._compute()
+            self.update({one: found[one] for one in _KEYS if super(_Roots, self).get(one, one) is None})
+        return super().__getitem__(key)
 
     def pop(self, key: Any, *default: Any) -> Any:
         """Remove an entry and return it."""
-        return super(_Roots, self._settled(key)).pop(key, *default)
-
-    def items(self) -> Any:
-        """Return all items."""
-        return super(_Roots, self._settled()).items()
-
-    def values(self) -> Any:
-        """Return all values."""
-        return super(_Roots, self._settled()).values()
-
-    def copy(self) -> dict[Any, Any]:
-        """Return a plain dictionary of all entries."""
-        return dict(self.items())
-
-    def __iter__(self) -> Iterator[Any]:  # so that `dict(roots)` reads by key, not past this class
-        return super().__iter__()
+        if key in self:
+            self[key]
+        return super().pop(key, *default)
 
     def __reduce__(self) -> Any:
-        return dict, (self.copy(),)
+        return dict, ({key: self[key] for key in self},)
 
 
 _stock_add_low_rank = stock_of(LinearOperator, "add_low_rank")

@@ -29,7 +29,7 @@ from linear_operator.utils.memoize import add_to_cache
 
 from autokern.core.recovery import caught, unless_it_fails
 from autokern.core.releases.known import full_name, relied
-from autokern.hooks import botorch, matrixfree
+from autokern.hooks import later, matrixfree
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
@@ -99,7 +99,7 @@ def _evaluate_kernel(self: Any) -> Any:
 @unless_it_fails
 def _instead(lazy: Any) -> tuple[Any, bool]:
     """Return the operator that replaces a kernel matrix (None to form it), and whether the matrix is large."""
-    botorch.look()  # the first call of a program of models that are not exact
+    later.look()  # the first call of a program of models that are not exact
     pairs = lazy.x1.shape[:-1].numel() * lazy.x2.shape[-2]
     large = pairs * math.prod(lazy.kernel._batch_shape) >= _WORTH_A_LOOK  # it may be a plain tuple
     with torch.set_grad_enabled(lazy._is_grad_enabled):

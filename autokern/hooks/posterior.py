@@ -1,22 +1,26 @@
-"""Hook into `ExactGP.__call__`: a prediction at a few points is computed as a whole, from arrays read of the model.
+"""Hooks into `ExactGP`: a prediction at a few points is computed as a whole, from arrays read of the model.
 
-BoTorch's ``model.posterior(X)`` calls it. The prediction strategy is the library's own.
+BoTorch's ``model.posterior(X)`` calls it. The prediction strategy is the library's own. Analytic acquisition functions
+also convert the model to the dtype and device of the points at each evaluation, mostly without effect.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import gpytorch
 import torch
+from gpytorch.constraints import Interval
+from gpytorch.likelihoods.noise_models import FixedGaussianNoise
 from gpytorch.models import ExactGP
 
 from autokern.core.autograd import has_duals
 from autokern.core.beside import Beside
 from autokern.core.recovery import left, unless_it_fails
-from autokern.hooks import botorch, origin
-from autokern.hooks.bypass import stay_out_of_models
+from autokern.hooks import later, origin
+from autokern.hooks.bypass import stay_out, stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.model.arrays import UnreadError
 from autokern.model.botorch_inputs import parts_of
@@ -39,7 +43,7 @@ _stock = stock_of(ExactGP, "__call__")
 
 @hook(ExactGP, "__call__", relies=None)
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
-    botorch.look()
+    later.look()
     plain = len(args) == 1 and not kwargs and not self.training
     found = _read(self, args[0]) if plain else None
     return (
@@ -115,3 +119,43 @@ def _made(model: Any, strategy: Any) -> Posterior | None:
         _left_alone.put(strategy, True)
         return None
     return _known.put(strategy, made)
+
+
+_RELIES = (
+    "torch.nn.modules.module:Module._apply", "torch.nn.modules.module:Module.to",
+    "gpytorch.constraints.constraints:Interval._apply", "gpytorch.likelihoods.noise_models:FixedGaussianNoise._apply",
+)  # fmt: skip
+_stock_apply = stock_of(ExactGP, "_apply")
+
+
+@hook(ExactGP, "_apply", relies=_RELIES)
+def _apply(self: Any, fn: Any) -> Any:
+    if getattr(fn, "__code__", None) in _CONVERSIONS and not stay_out() and _is_converted(self, fn):
+        return self
+    return _stock_apply(self, fn)
+
+
+_CONVERSIONS = [c for c in torch.nn.Module.to.__code__.co_consts if getattr(c, "co_name", "") == "convert"]
+"""The code of the inner function by which `torch.nn.Module.to` converts a tensor."""
+_APPLIES = (torch.nn.Module._apply, Interval._apply, FixedGaussianNoise._apply, _stock_apply, _apply)
+
+
+@unless_it_fails
+def _is_converted(model: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Whether a conversion would leave every tensor of a model as it is; false if a module has its own code for it."""
+    future = torch.__future__
+    if future.get_overwrite_module_params_on_conversion() or future.get_swap_module_params_on_conversion():
+        return False
+    tensors = [*model.train_inputs, model.train_targets]
+    for module in model.modules():
+        own, kind = module.__dict__, type(module)
+        if kind._apply not in _APPLIES or "_apply" in own:
+            return False
+        parameters = own["_parameters"].values()
+        tensors += [
+            *parameters,
+            *own["_buffers"].values(),
+            *(p.grad for p in parameters if p is not None and p.is_leaf),
+        ]
+        tensors += [module.noise] if kind is FixedGaussianNoise else []
+    return all(t is None or convert(t) is t for t in tensors)

@@ -1,11 +1,8 @@
-"""Hooks into torch and gpytorch: broadcast shapes and kernels' batch shapes, both read hundreds of times a step.
+"""Hook into torch: broadcast shapes, which are read hundreds of times a step.
 
 `torch.broadcast_shapes` of torch 2.13 supports symbolic sizes: it takes ten microseconds a call, and its first call
 imports a computer algebra system for half a second. Plain integers need neither. All other sizes, and errors, go to
 torch's own code. The function stays the same object with other code: scripts and pickles know it by identity.
-
-`Kernel.batch_shape` covers all kernels in a tree. gpytorch walks the modules once for each of them, thirty microseconds
-for a scaled kernel at each prior; one walk finds the same.
 """
 
 from __future__ import annotations
@@ -14,10 +11,8 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
 
-from autokern.core.releases.known import relied
-from autokern.hooks.install import hook, recode, stock_of
+from autokern.hooks.install import recode, stock_of
 
 stock: Any = stock_of(torch, "broadcast_shapes")
 
@@ -54,30 +49,3 @@ def broadcast_shapes(*shapes):  # type: ignore[no-untyped-def]
 if isinstance(stock, FunctionType):  # not if a later torch implements it in C++
     _function, stock = stock, FunctionType(stock.__code__, stock.__globals__, stock.__name__)
     recode(_function, broadcast_shapes)
-
-
-class _Property(property):
-    """A property that takes attributes such as ``__wrapped__``, as `hook` needs."""
-
-
-_stock_batch_shape: Any = stock_of(Kernel, "batch_shape")
-_stock = relied("gpytorch.kernels.kernel:Kernel.batch_shape")
-
-
-def _batch_shape(kernel: Any) -> Any:
-    own, waiting, seen = kernel._batch_shape, [kernel], {id(kernel)}
-    same = own.__class__ is torch.Size and not torch.compiler.is_compiling() and _stock.holds()
-    while same and waiting:
-        for child in waiting.pop()._modules.values():
-            if child is None or id(child) in seen:
-                continue
-            seen.add(id(child))
-            waiting.append(child)
-            if isinstance(child, Kernel) and (
-                child.__class__.batch_shape is not Kernel.batch_shape or child._batch_shape != own
-            ):
-                same = False
-    return own if same else _stock_batch_shape.fget(kernel)
-
-
-hook(Kernel, "batch_shape")(_Property(_batch_shape, _stock_batch_shape.fset))

@@ -26,8 +26,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import autokern
-from autokern.hooks import botorch as hooks
 from autokern.hooks import install
+from autokern.hooks import later as hooks
 from autokern.hooks.later import repeated
 from autokern.runtime import dispatch
 

@@ -23,7 +23,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel  # noqa: E402
 from gpytorch.mlls import LeaveOneOutPseudoLikelihood  # noqa: E402
 
 from autokern.core.replay.recording import Replay  # noqa: E402
-from autokern.hooks import botorch as hooks  # noqa: E402
+from autokern.hooks import later as hooks  # noqa: E402
 from autokern.hooks.later import repeated  # noqa: E402
 
 X = torch.rand(10, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

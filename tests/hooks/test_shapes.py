@@ -9,7 +9,6 @@ import warnings
 
 import pytest
 import torch
-from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -95,59 +94,3 @@ print("sympy" in sys.modules)
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert told.stdout.split()[-1] == "False"
-
-
-class Fixed(RBFKernel):
-    @property
-    def batch_shape(self):
-        return torch.Size([4])
-
-    @batch_shape.setter
-    def batch_shape(self, value):
-        self._batch_shape = value
-
-
-def rbf(*batch):
-    return RBFKernel(batch_shape=torch.Size(batch))
-
-
-def shared():
-    kernel = rbf(3)
-    return ScaleKernel(kernel) + kernel
-
-
-def assigned():
-    kernel = ScaleKernel(rbf())
-    kernel.base_kernel.batch_shape = torch.Size([5])
-    kernel.batch_shape = torch.Size([1])
-    return kernel
-
-
-KERNELS = {
-    "leaf": lambda: rbf(2),
-    "none": rbf,
-    "scaled": lambda: ScaleKernel(rbf(2)),
-    "both": lambda: ScaleKernel(rbf(2), batch_shape=torch.Size([2])),
-    "broadcast": lambda: ScaleKernel(rbf(2), batch_shape=torch.Size([3, 1])) * rbf(1),
-    "sum": lambda: rbf(2) + ScaleKernel(rbf() + rbf(2)),
-    "shared": shared,
-    "own property": lambda: ScaleKernel(Fixed()) + rbf(1),
-    "mismatch": lambda: rbf(2) + rbf(3),
-    "a module between": lambda: MultitaskKernel(ScaleKernel(rbf(2)), 2),
-    "assigned": assigned,
-}
-
-
-@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
-def test_batch_shapes_of_kernels_are_gpytorchs(make):
-    kernel = make()
-
-    def told():
-        return outcome(lambda: kernel.batch_shape, ())
-
-    expected = told()
-    with autokern.enabled():
-        assert told() == expected
-        kernel.batch_shape = torch.Size([7])
-        changed = told()
-    assert changed == told()

@@ -1,1 +1,46 @@
-"""Hooks that are declared once their library is imported."""
+"""Hooks into BoTorch, which may be imported after `enable`, or never, and what they share with training loops.
+
+They are declared once its modules are loaded: the hooks of marginal likelihoods and `ExactGP.__call__` look for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from autokern.core.locks import Lock
+from autokern.core.releases import known
+from autokern.hooks.install import put_declared
+
+_lock = Lock()
+_waiting = {
+    "botorch.optim.closures.core": "closures",
+    "botorch.optim.optimize": "acquisition",
+    "botorch.generation.gen": "generation",
+}
+"""Modules of BoTorch whose hooks are not declared yet, each with the module here that declares them."""
+
+
+def look() -> None:
+    """Declare and install the hooks of all BoTorch modules that are imported by now."""
+    for name in [name for name in list(_waiting) if name in sys.modules]:
+        module = sys.modules[name]
+        if getattr(module.__spec__, "_initializing", False):  # still being imported
+            continue
+        with _lock.here():
+            later = _waiting.get(name)  # None if another thread was faster
+            if later and _declared(f"autokern.hooks.later.{later}", module):
+                del _waiting[name]
+                put_declared()
+
+
+def _declared(later: str, module: Any) -> bool:
+    try:
+        return bool(importlib.import_module(later).declare(module))
+    except (AttributeError, ImportError, KeyError, TypeError) as error:  # this release lacks a name
+        known.leave_out(later, f"cannot be used: {error}")
+        return True
+
+
+look()

@@ -1,6 +1,6 @@
-"""Hooks into BoTorch's `gen_candidates_scipy`: fixed features, and the batched L-BFGS-B with SciPy 1.18.
+"""Hooks into BoTorch's `gen_candidates_scipy`: evaluations are replayed, and SciPy 1.18 optimises starts as a batch.
 
-`fix_features` copies column by column, each with an autograd node; the hook writes all columns at once.
+The evaluations of an acquisition function in one optimisation are those of one function (`repeated`).
 BoTorch 0.18.1 optimises the starts as a batch by internals of SciPy's L-BFGS-B, which it supports up to SciPy 1.17.
 With a later SciPy, all starts become one problem of many variables, and the posterior is evaluated two to four times
 as often. The internals of SciPy 1.18 take the same arguments, unless it is built with 64-bit integers.
@@ -8,55 +8,76 @@ as often. The internals of SciPy 1.18 take the same arguments, unless it is buil
 
 from __future__ import annotations
 
-import functools
-from types import FunctionType
+import contextlib
+import math
+import sys
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import scipy
+import torch
 
-from autokern.core.recovery import uninterrupted
+from autokern.core.recovery import unless_it_fails
+from autokern.core.replay.held import Held, held
+from autokern.core.replay.recording import Extension
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
-from autokern.hooks.later import evaluations
+from autokern.hooks.later.repeated import Repeated
 
 TRIED = (1, 18)
 """The SciPy release whose internals were compared; a later release may change their arguments."""
 _REASON = "Scipy version"
 _NAMES = ("fmin_l_bfgs_b_batched", "translate_bounds_for_lbfgsb")
 """Functions that BoTorch's module imports only with a SciPy release that it supports."""
-_STARTS = np.array([[-1.2, 1.0], [0.0, 0.0], [1.4, -0.5]])
-_BOUNDS = [None, [(-1.5, 0.5), (-0.5, 2.0)], [(None, 0.8), (-1.0, None)]]
+_DTYPES = torch.float32, torch.float64
+_SINGLE = 1e-4
+"""The largest difference in single precision, where BLAS rounds products of fewer sets otherwise."""
+_HYPERVOLUME = "botorch.acquisition.multi_objective.logei"
+Found = tuple[Any, np.ndarray]
 
 
 def declare(gen: Any) -> bool:
     """Declare the hooks of `botorch.generation.gen` that are needed, and return True."""
-    evaluations.declare(gen)
-    stock_fixed = getattr(gen, "fix_features", None)
-    if type(stock_fixed) is FunctionType:
+    make = getattr(gen, "_get_f_np_wrapper", None)
+    if type(make) is FunctionType:
 
-        @hook(gen, "fix_features")
-        def fixed(X: Any, fixed_features: Any = None, replace_current_value: Any = True) -> Any:
-            found = None if stay_out() else evaluations.with_features(X, fixed_features, replace_current_value)
-            return stock_fixed(X, fixed_features, replace_current_value) if found is None else found
+        @hook(gen, "_get_f_np_wrapper")
+        def wrapper_of(shapeX: Any, device: Any, dtype: Any, with_grad: Any) -> Any:
+            stock = make(shapeX, device, dtype, with_grad)
+            if with_grad is not True or device.type != "cpu" or dtype not in _DTYPES:
+                return stock
+            known: dict[int, _Acquisition] = {}
 
-    stock = getattr(gen, "get_reasons_against_fast_path", None)
-    if not leaves_batch(gen) or type(stock) is not FunctionType:
+            def f_np_wrapper(x: Any, f: Any, fixed_features: Any = None, batch_indices: Any = None) -> Any:
+                one = known.get(id(f)) or known.setdefault(id(f), _Acquisition(stock, f, shapeX[1:], dtype, gen))
+                return one.call(x, fixed_features, batch_indices)
+
+            return f_np_wrapper
+
+    why = getattr(gen, "get_reasons_against_fast_path", None)
+    if not leaves_batch(gen) or type(why) is not FunctionType:
         return True
 
     @hook(gen, "get_reasons_against_fast_path")
     def reasons(*args: Any, **kwargs: Any) -> Any:
-        found = stock(*args, **kwargs)
+        found = why(*args, **kwargs)
         others = [reason for reason in found if not reason.startswith(_REASON)]
         if others == found or stay_out() or obstacle() is not None:
             return found
-        from botorch.optim import batched_lbfgs_b
-
-        for name in _NAMES:
-            vars(gen).setdefault(name, getattr(batched_lbfgs_b, name))
-        return others
+        for name, function in zip(_NAMES, batch := _batch() or (), strict=False):
+            vars(gen).setdefault(name, function)
+        return others if batch else found
 
     return True
+
+
+@unless_it_fails
+def _batch() -> tuple[Any, ...]:
+    from botorch.optim import batched_lbfgs_b
+
+    return tuple(getattr(batched_lbfgs_b, name) for name in _NAMES)
 
 
 def leaves_batch(gen: Any) -> bool:
@@ -70,41 +91,97 @@ def scipy_release() -> tuple[int, ...]:
     return tuple(map(int, scipy.__version__.split(".")[:2]))
 
 
-@functools.cache
 def obstacle() -> str | None:
-    """Return why the starts cannot be optimised as a batch, None if they can; tried once, in some milliseconds."""
+    """Return why the starts cannot be optimised as a batch, None if they can."""
     from scipy.optimize import _lbfgsb_py
 
     if scipy_release() != TRIED:
         return "autokern has not tried that"
-    if getattr(_lbfgsb_py, "HAS_ILP64", False):
-        return "this SciPy is built with 64-bit integers"
+    return "this SciPy is built with 64-bit integers" if getattr(_lbfgsb_py, "HAS_ILP64", False) else None
+
+
+@contextlib.contextmanager
+def _extensions() -> Iterator[None]:
+    """Let a recording see the calls of BoTorch's kernel in C++ as operations, while this is entered."""
+    module: Any = sys.modules.get(_HYPERVOLUME)
+    kernel = getattr(module, "_C", None)
+    if type(kernel) is not ModuleType:
+        yield
+        return
     try:
-        agree = all(_agree(bounds) for bounds in _BOUNDS)
-    except uninterrupted(Exception) as error:
-        return f"a trial failed: {type(error).__name__}: {error}"
-    return None if agree else "a trial ended elsewhere than SciPy's own minimize"
+        module._C = Extension(kernel)
+        yield
+    finally:
+        module._C = kernel
 
 
-def _agree(bounds: Any) -> bool:
-    """Whether a batch of three starts ends where each of them ends alone, after as many iterations."""
-    from botorch.optim.batched_lbfgs_b import fmin_l_bfgs_b_batched
-    from scipy.optimize import minimize
+class _Acquisition(Repeated):
+    """A function of sets of points, some of which the optimiser drops when they have converged."""
 
-    points, _, batch = fmin_l_bfgs_b_batched(_losses, _STARTS, bounds=bounds)
-    alone = [minimize(_loss, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in _STARTS]
-    return all(
-        np.allclose(point, one.x, rtol=1e-9, atol=1e-9) and (other.nit, other.success) == (one.nit, one.success)
-        for point, other, one in zip(points, batch, alone, strict=True)
-    )
+    name, watched = "acquisition function", False
 
+    def __init__(self, stock: Any, f: Any, shape: Any, dtype: torch.dtype, gen: Any) -> None:
+        self._stock, self._f, self._shape, self._dtype, self._gen = stock, f, tuple(shape), dtype, gen
+        cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
+        known = set(cells) == {"acquisition_function"} and f.__module__ == gen.__name__
+        self._called = cells["acquisition_function"].cell_contents if known else None
+        super().__init__((type(self._called), self._shape))
+        if dtype is torch.float32:
+            self.agreement = _SINGLE
 
-def _loss(point: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return Rosenbrock's function and its gradient."""
-    x, y = point
-    return 100 * (y - x**2) ** 2 + (1 - x) ** 2, np.array([-400 * x * (y - x**2) - 2 * (1 - x), 200 * (y - x**2)])
+    def library(self, x: np.ndarray, fixed: Any, rows: Any) -> Found:
+        """Return values and gradient at some points."""
+        found: Found = self._stock(x, self._f, fixed) if rows is None else self._stock(x, self._f, fixed, rows)
+        return found
 
+    def consists(self, x: np.ndarray, fixed: Any, rows: Any) -> Held | str:
+        """Return what the function consists of, or why it cannot be recorded."""
+        if self._called is None:
+            return "it is not an acquisition function alone"
+        if not np.isfinite(x).all() or any(isinstance(v, torch.Tensor) for v in (fixed or {}).values()):
+            return "its points are not finite, or have fixed features of their own"
+        return held(self._called)
 
-def _losses(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    values, slopes = zip(*map(_loss, points), strict=True)
-    return np.array(values), np.stack(slopes)
+    def evaluated(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
+        """Return the points, and what computes values, their sum, and its gradient."""
+        at = torch.tensor(x, dtype=self._dtype).view(-1, *self._shape).requires_grad_(True)
+        self._points, self._fewer = at.detach(), False
+
+        def compute() -> tuple[torch.Tensor, ...]:
+            with _extensions():
+                whole = (
+                    self._gen.fix_features(at, fixed, False)
+                    if fixed
+                    else at.clone(memory_format=torch.contiguous_format)
+                )
+                losses = self._f(whole)
+                loss = losses.sum()
+                return losses, loss, *torch.autograd.grad(loss, at)
+
+        return (at,), compute
+
+    def put(self, x: np.ndarray, fixed: Any, rows: Any) -> bool:
+        """Write points to where the recorded ones were; sets that were dropped keep their last points."""
+        sets, recorded = self._sets(x), len(self._points)
+        apart = rows is not None and self._results[0].shape == (recorded,)
+        fits = sets == recorded or (sets < recorded and apart)
+        if not fits or not np.isfinite(x).all():
+            return False
+        self.unlike, self._fewer = sets < recorded and not self._fewer, self._fewer or sets < recorded
+        self._points[:sets].copy_(torch.from_numpy(x).view(sets, *self._shape))
+        return True
+
+    def result(self, results: tuple[torch.Tensor, ...], x: np.ndarray, fixed: Any, rows: Any) -> Found | None:
+        """Return values and gradient of the first points, None if a gradient is not finite."""
+        losses, loss, gradient = results
+        slopes = gradient.numpy().astype(np.float64).ravel()[: x.size].reshape(x.shape)
+        if not np.isfinite(slopes).all():
+            return None
+        return (loss.item() if rows is None else losses.numpy().reshape(-1)[: self._sets(x)].copy()), slopes
+
+    def _sets(self, x: np.ndarray) -> int:
+        return int(x.size // max(1, math.prod(self._shape)))
+
+    def numbers(self, found: Found) -> Found:
+        """Return values and gradient."""
+        return found
