@@ -30,15 +30,14 @@ from autokern.core.settings import Settings
 from autokern.hooks import install
 from autokern.runtime import dispatch
 from autokern.system import host
-from autokern.tuning import recorded
+from autokern.tuning import chooser as choosers
 from autokern.tuning.calibration import calibrate
-from autokern.tuning.chooser import Chooser
+from autokern.tuning.chooser import Chooser, Shipped
 from autokern.tuning.drawing import contenders
 from autokern.tuning.fitting import fit_own
 from autokern.tuning.forest import Forest
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Trial, pools
-from autokern.tuning.recorded import Shipped
 from autokern.tuning.store import read_file
 
 HERE = Path(__file__).parent
@@ -130,12 +129,12 @@ def by_rule(columns: float) -> Choose:
 def shipping(without: str) -> Iterator[dict[str, Forest]]:
     """Let the package ship what it would without one of the recorded hosts."""
     data = ship.packed(without)
-    found, before = msgspec.msgpack.decode(data, type=Shipped), recorded.shipped
-    recorded.shipped = lambda: found  # type: ignore[assignment]
+    found, before = msgspec.msgpack.decode(data, type=Shipped), choosers.recorded
+    choosers.recorded = lambda: found  # type: ignore[assignment]
     try:
         yield found.forests
     finally:
-        recorded.shipped = before
+        choosers.recorded = before
 
 
 def this_machine() -> str:

@@ -307,10 +307,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def origin(threads: int) -> dict[str, Any]:
     """Return when and where the figures were taken."""
     from autokern.system import host
-    from autokern.tuning import recorded
+    from autokern.tuning.chooser import recorded
 
     cpu = host.current().fields["cpu"]
-    others = sorted({f"{h['cpu']['model']} ({h['cpu']['capability']})" for h in recorded.shipped().hosts})
+    others = sorted({f"{h['cpu']['model']} ({h['cpu']['capability']})" for h in recorded().hosts})
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     told = {
         "cpu": f"{cpu['model']} {cpu['numbers']}",

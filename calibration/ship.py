@@ -21,9 +21,9 @@ from autokern.cli import summary
 from autokern.core.op import Op
 from autokern.core.registry import get
 from autokern.tuning import fitting
+from autokern.tuning.chooser import UNIT, Shipped, unpacked
 from autokern.tuning.forest import Forest, words
 from autokern.tuning.profile import Profile, Trial, pools
-from autokern.tuning.recorded import UNIT, Shipped, unpacked
 from autokern.tuning.store import read_file
 
 HERE = Path(__file__).parent

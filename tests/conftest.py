@@ -32,7 +32,7 @@ from autokern.hooks import install
 from autokern.kernels import partition
 from autokern.runtime import dispatch
 from autokern.system import host, keops
-from autokern.tuning import recorded
+from autokern.tuning import chooser
 
 registry.load()  # before a test module imports one by itself, which would leave its candidates without a source
 
@@ -106,8 +106,8 @@ def _isolated(request, tmp_path_factory, _bare_environment):
     with pytest.MonkeyPatch.context() as patch:
         _bare(patch, parent / "autokern")
         quiet(patch)
-        nothing = recorded.Shipped()  # stock runs where nothing is measured, unless a test says otherwise
-        patch.setattr(recorded, "shipped", lambda: nothing)
+        nothing = chooser.Shipped()  # stock runs where nothing is measured, unless a test says otherwise
+        patch.setattr(chooser, "recorded", lambda: nothing)
         dispatch.reset()
         keops._failure, keops._intact = "", None
         yield

@@ -1,25 +1,63 @@
-"""Chooser: estimates of the candidates' times on a problem, by the trees of a profile and the shipped trees."""
+"""Chooser: estimates of the candidates' times on a problem, by the trees of a profile and the shipped trees.
+
+`calibration/ship.py` packs what other machines have measured into `recorded.msgpack`: trees and rounded trials.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+import pkgutil
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from autokern.core.locks import once
 from autokern.core.op import Feasibility, Op
 from autokern.core.problem import Problem
+from autokern.core.recovery import suppressed
 from autokern.core.registry import get, known
 from autokern.core.settings import Settings
 from autokern.system import host
-from autokern.tuning import recorded, store
+from autokern.tuning import store
 from autokern.tuning.forest import Estimate, Forest, words
-from autokern.tuning.profile import ENOUGH, Profile, Trial, group_key, key_of, pools
+from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, group_key, key_of, pools
 
 _WORD, _DTYPE = 2.0, 1.0  # distance in octaves of problems that differ in one word, and in the dtype
 _CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # seconds of a call, flops and bytes a second, to scale times to other sizes
+UNIT = 0.01  # log units of the integers that store stock's seconds, and the ratios of other candidates to them
+
+
+class Shipped(msgspec.Struct, frozen=True):
+    """Other machines' trees and compressed trials by ``"op@device"``, and descriptions of these hosts."""
+
+    forests: dict[str, Forest] = {}
+    trials: dict[str, bytes] = {}
+    hosts: list[dict[str, Any]] = []
+
+
+@functools.cache
+def recorded() -> Shipped:
+    """Return what other machines have measured; empty if the file is missing, as a bundler may drop it."""
+    data = None
+    with suppressed(OSError):
+        data = pkgutil.get_data("autokern.tuning", "recorded.msgpack")
+    return Shipped() if data is None else msgspec.msgpack.decode(data, type=Shipped)
+
+
+@functools.cache
+def unpacked(data: bytes) -> Sequence[Trial]:
+    """Return the trials in compressed data."""
+
+    def trial(problem: Problem, logs: dict[str, int]) -> Trial:
+        seconds = math.exp(UNIT * logs.pop("stock"))
+        ratios = {"stock": 1.0} | {name: math.exp(UNIT * log) for name, log in logs.items()}
+        return Trial(problem, {name: Timing(seconds * ratio, ratio) for name, ratio in ratios.items()})
+
+    rows = msgspec.msgpack.decode(zlib.decompress(data), type=list[tuple[Problem, dict[str, int]]])
+    return [trial(*row) for row in rows]
 
 
 class Nearest(NamedTuple):
@@ -36,7 +74,7 @@ class Chooser:
 
     def __init__(self, profile: Profile, shipped: Mapping[str, Forest] | None = None) -> None:
         self.profile = profile
-        self.shipped = recorded.shipped().forests if shipped is None else shipped
+        self.shipped = recorded().forests if shipped is None else shipped
 
     @once
     def _trials(self) -> dict[str, list[Trial]]:
@@ -86,7 +124,8 @@ class Chooser:
         """Return the trial nearest to a problem, of this machine if it has trials of the op, else of other hosts."""
         key = key_of(problem)
         own = nearest(op, problem, self._trials.get(key, ()))
-        return own or nearest(op, problem, recorded.trials(key) if self.shipped else (), here=False)
+        others = recorded().trials.get(key) if self.shipped else None
+        return own or nearest(op, problem, () if others is None else unpacked(others), here=False)
 
 
 def nearest(op: Op, problem: Problem, trials: Collection[Trial], here: bool = True) -> Nearest | None:
@@ -130,7 +169,7 @@ def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
     """Return a profile with trees fitted to its trials, for these ``"op@device"`` keys or for all."""
     from autokern.tuning.fitting import fit_own, floor
 
-    found, shipped = dict(profile.forests), recorded.shipped().forests
+    found, shipped = dict(profile.forests), recorded().forests
     for key, trials in pools(profile.trials).items():
         name, _, device = key.partition("@")
         if known(name) and (keys is None or key in keys):

@@ -15,15 +15,15 @@ import pytest
 
 from autokern.core.problem import Problem
 from autokern.core.solved import Solved
-from autokern.tuning import recorded
+from autokern.tuning import chooser
 from autokern.tuning.profile import Profile, Timing, Trial
 
-SHIPPED = recorded.shipped  # trees of a host correct those that the package ships
+SHIPPED = chooser.recorded  # trees of a host correct those that the package ships
 
 
 @pytest.mark.parametrize("script", [example, machines], ids=lambda module: module.__name__)
 def test_what_the_docs_say_of_recorded_hosts_is_what_the_scripts_write(script, one_thread, monkeypatch):
-    monkeypatch.setattr(recorded, "shipped", SHIPPED)
+    monkeypatch.setattr(chooser, "recorded", SHIPPED)
     assert script.main(["--check"]) == 0, f"run calibration/{script.__name__}.py"
 
 

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 import ship
 
-from autokern.tuning import recorded
+from autokern.tuning.chooser import Shipped, unpacked
 from autokern.tuning.forest import UNKNOWN
 from autokern.tuning.profile import Profile
-from autokern.tuning.recorded import Shipped
 
 
 def test_the_package_ships_what_the_recorded_hosts_measured(monkeypatch):
@@ -32,9 +31,7 @@ def test_the_file_says_below_which_sizes_stock_serves(shipped):
 def test_the_check_of_the_file_sees_other_hosts_and_other_trials(shipped):
     assert ship.same(shipped, msgspec.msgpack.decode(ship.FILE.read_bytes(), type=Shipped))
     assert not ship.same(msgspec.structs.replace(shipped, hosts=shipped.hosts[1:]), shipped)
-    less = msgspec.msgpack.decode(
-        ship.pack([Profile(trials=recorded.unpacked(shipped.trials["qr@cpu"])[1:])]), type=Shipped
-    )
+    less = msgspec.msgpack.decode(ship.pack([Profile(trials=unpacked(shipped.trials["qr@cpu"])[1:])]), type=Shipped)
     changed = shipped.trials | {"qr@cpu": less.trials["qr@cpu"]}
     assert not ship.same(shipped, msgspec.structs.replace(shipped, trials=changed))
 

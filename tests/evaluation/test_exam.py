@@ -19,7 +19,7 @@ from autokern.evaluation import exam
 from autokern.hooks import install
 from autokern.runtime import dispatch
 from autokern.system import host
-from autokern.tuning import calibration, recorded, store, timer
+from autokern.tuning import calibration, chooser, store, timer
 from autokern.tuning.chooser import fitted
 from autokern.tuning.profile import Examined, Kept, Profile, Timing, Trial, decode
 
@@ -87,7 +87,7 @@ def world(make_op, monkeypatch):
     found.tasks = [("a task", lambda: lambda: found.route(found.a))]
     monkeypatch.setattr(exam, "tasks", lambda: iter(found.tasks))
     base = fit_base(part, [trials("part", other=0.6, fast=0.9)] * 2)
-    monkeypatch.setattr(recorded, "shipped", lambda: recorded.Shipped({"part@cpu": base}))
+    monkeypatch.setattr(chooser, "recorded", lambda: chooser.Shipped({"part@cpu": base}))
     return found
 
 
@@ -148,7 +148,7 @@ def test_only_the_outermost_choices_go_back_to_stock(world, whole, monkeypatch):
     """What they call is measured by itself, and may be right in other tasks."""
     of_whole, of_part = trials("whole", direct=0.3), trials("part", other=0.6)
     bases = {"whole@cpu": fit_base(whole, [of_whole]), "part@cpu": fit_base(world.part, [of_part])}
-    monkeypatch.setattr(recorded, "shipped", lambda: recorded.Shipped(bases))
+    monkeypatch.setattr(chooser, "recorded", lambda: chooser.Shipped(bases))
     found = exam.examined(fitted(profile(other=0.6).merge(Profile(trials=of_whole))), "quick", 10.0)
     assert found.kept == [Kept("whole", "float64", "cpu", "", False, 36, 112, "stock")]
     assert (found.exam[0].new, found.exam[0].shipped, found.exam[0].kept) == (0.5, 1.25, "stock")

@@ -11,7 +11,7 @@ from autokern.core.problem import Features, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.system import host
-from autokern.tuning import recorded, store
+from autokern.tuning import chooser, store
 from autokern.tuning.chooser import Chooser, fitted, load
 from autokern.tuning.profile import Kept, Profile, Timing, Trial, group_key
 
@@ -99,7 +99,8 @@ def test_the_nearest_trial_gives_seconds(op):
 
 def test_trials_of_other_hosts_give_seconds_where_there_are_no_own_ones(op, elsewhere, monkeypatch):
     there = trials(sizes=[64, 128])
-    monkeypatch.setattr(recorded, "trials", lambda key: there if key == "synthetic@cpu" else ())
+    monkeypatch.setattr(chooser, "recorded", lambda: chooser.Shipped(trials={"synthetic@cpu": b"packed"}))
+    monkeypatch.setattr(chooser, "unpacked", {b"packed": there}.get)
     near = Chooser(Profile(), elsewhere).nearest(op, square(128))
     assert (near.here, near.octaves) == (False, 0)
     assert near.seconds == pytest.approx(2.2e-5, rel=0.01)

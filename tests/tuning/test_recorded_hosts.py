@@ -1,11 +1,9 @@
-"""recorded.py: what other machines measured, packed into the package as trees and as trials."""
+"""chooser.py: what other machines measured, packed into the package as trees and as trials."""
 
 from __future__ import annotations
 
 import math
 import pkgutil
-import warnings
-import zlib
 from collections.abc import Iterator
 
 import msgspec
@@ -14,10 +12,9 @@ from support.bases import pack
 
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
-from autokern.tuning import recorded
-from autokern.tuning.chooser import Chooser
+from autokern.tuning import chooser
+from autokern.tuning.chooser import Chooser, Shipped, unpacked
 from autokern.tuning.profile import Profile, Timing, Trial, key_of
-from autokern.tuning.recorded import Shipped
 
 PROBLEMS = (
     Problem(op="kernel_matrix", m=300, n=200, d=7, dtype="float32", variant="rbf/cross/ard", grad="theta/x"),
@@ -25,15 +22,14 @@ PROBLEMS = (
     Problem(op="kernel_matrix", m=5, n=5, d=2, device="cuda"),
     Problem(op="matmul", m=17, n=16, rhs=4),
 )
-_HONEST = recorded.shipped
+_HONEST = chooser.recorded
 
 
 @pytest.fixture(autouse=True)
 def ships(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The package's own file, read afresh."""
     _HONEST.cache_clear()
-    recorded._warn_of_damage.cache_clear()
-    monkeypatch.setattr(recorded, "shipped", _HONEST)
+    monkeypatch.setattr(chooser, "recorded", _HONEST)
     yield
     _HONEST.cache_clear()
 
@@ -57,7 +53,7 @@ def test_trials_that_are_packed_come_out_to_half_a_percent_and_without_lower_pre
     found = read(pack([profile()]))
     assert found.hosts == [{"cpu": {"model": "x"}}], "remarks tell nothing of likeness"
     assert set(found.trials) == {"kernel_matrix@cpu", "kernel_matrix@cuda", "matmul@cpu"}
-    trials = {t.problem: t for data in found.trials.values() for t in recorded.unpacked(data)}
+    trials = {t.problem: t for data in found.trials.values() for t in unpacked(data)}
     assert set(trials) == set(PROBLEMS)
     for known in profile().trials:
         there = trials[known.problem].timings
@@ -97,60 +93,28 @@ def test_trials_without_a_choice_are_left_out_and_the_same_gives_the_same_bytes(
     assert pack([profile()]) == pack([profile()])
 
 
-def _a_leaf_is_missing(data: bytes) -> bytes:
-    found = read(data)
-    (key, forest), *_ = found.forests.items()
-    base = msgspec.structs.replace(forest.base, values=forest.base.values[:-2])
-    found.forests[key] = msgspec.structs.replace(forest, base=base)
-    return msgspec.msgpack.encode(found)
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:3000], lambda data: b"", lambda data: b"\xff" + data, _a_leaf_is_missing]
-)
-def test_a_damaged_file_is_left_aside_with_one_warning(monkeypatch, damage):
-    monkeypatch.setattr(pkgutil, "get_data", lambda *place, data=pkgutil.get_data: damage(data(*place)))
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            assert Chooser(Profile()).estimates(Problem(op="matmul", m=17, n=16, rhs=4)) == {}
-            assert recorded.trials("matmul@cpu") == ()
-    assert [str(each.message).partition(", ")[0] for each in heard] == ["recorded.msgpack"]
-
-
 def test_a_file_that_a_bundler_left_behind_is_no_damage(monkeypatch):
     monkeypatch.setattr(pkgutil, "get_data", lambda *place: None)
-    assert recorded.shipped() == Shipped()
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [None, [[1]], [[Problem(op="qr"), {"other": 1}]], [[Problem(op="qr"), {"stock": "x"}]], [[{}, {"stock": 1}]]],
-)
-def test_trials_that_cannot_be_read_are_left_aside(monkeypatch, rows):
-    data = b"damage" if rows is None else zlib.compress(msgspec.msgpack.encode(rows))
-    monkeypatch.setattr(recorded, "shipped", lambda: Shipped(trials={"qr@cpu": data}))
-    with pytest.warns(recorded.AutokernWarning, match="install autokern again"):
-        assert recorded.trials("qr@cpu") == ()
+    assert chooser.recorded() == Shipped()
 
 
 def test_what_the_package_ships_can_be_read():
-    found = recorded.shipped()
+    found = chooser.recorded()
     assert len(found.hosts) == 3
     for key in found.trials:
-        trials = recorded.trials(key)
+        trials = unpacked(found.trials[key])
         assert trials
         assert all("stock" in t.timings and len(t.timings) > 1 for t in trials)
         assert {key_of(t.problem) for t in trials} == {key}
-    assert recorded.trials("none@cpu") == ()
+    assert all(forest.is_whole for forest in found.forests.values())
     assert set(found.forests) == set(found.trials)
     assert {key.split("@")[0] for key in found.trials} <= {op.name for op in registered()}
 
 
 def test_without_a_measurement_the_trees_of_other_hosts_choose():
-    trial = recorded.trials("cholesky@cpu")[0]
-    chooser = Chooser(Profile())
-    found = chooser.estimates(trial.problem)
+    trial = unpacked(chooser.recorded().trials["cholesky@cpu"])[0]
+    known = Chooser(Profile())
+    found = known.estimates(trial.problem)
     assert {estimate.source for estimate in found.values()} == {"other hosts"}
-    assert not chooser.knows(trial.problem)
+    assert not known.knows(trial.problem)
     assert Chooser(Profile(), {}).estimates(trial.problem) == {}

@@ -201,9 +201,9 @@ class Ran:
         for space, called in self._called.values():
             if is_of_libraries(module := space.get("__name__")):
                 watch(space, called)
-                for one in [one for one in space.values() if isinstance(one, type) and one.__module__ == module]:
-                    watch(one, names)
-        for base in {base for kind in kinds for base in kind.__mro__}:
+                for kind in [one for one in space.values() if isinstance(one, type) and one.__module__ == module]:
+                    watch(kind, names)
+        for base in {base for one in kinds for base in one.__mro__}:
             if base.__module__.partition(".")[0] not in _OTHERS:  # what it has may hide another
                 watch(base, names if is_of_libraries(base.__module__) else vars(base), True)
         for one in _TORCH:
