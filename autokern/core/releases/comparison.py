@@ -47,17 +47,7 @@ class _Judged(NamedTuple):
     why: str
 
 
-class _Added(NamedTuple):
-    """Verdict on the attributes that a class adds to the recorded ones."""
-
-    spaces: list[list[int]]  # addresses of the attributes of the class and each base
-    kept: list[Any]  # the attributes, alive so that no other object gets their addresses
-    unknown: dict[str, str]
-    new: dict[str, str]  # full names of added attributes, which may shadow attributes of instances
-
-
 _judged: dict[tuple[str, str], _Judged] = {}
-_added: dict[type, _Added] = {}
 
 
 def trusted() -> bool:
@@ -70,7 +60,6 @@ def begin(trust: bool) -> None:
     global _trusted
     _trusted = trust
     _judged.clear()
-    _added.clear()
 
 
 def is_known(module: str, name: str, found: Any) -> bool:
@@ -113,7 +102,6 @@ class Look:
         self.asked: list[tuple[Any, Any]] = []  # probes: functions, each with an argument, whose result reveals changes
         self._functions: dict[FunctionType, None] = {}
         self._classes: dict[type, None] = {}
-        self._spaces: dict[type, list[int]] = {}
         self._new: dict[str, str] = {}  # added class attributes, which may shadow attributes of instances
         self._parts: dict[tuple[str, str], tuple[Any, dict[str, None]]] = {}
         several: dict[tuple[str, str], list[str]] = {}
@@ -190,17 +178,19 @@ class Look:
 
     def _brought(self, kind: type) -> None:
         """Find changed bases of a class, and added attributes that override one of a base or of an instance."""
-        for base in kind.__mro__[:-1]:
-            if base not in self._spaces:
-                self._spaces[base] = list(map(id, vars(base).values()))
-        addresses = [self._spaces[base] for base in kind.__mro__[:-1]]
-        found = _added.get(kind)
-        if found is None or found.spaces != addresses:
-            found = _Added(addresses, [list(vars(base).values()) for base in kind.__mro__[:-1]], {}, {})
-            if _bring(kind, found):
-                _added[kind] = found
-        self.unknown.update(found.unknown)
-        self._new.update(found.new)
+        module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
+        if qualified in table()["code"].get(module, ()) and not is_known(module, qualified, kind):
+            self.unknown[f"{module}:{qualified}"] = _OTHER
+        for name in space.keys() - members(module, qualified).keys():
+            value, full = space[name], f"{module}:{qualified}.{name}"
+            constant = name[:2] != "__" and not isinstance(value, type) and of_value(value)
+            defined = getattr(value, "__name__", name)
+            if not (constant or any(functions(value))) or is_known(module, f"{qualified}.{defined}", value):
+                continue
+            if name == "__getattribute__" or any(name in _overridable(base) for base in kind.__mro__[1:-1]):
+                self.unknown[full] = _OVERRIDES
+            elif name[:2] != "__":
+                self._new[name] = full
 
     def _used(self) -> None:
         """Compare the globals and the functions of torch that the functions look up, which others may have replaced."""
@@ -233,27 +223,6 @@ def _judge(module: str, qualified: str, found: Any) -> _Judged:
     if not is_known(module, qualified, found):
         why = _OTHER if is_of(module.partition(".")[0], original(found)) else PATCHED
     return _Judged(found, parts, _codes(parts), asked, why)
-
-
-def _bring(kind: type, into: _Added) -> bool:
-    """Record a class's unknown additions; return whether the verdict holds while its attributes stay the same."""
-    module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
-    holds = True
-    if qualified in table()["code"].get(module, ()) and not is_known(module, qualified, kind):
-        into.unknown[f"{module}:{qualified}"] = _OTHER
-    for name in space.keys() - members(module, qualified).keys():
-        value, full = space[name], f"{module}:{qualified}.{name}"
-        constant = name[:2] != "__" and not isinstance(value, type) and of_value(value)
-        defined = getattr(value, "__name__", name)
-        if not (constant or any(functions(value))):
-            continue
-        if is_known(module, f"{qualified}.{defined}", value):
-            holds = False  # the code of its functions may change in place
-        elif name == "__getattribute__" or any(name in _overridable(base) for base in kind.__mro__[1:-1]):
-            into.unknown[full] = _OVERRIDES
-        elif name[:2] != "__":
-            into.new[name] = full
-    return holds
 
 
 def _codes(several: list[FunctionType]) -> list[CodeType]:
