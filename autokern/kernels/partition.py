@@ -7,7 +7,6 @@ each other after each round; a share holds many tiles, so that rounds are few.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,8 +16,6 @@ from autokern.system.thread_pool import Member
 
 Bounds = list[tuple[int, int]]
 Pairs = list[tuple[tuple[int, int], tuple[int, int]]]
-_SHARES = 16
-"""Fewest shares of the points for several processes, so that their work is equal to about a hundredth."""
 ALIGNED = 16
 """Blocks begin at multiples of this number of points."""
 
@@ -92,28 +89,10 @@ def rounds(n: int, m: int, same: bool, tile: int, members: int) -> list[Pairs]:
 def dealt(n: int, tile: int, members: int, processes: int, number: int) -> list[Pairs]:
     """Return the rounds of process `number` of several that together cover the lower half of a symmetric matrix.
 
-    Pairs of shares are ordered row by row, and each process gets a range of them. Its `members`, the threads, share
-    each pair.
+    A process takes some pairs of each round, as many as it has `members`, its threads.
     """
-    count = max(2 * processes, min(max(_SHARES, 4 * processes), n // tile))
-    blocks = bounds(n, -(-n // count), 1)
-    each = len(blocks) ** 2 / 2 / processes
-    low, high = each * number, math.inf if number + 1 == processes else each * (number + 1)
-    own: Pairs = []
-    for i, rows in enumerate(blocks):
-        if (i + 1) ** 2 / 2 > low and i**2 / 2 < high:
-            middles = ((j, i**2 / 2 + j + (0.5 if j < i else 0.25)) for j in range(i + 1))
-            own += [(rows, blocks[j]) for j, at in middles if low <= at < high]
-    if members == 1:
-        return [own]
-    return [pairs for rows, columns in own for pairs in _among(rows, columns, tile, members)]
-
-
-def _among(rows: tuple[int, int], columns: tuple[int, int], tile: int, members: int) -> Iterator[Pairs]:
-    """Yield the rounds by which threads share the tiles of one pair of shares."""
-    top, left = rows[0], columns[0]
-    for pairs in rounds(rows[1] - top, columns[1] - left, rows == columns, tile, members):
-        yield [((top + a, top + b), (left + c, left + d)) for (a, b), (c, d) in pairs]
+    turns = enumerate(rounds(n, n, True, tile, members * processes))
+    return [pairs[(number + turn) % processes :: processes] for turn, pairs in turns]
 
 
 def tiles_of(turns: list[Pairs], tile: int, same: bool, member: Member) -> Iterator[Place]:

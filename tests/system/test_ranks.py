@@ -25,6 +25,17 @@ def test_ranks_cover_each_tile_once(ranks, members):
     assert covered == n * n
 
 
+@pytest.mark.parametrize(("n", "members", "ranks"), [(4096, 1, 2), (5000, 3, 3), (30_000, 4, 8)])
+def test_ranks_and_their_threads_have_equal_work(n, members, ranks):
+    """Threads wait for each other after each round."""
+    for rank in range(ranks):
+        turns, work = partition.dealt(n, 768, members, ranks, rank), 0
+        for pairs in turns:
+            each = [partition.tiles_of([pairs[number::members]], 768, True, Alone()) for number in range(members)]
+            work += max(sum((b - t) * (r - left) for t, b, left, r in places) for places in each)
+        assert work < 1.2 * n**2 / 2 / ranks / members
+
+
 class Alone(Member):
     """A member that waits for none."""
 
