@@ -228,7 +228,8 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
     if not tasks.known(distribution, likelihood):
         return None
     if tasks.are_blocks(distribution):
-        one, shape = _served(tasks.independent(distribution, likelihood), True), distribution.mean.shape
+        apart, shape = tasks.independent(distribution, likelihood), distribution.mean.shape
+        one = _served(apart, regime(shape[0]) == EXACT)
         return one and (lambda value: one(value.mT).sum(-1) if getattr(value, "shape", None) == shape else None)
 
     def of(value: Any) -> Any:

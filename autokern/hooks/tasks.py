@@ -15,13 +15,13 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from linear_operator.operators import BlockInterleavedLinearOperator, KroneckerProductLinearOperator
 
 from autokern.model import marginal, originals
-from autokern.model.solver_choice import EXACT, regime
+from autokern.model.solver_choice import ORDERED, regime
 
 _OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
 
 
 def known(distribution: Any, likelihood: Any) -> bool:
-    """Whether the density of several tasks is supported: exact, differentiable, unbatched, tasks interleaved."""
+    """Whether a density of tasks is supported: differentiable, unbatched, interleaved, and no order to iterate."""
     if type(distribution) is not MultitaskMultivariateNormal or type(likelihood) is not MultitaskGaussianLikelihood:
         return False
     if distribution.__dict__.get("_covar").__class__ not in _OPERATORS or not distribution._interleaved:
@@ -29,7 +29,7 @@ def known(distribution: Any, likelihood: Any) -> bool:
     if not torch.is_grad_enabled() or distribution.loc.dim() != 1 or not originals.noise_in_place(likelihood):
         return False
     ignored = gpytorch.settings.observation_nan_policy.value() == "ignore"
-    return ignored and regime(distribution.loc.shape[-1]) == EXACT
+    return ignored and regime(distribution.loc.shape[-1]) != ORDERED
 
 
 def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:

@@ -28,7 +28,7 @@ class _TaskLogProb(OfMatrices):
     name = "task_log_prob"
     summary = "log density of several tasks observed at the same points"
     contract = "the value is that of a matrix within 4 n t eps max|K| of K"
-    growth, most = 4, 800  # gpytorch factorises the joint matrix of points and tasks up to 800 rows
+    growth, most = 4, 3000
     quick = (20, 2), (100, 2), (50, 4), (200, 2)
     full = (10, 2), (50, 2), (300, 2), (100, 4), (400, 2)
     matrix = staticmethod(matrix_density.of_tasks)

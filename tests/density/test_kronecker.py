@@ -193,3 +193,18 @@ def test_noise_without_a_factor():
     expected = loss_of(mll).item()
     with autokern.enabled(), by("arrays"):
         assert loss_of(mll).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_more_values_than_stock_factorises():
+    mll = made(n=410, tasks=2)
+    (x,), y = mll.model.train_inputs, mll.model.train_targets
+    expected = torch.autograd.grad(mll(mll.model(x), y), list(mll.parameters()))
+    before = served().get("arrays", 0)
+    with autokern.enabled():
+        found = torch.autograd.grad(mll(mll.model(x), y), list(mll.parameters()))
+        assert served()["arrays"] == before + 1
+        with gpytorch.settings.cg_tolerance(3.0):  # an order to iterate
+            mll(mll.model(x), y)
+        assert served()["arrays"] == before + 1
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)

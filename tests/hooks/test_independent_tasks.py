@@ -157,3 +157,17 @@ def test_a_kernel_of_the_user_s_is_evaluated_as_often_as_by_stock(noise):
     with autokern.enabled():
         torch.testing.assert_close(loss_of(mll).detach(), expected)
     assert calls == of_stock
+
+
+def test_more_values_than_stock_factorises():
+    mll = made(n=410, tasks=2)
+    with gpytorch.settings.max_cholesky_size(10_000):
+        expected = gradients(mll)
+    before = autokern.stats().get("exact_log_prob", {})
+    with autokern.enabled():
+        found = gradients(mll)
+    after = autokern.stats()["exact_log_prob"]
+    assert sum(after.values()) == sum(before.values()) + 1
+    assert after.get("stock", 0) == before.get("stock", 0)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
