@@ -9,11 +9,14 @@ import sys
 
 import pytest
 import scipy
+import torch
 
+import autokern
 from autokern.cli import doctor
 
 gen = pytest.importorskip("botorch.generation.gen")
 
+from autokern.hooks import later  # noqa: E402
 from autokern.hooks.later import generation  # noqa: E402
 
 PROGRAM = """
@@ -55,6 +58,26 @@ def test_starts_are_a_batch_while_autokern_is_enabled_and_not_after():
     assert found["other method"] == found["stock's other method"]
     assert 1.5 * found["enabled"][0] < found["before"][0]
     assert found["enabled"][1] == pytest.approx(found["before"][1], abs=1e-4)
+
+
+@pytest.mark.parametrize("replaces", [True, False], ids=["replaced", "inserted"])
+@pytest.mark.parametrize("features", [{}, {1: 2.0}, {7: 1.0}, {0: torch.ones(2)}], ids=str)
+def test_fixed_features_are_those_of_stock(features, replaces):
+    def run():
+        x = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(0)).mT.requires_grad_()
+        try:
+            fixed = gen.fix_features(x, features, replaces)
+        except (IndexError, RuntimeError, ValueError) as error:
+            return type(error), str(error)
+        fixed.mul_(2.0)  # an acquisition may write
+        (slope,) = torch.autograd.grad((fixed**2).sum(), x)
+        return fixed.tolist(), slope.tolist(), fixed.stride(), fixed.requires_grad, x.tolist()
+
+    later.look()
+    stock, function = run(), gen.fix_features
+    with autokern.enabled():
+        assert gen.fix_features is not function
+        assert run() == stock
 
 
 @pytest.fixture
