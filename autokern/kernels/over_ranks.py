@@ -106,44 +106,30 @@ def gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan,
     want_rhs: bool = False,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
-    """Return the gradients of ``sum(left * (K right))``, with arguments and result of `products.gradients`."""
+    """Return the gradients of ``sum(left * (K right))``, with arguments and result of `products.gradients`.
+
+    Those between two sets of points are not shared.
+    """
     tensors = apart(tree, others)[1]
     sizes = [t.numel() for t in tensors] + [right.numel() * want_rhs]
-    here = _shared(tree, others, right, sum(sizes))
+    here = _shared(tree, None, right, sum(sizes)) if others is None else None
     if here is None or any(t.dtype is not right.dtype for t in tensors):
         return products.gradients(tree, others, left, right, plan, want_rhs)
-    (n, t), m = left.shape, right.shape[0]
-
-    points = len(tree.points)
+    n, t = left.shape
 
     def work(out: torch.Tensor) -> None:
-        *parts, by_rhs = out.split(sizes)
-        found = [part.view(like.shape) for part, like in zip(parts, tensors, strict=True)]
-        last = by_rhs.view_as(right) if want_rhs else None
-        if others is None:
-            only = partition.dealt(n, plan.tile, thread_pool.size(right.device), here.size, here.rank)
-            if not any(only):
-                return
-            ours, own = products.gradients(tree, None, left, right, plan, want_rhs, only)
-        elif stretches := _stretches(n, m, here):
-            rows, columns = stretches
-            across = [z[columns] for z in others]
-            ours, own = products.gradients(tree.at(rows), across, left[rows], right[columns], plan, want_rhs)
-            found[:points] = [total[rows] for total in found[:points]]
-            found[points : 2 * points] = [total[columns] for total in found[points : 2 * points]]
-            last = last[columns] if last is not None else None
-        else:
-            return
-        for total, one in zip(found, ours, strict=True):
-            total.copy_(one.view_as(total))
-        if last is not None and own is not None:
-            last.copy_(own)
+        only = partition.dealt(n, plan.tile, thread_pool.size(right.device), here.size, here.rank)
+        if any(only):
+            found, by_rhs = products.gradients(tree, None, left, right, plan, want_rhs, only)
+            for total, one in zip(out.split(sizes), [*found, by_rhs], strict=True):
+                if one is not None:
+                    total.copy_(one.reshape(-1))
 
-    data = _data(tree, others, plan, left, right)
-    flat = here.summed("gradients", (n, m, t, int(want_rhs)), data, right, sum(sizes), work)
-    parts = flat.split(sizes)
-    found = [part.view(like.shape) for part, like in zip(parts, tensors, strict=False)]
-    return found, parts[-1].view_as(right) if want_rhs else None
+    data = _data(tree, None, plan, left, right)
+    flat = here.summed("gradients", (n, n, t, int(want_rhs)), data, right, sum(sizes), work)
+    *found, by_rhs = flat.split(sizes)
+    views = [part.view(like.shape) for part, like in zip(found, tensors, strict=True)]
+    return views, by_rhs.view_as(right) if want_rhs else None
 
 
 def by_points(

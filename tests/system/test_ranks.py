@@ -71,7 +71,7 @@ def test_all_products_over_ranks_are_those_of_one_process(count):
     each = [told(process) for process in started("rank_sweep", 120, step, count=count)]
     assert all(one == each[0] for one in each)
     found = each[0]["cases"]
-    assert each[0]["collectives"] > 4 * len(found)
+    assert each[0]["collectives"] > 3 * len(found)
     bound = {"float64": 1e-10, "float32": 1e-3}  # gradients by hyperparameters are sums that cancel
     assert [case for case, dtype, gap, _, _ in found if not gap < bound[dtype]] == []
     assert [case for case, _, _, same, _ in found if not same] == []
