@@ -20,8 +20,7 @@ from autokern.core.locks import Lock
 from autokern.density import gaussian
 from autokern.density.exact_objective import Readings, Single
 from autokern.kernels import tree as trees
-from autokern.kernels.arrays.part import Array
-from autokern.kernels.arrays.transforms import arranged
+from autokern.kernels.arrays.part import Array, arranged
 from autokern.kernels.far import centre_of
 from autokern.model import prior_state
 from autokern.model.arrays import Inspected

@@ -21,8 +21,7 @@ from autokern.core.beside import Weak
 from autokern.core.locks import Lock
 from autokern.core.recovery import caught, left
 from autokern.density.lapack import density
-from autokern.kernels.arrays.part import Array, Part
-from autokern.kernels.arrays.transforms import arranged
+from autokern.kernels.arrays.part import Array, Part, arranged
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.botorch_inputs import numbered, parts_of, transformed
 from autokern.model.kernel_parts import called

@@ -25,10 +25,9 @@ from gpytorch.kernels import (
 )
 
 from autokern.kernels.arrays import categories, formulas
-from autokern.kernels.arrays.pairwise import Distances, Products, Rough
+from autokern.kernels.arrays.pairwise import Circles, Distances, Plain, Products, Rough, Scaled, Weighted
 from autokern.kernels.arrays.part import Array, Columns, Parameter, Part, Product, Scale, Sum
 from autokern.kernels.arrays.spectral_mixture import SpectralMixture
-from autokern.kernels.arrays.transforms import Circles, Plain, Scaled, Weighted
 from autokern.model.arrays import Inspected, UnreadError
 
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}

@@ -22,8 +22,7 @@ from gpytorch.models import ExactGP
 
 from autokern.core.locks import Lock
 from autokern.kernels import tree as trees
-from autokern.kernels.arrays.part import Array
-from autokern.kernels.arrays.transforms import arranged
+from autokern.kernels.arrays.part import Array, arranged
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.botorch_inputs import mean_of_tasks, numbered, parts_of
 from autokern.model.kernel_parts import called

@@ -74,6 +74,20 @@ def clear_diagonal(g: Array) -> None:
         np.einsum("...ii->...i", g)[...] = 0.0
 
 
+def arranged(x: Array, raw: bool, centre: Array | None = None) -> Array:
+    """Return points less their mean, or less `centre`, followed by the raw points if any part is `raw`."""
+    centred: Array = x - (np.add.reduce(x, -2, keepdims=True) / x.shape[-2] if centre is None else centre)
+    return np.concatenate((centred, x), -1) if raw else centred
+
+
+def into(by_x: Array, columns: Columns, grad: Array) -> None:
+    """Add the gradient by some columns of the points to `by_x`; a column may occur twice."""
+    if isinstance(columns, slice):
+        by_x[..., columns] += grad
+    else:
+        np.add.at(by_x, (..., columns), grad)  # type: ignore[arg-type]
+
+
 class Scale:
     """A part times an output scale."""
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autokern.kernels.arrays.part import Array, Columns, Evaluated, Parameter, clear_diagonal, over_pairs, summed
-from autokern.kernels.arrays.transforms import into
+from autokern.kernels.arrays.part import Array, Columns, Evaluated, Parameter, clear_diagonal, into, over_pairs, summed
 
 _GAUSSIAN = -2 * math.pi**2
 
