@@ -72,8 +72,8 @@ TRAINING = """
   ops/objective.py: arrays | one_thread loss | is the candidate for a small model
   system/blas.py: _OneThread.__enter__ | put | limits OpenBLAS to one thread meanwhile
   density/array_density.py: evaluated | fetched computed | hands points, mean and targets over as arrays
-  density/marginal_likelihood.py: Single.evaluate | density backward | forms the covariance, then all derivatives
-  density/lapack.py: solved | dpotrf dpotrs dpotri | factorises, solves and inverts by LAPACK
+  density/exact_objective.py: Single.evaluate | density backward | forms the covariance, then all derivatives
+  density/lapack.py: density | dpotrf dpotrs dpotri | factorises, solves and inverts by LAPACK
   core/autograd.py: computed | _Computed | returns the loss as one node with its gradients
   core/autograd.py: _Computed.backward | times | scales the gradients when `loss.backward()` asks
 """

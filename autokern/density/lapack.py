@@ -25,35 +25,6 @@ from autokern.system import blas
 _LOG_2_PI = math.log(2 * math.pi)
 
 
-class Solved(NamedTuple):
-    """Log determinant, solution and inverse of a symmetric positive definite matrix."""
-
-    logdet: float
-    solution: Array
-    inverse: Array
-
-
-def solved(k: Array, rhs: Array) -> Solved | None:
-    """Return log determinant, solution and inverse by potrf, potrs and potri; None if the factorisation fails.
-
-    `k` is symmetric, row-major and may be overwritten; both arguments are float64.
-    """
-    lapack: Any = sys.modules.get("scipy.linalg.lapack")
-    if not hasattr(lapack, "dpotri"):
-        lapack = _alone()
-    upper, info = lapack.dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
-    if info:
-        return None
-    solution, _ = lapack.dpotrs(upper, rhs, lower=0)
-    logdet = 2.0 * float(np.log(upper.diagonal()).sum())
-    half, info = lapack.dpotri(upper, lower=0, overwrite_c=1)
-    if info:
-        return None
-    inverse = half + half.T  # the other triangle of each is zero
-    inverse.flat[:: len(k) + 1] = half.diagonal()
-    return Solved(logdet, solution, inverse)
-
-
 class Density(NamedTuple):
     """A log density, and its gradients times a factor."""
 
@@ -63,15 +34,27 @@ class Density(NamedTuple):
 
 
 def density(k: Array, residual: Array, factor: float) -> Density | None:
-    """Return the log density and its gradients times `factor`, None if `k` has no factor; overwrites row-major `k`."""
-    found = solved(k, residual)
-    if found is None:
+    """Return the log density and its gradients times `factor` by potrf, potrs and potri; None if `k` has no factor.
+
+    `k` is symmetric, row-major and is overwritten; both arrays are float64.
+    """
+    lapack: Any = sys.modules.get("scipy.linalg.lapack")
+    if not hasattr(lapack, "dpotri"):
+        lapack = _alone()
+    upper, info = lapack.dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
+    if info:
         return None
-    logdet, a, w = found
+    a, _ = lapack.dpotrs(upper, residual, lower=0)
+    logdet = 2.0 * float(np.log(upper.diagonal()).sum())
+    half, info = lapack.dpotri(upper, lower=0, overwrite_c=1)
+    if info:
+        return None
+    inverse = half + half.T  # the other triangle of each is zero
+    inverse.flat[:: len(k) + 1] = half.diagonal()
     value = -0.5 * (float(residual @ a) + logdet + len(residual) * _LOG_2_PI)
-    w -= a[:, None] * a
-    w *= -0.5 * factor
-    return Density(value, w, a * -factor)
+    inverse -= a[:, None] * a
+    inverse *= -0.5 * factor
+    return Density(value, inverse, a * -factor)
 
 
 @functools.cache

@@ -21,27 +21,29 @@ def problem(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 50, 130])
-def test_log_determinant_solution_and_inverse(n):
+def test_a_density_and_its_gradients(n):
     k, rhs = problem(n)
-    found = lapack.solved(k.copy(), rhs)
-    assert found.logdet == pytest.approx(np.linalg.slogdet(k)[1], rel=1e-12)
-    np.testing.assert_allclose(found.solution, np.linalg.solve(k, rhs), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.inverse, np.linalg.inv(k), rtol=1e-9, atol=1e-12)
-    np.testing.assert_array_equal(found.inverse, found.inverse.T)
+    found, solution = lapack.density(k.copy(), rhs, 1.0), np.linalg.solve(k, rhs)
+    exact = rhs @ solution + np.linalg.slogdet(k)[1] + n * np.log(2 * np.pi)
+    assert found.value == pytest.approx(-0.5 * exact, rel=1e-12)
+    np.testing.assert_allclose(-found.by_residual, solution, rtol=1e-9, atol=1e-12)
+    inverse = np.outer(solution, solution) - 2 * found.by_matrix
+    np.testing.assert_allclose(inverse, np.linalg.inv(k), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(found.by_matrix, found.by_matrix.T)
 
 
 @pytest.mark.parametrize("diagonal", [-1.0, 0.0, np.nan])
 def test_a_matrix_without_a_factor(diagonal):
     k, rhs = problem(5)
     k[3, 3] = diagonal
-    found = lapack.solved(k, rhs)
-    assert found is None or np.isnan(found.logdet)
+    found = lapack.density(k, rhs, 1.0)
+    assert found is None or np.isnan(found.value)
 
 
 def test_a_right_hand_side_that_is_a_column_of_another_array():
     k, _ = problem(4)
     rhs = np.arange(12.0).reshape(4, 3)[:, 1]
-    np.testing.assert_allclose(lapack.solved(k.copy(), rhs).solution, np.linalg.solve(k, rhs))
+    np.testing.assert_allclose(-lapack.density(k.copy(), rhs, 1.0).by_residual, np.linalg.solve(k, rhs))
 
 
 @pytest.mark.slow
