@@ -16,7 +16,6 @@ from autokern.core.problem import Problem
 from autokern.density import gaussian
 from autokern.kernels.tree import Parts
 from autokern.model.marginal import Marginal, ingredients
-from autokern.model.originals import psd_safe_cholesky
 from autokern.ops._shared.factorised import in_place
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 
@@ -56,7 +55,7 @@ def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.
         told = graphs.recorded((parts, wanted), step, tuple(tensors))
         failed = bool(told[0])
     if failed:
-        return gaussian.log_prob(tree, added, residual, psd_safe_cholesky)
+        return gaussian.log_prob(tree, added, residual)
 
     def plain(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         return gaussian.reference(parts.tree(rest), noise, residual)

@@ -18,6 +18,7 @@ from autokern.density.factors import factorised, inverted
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Blocks, bytes_on, row_blocks
 from autokern.kernels.tree import Parts, Tree, apart, flattened
+from autokern.model.originals import psd_safe_cholesky
 from autokern.system import buffers, threads
 
 Ladder = Callable[[torch.Tensor], torch.Tensor]
@@ -30,7 +31,11 @@ _LOG_2_PI = math.log(2 * math.pi)
 
 
 def log_prob(
-    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, ladder: Ladder, gradients: Gradients | None = None
+    tree: Tree,
+    noise: torch.Tensor,
+    residual: torch.Tensor,
+    gradients: Gradients | None = None,
+    ladder: Ladder = psd_safe_cholesky,
 ) -> torch.Tensor:
     """Return the log density of a residual ``(..., n)``.
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from autokern.density import gaussian
-from autokern.density.gaussian import Ladder
 from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
 from autokern.model.marginal import Marginal
+from autokern.model.originals import psd_safe_cholesky
 
 LEAST = 200
 """Fewest points that are searched for repeats; fewer cost a millisecond anyway."""
@@ -80,7 +80,7 @@ def _repeated(points: torch.Tensor) -> Repeats | None:
     return Repeats(torch.from_numpy(first), torch.from_numpy(group), counts)
 
 
-def log_prob(marginal: Marginal, value: torch.Tensor, exact: bool, ladder: Ladder) -> torch.Tensor | None:
+def log_prob(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor | None:
     """Return the log density of a value ``(n,)`` under a marginal whose kernel is a tree.
 
     Returns None if too few points repeat, or if the noise is so small that the factorisation of all points may fail by
@@ -100,10 +100,10 @@ def log_prob(marginal: Marginal, value: torch.Tensor, exact: bool, ladder: Ladde
     def jittered(matrix: torch.Tensor) -> torch.Tensor:
         if strict:
             raise _FailedError
-        return ladder(matrix)  # in a second backward pass
+        return psd_safe_cholesky(matrix)  # in a second backward pass
 
     try:
-        return gaussian.log_prob(tree, variances, means, jittered) + rest
+        return gaussian.log_prob(tree, variances, means, ladder=jittered) + rest
     except _FailedError:
         return None
     finally:

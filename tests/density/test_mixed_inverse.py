@@ -21,7 +21,6 @@ from autokern.density import gaussian
 from autokern.density import mixed_inverse as mixed
 from autokern.density.factors import factorised
 from autokern.kernels import tree as trees
-from autokern.model.originals import psd_safe_cholesky as ladder
 from autokern.runtime import api
 
 KERNELS = {
@@ -56,7 +55,7 @@ def both(given, by):
     """Return value and gradients, and those of the same factor with an inverse in double precision."""
     found = []
     for gradients in (by, None):
-        value = gaussian.log_prob(*given, ladder, gradients=gradients)
+        value = gaussian.log_prob(*given, gradients=gradients)
         found.append((value.detach(), torch.autograd.grad(-3 * value, leaves(*given))))
     return found
 
@@ -125,7 +124,7 @@ def test_only_what_is_wanted_is_returned():
     for wanted in (0, 1, 2, len(of) - 1):
         for index, one in enumerate(of):
             one.requires_grad_(index == wanted)
-        value = gaussian.log_prob(tree, noise, residual, ladder, gradients=mixed.Mixed())
+        value = gaussian.log_prob(tree, noise, residual, gradients=mixed.Mixed())
         assert gap(torch.autograd.grad(value, of[wanted]), truth[wanted : wanted + 1]) < 1e-4
 
 

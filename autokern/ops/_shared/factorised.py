@@ -11,7 +11,6 @@ from autokern.kernels import tree as trees
 from autokern.kernels.blocks import bytes_on
 from autokern.model import kernel_parts
 from autokern.model.marginal import Marginal, ingredients
-from autokern.model.originals import psd_safe_cholesky as ladder
 from autokern.ops._shared.iterations import or_iterate
 from autokern.ops._shared.problems import (
     LOW_RANK,
@@ -69,7 +68,7 @@ def _of_points(problem: Problem) -> int:
 def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     tree, added, residual = ingredients(marginal, value)
     away = tree.each(lambda t: t.to(there))
-    return gaussian.log_prob(away, added.to(there), residual.to(there), ladder).to(value.device)
+    return gaussian.log_prob(away, added.to(there), residual.to(there)).to(value.device)
 
 
 def register(op: Op) -> None:
@@ -80,7 +79,7 @@ def register(op: Op) -> None:
     @or_iterate(stock)
     def fused(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
-        return gaussian.log_prob(*ingredients(marginal, value), ladder)
+        return gaussian.log_prob(*ingredients(marginal, value))
 
     with_one_thread(op, "fused")
 
@@ -107,7 +106,7 @@ def register(op: Op) -> None:
     @or_iterate(stock)
     def merged(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """The density of the mean observation at each distinct point, with the noise of that mean: fewer rows."""
-        found = repeated_points.log_prob(marginal, value, exact, ladder)
+        found = repeated_points.log_prob(marginal, value, exact)
         return (fused if exact else stock)(marginal, value, exact) if found is None else found
 
     on_other_devices(

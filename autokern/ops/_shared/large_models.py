@@ -20,7 +20,6 @@ from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed
 from autokern.density.preconditioners.choice import footprint, kept_for
 from autokern.model.library_orders import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients
-from autokern.model.originals import psd_safe_cholesky as ladder
 from autokern.ops._shared.iterations import as_own_iterations, or_iterate, to_a_residual
 from autokern.ops._shared.problems import families, iterates, of_trees
 
@@ -79,7 +78,7 @@ def register(op: Op) -> None:
     def by_single(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """`fused` with an inverse in single precision: the value is exact, the error of the gradients is checked."""
         own = mixed_for(marginal.lazy.kernel)
-        return gaussian.log_prob(*ingredients(marginal, value), ladder, gradients=own)
+        return gaussian.log_prob(*ingredients(marginal, value), own)
 
     @op.candidate(
         "preconditioned",
