@@ -9,6 +9,7 @@ The command modules import modules, not names from them: help loads modules lazi
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -206,7 +207,9 @@ def explain(
     if json:
         emit(decision)
     else:
-        typer.echo(legible(str(decision)))
+        for line in str(decision).splitlines():
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            typer.echo(legible("\n".join(textwrap.wrap(line, 80, subsequent_indent=indent))))
 
 
 def _quick(asked: bool) -> None:

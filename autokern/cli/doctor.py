@@ -271,7 +271,7 @@ def _of_plugin(name: str, plugin: Plugin) -> Finding:
         return Finding(name, "note", "adds no candidate", "ask its author")
     words = ", ".join(f"{op.name}.{candidate.name}" for op, candidate in own)
     if obstacle := _obstacle(own):
-        return Finding(name, "note", f"{words}: {obstacle}", "it is optional: its candidates are left out until then")
+        return Finding(name, "note", f"{words}: {obstacle}", "optional; left out until then")
     return Finding(name, "ok", f"{words}: available")
 
 

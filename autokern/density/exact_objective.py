@@ -276,5 +276,5 @@ class Readings(Generic[Read]):
             reason = "it is not in training mode, or is hooked"
         except caught(Exception) as error:  # the library raises or serves it
             reason = str(error) or repr(error)
-        left(f"the parts of a {type(owner).__name__}", reason)
+        left(f"the parts of {type(owner).__name__}", reason)
         return self._known.put(owner, None)

@@ -16,6 +16,7 @@ import torch
 from autokern.core.errors import SettingsError
 from autokern.core.units import duration
 from autokern.hooks import install
+from autokern.system import load, threads
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -27,11 +28,14 @@ class Compared(msgspec.Struct, frozen=True):
         Seconds of each run.
     difference : float or None
         Largest difference of the results, relative to the largest number; None if they have no numbers.
+    load : str
+        What other programs used meanwhile, if that was much.
     """
 
     off: list[float]
     on: list[float]
     difference: float | None
+    load: str = ""
 
     @property
     def ratio(self) -> float:
@@ -46,9 +50,9 @@ class Compared(msgspec.Struct, frozen=True):
         count = f", medians of {len(self.on)} runs in turn" if len(self.on) > 1 else ""
         ratio = f"{self.ratio:.2f} times as fast" if self.ratio > 0.995 else f"{1 / self.ratio:.2f} times as slow"
         told = f"{ratio}: {off} by the library, {on} by autokern{count}"
-        if self.difference is None:
-            return told
-        return f"{told}; results {'are the same' if not self.difference else f'agree within {self.difference:.0e}'}"
+        if self.difference is not None:
+            told += f"; results {f'agree within {self.difference:.0e}' if self.difference else 'are the same'}"
+        return told + (f"; meanwhile {self.load}: times are of a busy machine" if self.load else "")
 
 
 def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
@@ -78,7 +82,7 @@ def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
     >>> found.difference
     0.0
     """
-    off, on, results = list[float](), list[float](), list[Any]()
+    off, on, results, watch = list[float](), list[float](), list[Any](), load.Watch()
     with _disabled():
         for number in range(rounds + 1):
             for seconds, kind in ((off, False), (on, True)) if number % 2 else ((on, True), (off, False)):
@@ -87,7 +91,9 @@ def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
                     seconds.append(took)
                 else:
                     results.append(result)
-    return Compared(off, on, _difference(*results))
+    found = watch.reading()
+    busy = str(found) if found.crowded(threads.current()) else ""
+    return Compared(off, on, _difference(*results), busy)
 
 
 @contextlib.contextmanager

@@ -35,6 +35,8 @@ def test_a_function_runs_without_and_with_autokern_in_turn():
 )
 def test_the_sentence(off, on, difference, told):
     assert str(autokern.Compared([off], [on], difference)) == told
+    busy = autokern.Compared([off], [on], difference, "others use 1.9 of 2 cores")
+    assert str(busy) == f"{told}; meanwhile others use 1.9 of 2 cores: times are of a busy machine"
 
 
 def test_results_without_numbers_or_of_other_shapes_have_no_difference():
