@@ -1,4 +1,4 @@
-"""Hooks into gpytorch: covariance matrices of known kernels, densities, the KeOps switch.
+"""Hooks into gpytorch: covariance matrices of known kernels, densities, steps of training loops.
 
 Kernels are hooked at `forward`, which ScaleKernel and others call on their base kernel directly. Exact types only (a
 subclass may change the formula); diagonals and batches over input dimensions are unsupported.
@@ -7,7 +7,6 @@ subclass may change the formula); diagonals and batches over input dimensions ar
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,8 @@ from gpytorch.kernels import MaternKernel, MultiDeviceKernel, PeriodicKernel, RB
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
+from gpytorch.models import ApproximateGP
 
 from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.beside import Beside
@@ -30,7 +31,6 @@ from autokern.hooks.bypass import stay_out_of_models, trivial
 from autokern.hooks.install import hook, is_enabled, stock_of
 from autokern.kernels.tree import family_name
 from autokern.model import marginal, memoized, originals, prior_state
-from autokern.model.library_orders import DEFAULT_SIZES, is_default_size
 from autokern.model.relied import density
 from autokern.model.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import forced, route
@@ -44,6 +44,8 @@ _MOST = 1000
 """Number of points above which no candidate is faster than stock, whose parts are ops themselves."""
 _ENOUGH = 0.15
 """Seconds of forward passes of a marginal likelihood before it is recorded, which takes some 40 ms."""
+_ENOUGH_VARIATIONAL = 0.03
+"""The same of variational ones, whose model and backward pass take longer."""
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,17 +77,15 @@ def _may_move(x: torch.Tensor) -> bool:
     return any((low > 0 and high <= 3 * low) or (high < 0 and low >= 3 * high) for low, high in zip(*ends, strict=True))
 
 
-def _hooked(kind: type) -> Any:
+def _hooked(kind: type) -> None:
     stock = stock_of(kind, "forward")
 
-    @functools.wraps(stock)
+    @hook(kind, "forward", relies=None)
     def forward(self: Any, x1: Any, x2: Any, *args: Any, **params: Any) -> Any:
         plain = type(self) is kind and not args and trivial(params)
         if not plain or _stay_out() or family_name(self) is None:
             return stock(self, x1, x2, *args, **params)
         return _dispatch(self, *_near(x1, x2))
-
-    return forward
 
 
 _stock_several = stock_of(MultiDeviceKernel, "forward")
@@ -165,7 +165,7 @@ def _asked_before(covariance: Any) -> bool:
 
 _stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
 _spent = Beside[float]()
-"""Seconds of the marginal likelihoods whose gradients the library computes."""
+"""Seconds of the marginal likelihoods whose gradients the library computes, by them or by a variational model."""
 
 
 def _training(kind: type, ours: Callable[..., Any]) -> None:
@@ -188,6 +188,38 @@ def _training(kind: type, ours: Callable[..., Any]) -> None:
         from autokern.hooks.later.losses import loss
 
         return loss(self, stock, ours, function_dist, target)
+
+
+_stock_approximate = stock_of(ApproximateGP, "__call__")
+_stock_variational = stock_of(_ApproximateMarginalLogLikelihood, "forward")
+
+
+def _repeats(model: Any) -> bool:
+    return (_spent.get(model) or 0.0) >= _ENOUGH_VARIATIONAL and torch.is_grad_enabled() and not inside.repeated
+
+
+@hook(ApproximateGP, "__call__", relies=None)
+def _approximate(self: Any, inputs: Any, prior: Any = False, **kwargs: Any) -> Any:
+    if prior or kwargs or not self.training or not _repeats(self) or stay_out_of_models():
+        return _stock_approximate(self, inputs, prior=prior, **kwargs)
+    from autokern.hooks.later import variational
+
+    return variational.called(self, _stock_approximate, inputs)
+
+
+@hook(_ApproximateMarginalLogLikelihood, "forward", relies=None)
+def _variational(self: Any, approximate_dist_f: Any, target: Any, **kwargs: Any) -> Any:
+    model = self.model
+    if kwargs or not isinstance(model, ApproximateGP) or stay_out_of_models():
+        return _stock_variational(self, approximate_dist_f, target, **kwargs)
+    if not _repeats(model):
+        began = time.perf_counter()
+        found = _stock_variational(self, approximate_dist_f, target)
+        _spent.put(model, (_spent.get(model) or 0.0) + time.perf_counter() - began)
+        return found
+    from autokern.hooks.later import variational
+
+    return variational.loss(self, _stock_variational, _stock_approximate, approximate_dist_f, target)
 
 
 def _objective(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
@@ -255,21 +287,7 @@ def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
     return noise
 
 
-_keops = sys.modules.get("gpytorch.kernels.keops.keops_kernel")
-_stock_use_keops = getattr(_keops, "_use_keops", None)
-
-
-def _use_keops(x1: Any, x2: Any) -> bool:
-    """Switch to KeOps at linear_operator's 800 points, also where BoTorch's import raised `max_cholesky_size`."""
-    limit = gpytorch.settings.max_cholesky_size.value()
-    if _stock_use_keops is None or not is_enabled() or limit == DEFAULT_SIZES[0] or not is_default_size(limit):
-        return bool(_stock_use_keops and _stock_use_keops(x1, x2))
-    return bool(gpytorch.settings.use_keops.on() and min(x1.size(-2), x2.size(-2)) >= DEFAULT_SIZES[0])
-
-
-if _stock_use_keops is not None:
-    hook(_keops, "_use_keops", everywhere="gpytorch.kernels.keops")(_use_keops)
 for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, ScaleKernel):
-    hook(_kind, "forward", relies=None)(_hooked(_kind))
+    _hooked(_kind)
 _training(ExactMarginalLogLikelihood, _objective)
 _training(LeaveOneOutPseudoLikelihood, stock_of(LeaveOneOutPseudoLikelihood, "forward"))

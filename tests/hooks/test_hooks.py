@@ -436,37 +436,6 @@ def test_a_threshold_that_the_user_changed_is_obeyed():
         assert autokern.stats() == {"qr": {"choleskyqr2": 2}}
 
 
-# --- KeOps' switch ---------------------------------------------------------------------------------------------------
-
-
-KEOPS = sys.modules["gpytorch.kernels.keops.keops_kernel"]
-
-
-@pytest.mark.skipif(not hasattr(KEOPS, "_use_keops"), reason="KeOps is not installed")
-@pytest.mark.parametrize(
-    ("limit", "n", "botorch", "stock", "ours"),
-    [
-        (800, 800, False, True, True),
-        (800, 799, False, False, False),
-        (4096, 1000, True, False, True),  # BoTorch's default for Cholesky is none for KeOps
-        (4096, 799, True, False, False),
-        (4096, 1000, False, False, False),  # the user's order
-        (0, 5, False, True, True),
-        (2000, 1000, True, False, False),
-    ],
-)
-def test_keops_has_a_switch_of_its_own(limit, n, botorch, stock, ours, monkeypatch):
-    monkeypatch.setattr(library.fast_computations.log_prob, "_default", not botorch)  # as BoTorch's import sets it
-    x = torch.zeros(n, 2)
-    with library.max_cholesky_size(limit):
-        assert KEOPS._use_keops(x, x) == stock
-        with autokern.enabled():
-            assert KEOPS._use_keops(x, x) == ours
-            with gpytorch.settings.use_keops(False):
-                assert not KEOPS._use_keops(x, x)
-        assert KEOPS._use_keops(x, x) == stock
-
-
 # --- products and conjugate gradients ---------------------------------------------------------------------------------
 
 

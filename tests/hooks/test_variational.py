@@ -27,7 +27,6 @@ from support.losses import as_library, at_once, once
 
 import autokern
 from autokern.hooks import install
-from autokern.hooks import variational as hooks
 
 DOUBLE = torch.float64
 X = torch.rand(90, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(5))
@@ -36,7 +35,7 @@ Y = (6 * X).sin().sum(-1)
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
-    at_once(monkeypatch, hooks)
+    at_once(monkeypatch)
 
 
 class Model(gpytorch.models.ApproximateGP):

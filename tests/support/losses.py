@@ -22,9 +22,10 @@ from autokern.hooks.later import repeated
 DOUBLE = torch.float64
 
 
-def at_once(monkeypatch, hooks=hooks):
+def at_once(monkeypatch):
     """Record at once, and serve whatever it takes."""
     monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
+    monkeypatch.setattr(hooks, "_ENOUGH_VARIATIONAL", 0.0)
     monkeypatch.setattr(recording, "_IN_CACHE", 0)  # results share memory
     for name, value in {"_GAIN": float("inf"), "_histories": {}}.items():
         monkeypatch.setattr(repeated, name, value)

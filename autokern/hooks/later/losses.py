@@ -32,16 +32,11 @@ MOST = 2**18
 _LARGEST = 500
 """Points above which a computation is too large to be recorded, or too slow to gain."""
 _SPACES = "_modules", "_priors", "_added_loss_terms"
-UNFIT = 8
-"""Calls one after another that a recording does not fit before it is dropped."""
 
 
 def loss(mll: Any, stock: Callable[..., Any], ours: Callable[..., Any], prior: Any, target: Any) -> Any:
     """Return a marginal likelihood of a prior and a target: by a replay of `stock`, or by `ours`."""
-    known = _known.get(mll)
-    if known is None or known.unfit >= UNFIT:
-        former, known = known, _known.put(mll, Loss(mll))
-        known.follows(former)
+    known = _known.get(mll) or _known.put(mll, Loss(mll))
     if known.lock.entered() or not known.lock.here().acquire(blocking=False):
         return ours(mll, prior, target)
     try:

@@ -37,16 +37,14 @@ _SPENT = 0.06
 """Seconds of evaluations before one is recorded, where nothing is known of their number."""
 _AGREE = 1e-9
 """The largest difference between a replay and the library, relative to the largest value that was compared."""
-_AGAIN = 1
-"""Runs of a replay after a comparison, to time it."""
 _GAIN = 0.9
 """The largest part of an evaluation's time that a replay may take."""
 _MOST_BYTES = 2**28
 """Bytes of the results of all recordings that a process keeps."""
 _MISSES = 3
 """Replays that may end at another branch, one after another."""
-_WAIT = 32
-"""Calls before another recording is made in place of one that served fewer."""
+_UNFIT = 8
+"""Calls one after another that a recording does not fit before it is dropped."""
 _log = logging.getLogger("autokern")
 
 
@@ -107,8 +105,7 @@ class Repeated(abc.ABC):
         self.agreement = _AGREE
         self.serves, self.unlike = True, False  # `unlike`: the call is the first of another kind than those compared
         self.earlier = 0.0  # seconds of a replay that pass before the call
-        self.unfit, self.served, self._waits = 0, 0, 0
-        """Calls one after another that the recording did not fit; calls that it served; calls before it was made."""
+        self.unfit = 0  # calls one after another that the recording did not fit
 
     @abc.abstractmethod
     def library(self, *call: Any) -> Any:
@@ -133,12 +130,6 @@ class Repeated(abc.ABC):
     def is_unchanged(self) -> bool:
         """Whether functions, objects and settings are as they were recorded."""
         return (not self.watched or self._ran.is_as_before()) and self._held.is_as_before()
-
-    def follows(self, former: Repeated | None) -> None:
-        """Wait with a recording after a former one that fitted no more: four times as long if it has not repaid."""
-        if former is not None and former.served < _WAIT:
-            self._waits = max(_WAIT, 4 * former._waits)
-            self._count = -self._waits
 
     def renew(self) -> None:
         """Take what the function consists of now, after it was evaluated, for unchanged."""
@@ -185,7 +176,6 @@ class Repeated(abc.ABC):
         first = self._compared < _COMPARED
         if not (first or self.unlike) and self._count % _EVERY:
             dispatch.session().past["optimised function", "replay"] += 1
-            self.served += 1
             return ours
         numbers = [np.array(values) for values in self.numbers(ours)]
         inside.active, before = True, inside.active  # the replay computes as stock does
@@ -218,8 +208,8 @@ class Repeated(abc.ABC):
 
     def _judge(self) -> None:
         """End where a replay is not faster; else note what recording cost and what a replay gains."""
-        for _ in range(_AGAIN if self.repeatable and self.lasting else 0):  # the first touches new memory
-            self._run()
+        if self.repeatable and self.lasting:
+            self._run()  # the first run touched new memory
         replayed = self.earlier + self._running + self._around
         if replayed > _GAIN * self._seconds:
             self.end("a replay is not faster")
@@ -283,7 +273,7 @@ class Repeated(abc.ABC):
         try:
             began = time.perf_counter()
             if not (self.is_unchanged() and self.put(*call)):
-                self.unfit += 1
+                self.misfits()
                 return None
             self.unfit = 0
             running = self._run()
@@ -296,6 +286,12 @@ class Repeated(abc.ABC):
             if self._misses >= _MISSES or not isinstance(reason, ChangedError):
                 self.end(str(reason))
             return None
+
+    def misfits(self) -> None:
+        """Count a call that the recording does not fit."""
+        self.unfit += 1
+        if self.unfit == _UNFIT:
+            self.end("calls differ from the recorded one")
 
     def forget(self) -> None:
         """Leave all further evaluations to the library."""

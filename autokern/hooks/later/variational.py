@@ -28,7 +28,7 @@ from autokern.core.replay.held import Held
 from autokern.core.replay.recording import Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.given import Given
-from autokern.hooks.later.losses import MOST, UNFIT, OfLosses
+from autokern.hooks.later.losses import MOST, OfLosses
 from autokern.system import randomness
 
 _CACHE = "_memoize_cache"
@@ -55,9 +55,8 @@ def loss(mll: Any, stock: Call, model: Call, distribution: Any, target: Any) -> 
     `stock` and `model` are the library's own functions of the marginal likelihood and of the model.
     """
     known, x = _steps.get(mll.model), _inputs.get(distribution)
-    if known is None or known.mll() is not mll or known.unfit >= UNFIT:
-        former, known = known, _steps.put(mll.model, _Step(mll))
-        known.follows(former)
+    if known is None or known.mll() is not mll:
+        known = _steps.put(mll.model, _Step(mll))
     if x is None or known.lock.entered():
         return stock(mll, distribution, target)
     with known.lock.here():
@@ -159,7 +158,7 @@ class _Step(OfLosses):
             began = time.perf_counter()
             fits = _is_plain(x) and x.shape == self._x.shape and x.dtype is self._x.dtype and model.training
             if not (fits and OfLosses.put(self) and self.is_unchanged()):
-                self.unfit += 1
+                self.misfits()
                 return None
             self._x.copy_(x)
             try:
