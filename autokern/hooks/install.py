@@ -15,7 +15,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,8 +29,6 @@ from autokern.runtime import dispatch, ranks
 from autokern.system import buffers, host, threads
 from autokern.system import ranks as joining
 
-_Replacement = TypeVar("_Replacement")
-
 
 class Patch(NamedTuple):
     """An attribute of a module or class, and its replacement."""
@@ -40,16 +38,15 @@ class Patch(NamedTuple):
     replacement: Any
 
 
-_hooks: dict[tuple[Any, str], tuple[Patch, str]] = {}
+_hooks: dict[tuple[Any, str], Patch] = {}
 
 
 def hook(
     owner: Any,
     name: str,
-    everywhere: str = "",
     relies: Iterable[str] | None = (),
     idle: Callable[..., Any] | None = None,
-) -> Callable[[_Replacement], _Replacement]:
+) -> Callable[[Any], Any]:
     """Return a decorator that declares the replacement of an attribute while autokern is enabled.
 
     A hook is one decorated function, in a file of `autokern/hooks/` or in any module that is imported before `enable`.
@@ -61,8 +58,6 @@ def hook(
         Owner of the attribute, which stands in its own namespace (not in a base class).
     name : str
         Name of the attribute.
-    everywhere : str
-        Package whose loaded modules import the function by name; the hook replaces it in each of them.
     relies : iterable of str, optional
         Other library functions that the hook relies on, named as for `known.relied`. Where the original or one of them
         is missing or differs from the tested releases, the original runs. None: the hook makes this check itself.
@@ -72,8 +67,8 @@ def hook(
     """
     before = stock_of(owner, name)
 
-    def declare(replacement: _Replacement) -> _Replacement:
-        placed: Any = replacement
+    def declare(replacement: Any) -> Any:
+        placed = replacement
         asks = before is not None and is_ours(replacement) and isinstance(replacement, FunctionType)
         if asks and (relies is not None or not _takes_all(replacement, before)):
             holds = relied((known.full_name(owner, name), before), *(relies or ())).holds
@@ -81,8 +76,8 @@ def hook(
         if isinstance(placed, FunctionType) and before is not None:
             functools.update_wrapper(placed, before)
         placed.__wrapped__ = before
-        _hooks[owner, name] = Patch(owner, name, placed), everywhere
-        return cast("_Replacement", placed)
+        _hooks[owner, name] = Patch(owner, name, placed)
+        return placed
 
     return declare
 
@@ -129,22 +124,7 @@ def patches() -> list[Patch]:
             importlib.import_module(name)
         except (AttributeError, ImportError, KeyError, TypeError) as error:  # this release lacks a library name
             known.leave_out(name, f"cannot be used: {error}")
-    of = {package: _modules(package) for package in {package for _, package in _hooks.values()}}
-    return [patch for declared, package in _hooks.values() for patch in (declared, *_others(declared, of[package]))]
-
-
-def _modules(package: str) -> list[Any]:
-    """Return the loaded modules of a package, sorted by name."""
-    near = sorted(item for item in list(sys.modules.items()) if package and item[0].startswith(package))
-    return [module for name, module in near if f"{name}.".startswith(f"{package}.")]
-
-
-def _others(declared: Patch, modules: list[Any]) -> Iterator[Patch]:
-    """Yield a patch for each other module that holds the same function under the same name."""
-    for module in modules:
-        held = None if module in (None, declared.owner) else vars(module).get(declared.name)
-        if held is declared.replacement.__wrapped__:
-            yield declared._replace(owner=module)
+    return list(_hooks.values())
 
 
 _lock = Lock()

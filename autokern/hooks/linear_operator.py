@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from linear_operator import settings as library
+from linear_operator import utils
 from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
 
@@ -52,7 +53,7 @@ def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max
 _stock_qr = stock_of(qr_module, "stable_qr")
 
 
-@hook(qr_module, "stable_qr", everywhere="linear_operator", idle=lambda mat, *_, **__: _small_qr(mat))
+@hook(qr_module, "stable_qr", idle=lambda mat, *_, **__: _small_qr(mat))
 def _stable_qr(mat: Any) -> Any:
     if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_qr(mat)
@@ -63,6 +64,11 @@ def _stable_qr(mat: Any) -> Any:
         return q, r
     away_from_zero = torch.where(diagonal < 0, -_TINY, _TINY)
     return q, r + torch.diag_embed(torch.where(tiny, away_from_zero, 0.0).to(r.dtype))
+
+
+for _importing in (utils, sys.modules.get("linear_operator.utils.pinverse")):
+    if stock_of(_importing, "stable_qr") is _stock_qr:
+        hook(_importing, "stable_qr", relies=None)(_stable_qr)
 
 
 def _hook_dense(name: str, of: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -22,7 +22,7 @@ from autokern.core.op import inside
 from autokern.core.replay.effects import is_library
 from autokern.core.replay.held import Held
 from autokern.core.replay.recording import UnrecordedError
-from autokern.hooks.later.fits import OfParameters
+from autokern.hooks.later.closures import OfParameters
 from autokern.hooks.later.given import Given
 from autokern.model import prior_state
 
