@@ -7,13 +7,17 @@ model is called as ever, and gradients pass through its graph to whatever made t
 from __future__ import annotations
 
 import abc
+import copy
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator import LinearOperator
 
 from autokern.core.autograd import computed
 from autokern.core.beside import Beside
@@ -23,8 +27,7 @@ from autokern.core.replay.effects import is_library
 from autokern.core.replay.held import Held
 from autokern.core.replay.recording import UnrecordedError
 from autokern.hooks.later.closures import OfParameters
-from autokern.hooks.later.given import Given
-from autokern.model import prior_state
+from autokern.model import memoized, prior_state
 
 _known = Beside["Loss"]()
 MOST = 2**18
@@ -43,6 +46,98 @@ def loss(mll: Any, stock: Callable[..., Any], ours: Callable[..., Any], prior: A
         return known.call(mll, stock, ours, prior, target)
     finally:
         known.lock.here().release()
+
+
+class Given:
+    """A prior and a target: how the distribution is built from tensors, and copies of these, which a replay reads."""
+
+    def __init__(self, prior: Any, form: Any, tensors: list[torch.Tensor]) -> None:
+        self.form, self._empty = form, copy.copy(prior)
+        self._empty.loc = self._empty._covar = None
+        self.copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+        self.present = tensors
+        """The tensors of the present call: the prior's, then the target."""
+
+    @classmethod
+    def of(cls, prior: Any, target: Any) -> Given | None:
+        """Return a prior and a target, None if they are not plain."""
+        found = _described(prior, target)
+        return None if found is None else cls(prior, *found)
+
+    def take(self, prior: Any, target: Any) -> bool:
+        """Copy another prior and target of the same form; false for another form."""
+        found = _described(prior, target)
+        if found is None or found[0] != self.form:
+            return False
+        self.present = found[1]
+        with torch.no_grad():
+            for own, tensor in zip(self.copies, self.present, strict=True):
+                own.copy_(tensor)
+        return True
+
+    def prior(self, tensors: Any) -> Any:
+        """Return the distribution with other tensors."""
+        made = copy.copy(self._empty)
+        made.loc, made._covar = tensors[0], _built(self.form[1], tensors)
+        return made
+
+    def lazies(self, prior: Any) -> Iterator[Any]:
+        """Yield the kernel matrices of a prior that are not evaluated yet."""
+        waiting = [prior._covar]
+        while waiting:
+            one = waiting.pop()
+            if type(one) is LazyEvaluatedKernelTensor:
+                yield one
+            waiting += [part for part in (*one._args, *one._kwargs.values()) if isinstance(part, LinearOperator)]
+
+
+def _described(prior: Any, target: Any) -> tuple[Any, list[torch.Tensor]] | None:
+    """Return the form of a prior and a target, which equals that of others that differ in numbers only, and tensors."""
+    tensors, more = list[torch.Tensor](), dict(vars(prior))
+    mean, covariance = more.pop("loc", None), more.pop("_covar", None)
+    if not isinstance(covariance, LinearOperator) or not is_library(type(prior).__module__):
+        return None
+    try:
+        form = _form(mean, tensors), _form(covariance, tensors), _form(target, tensors), type(prior), more
+    except _OtherError:
+        return None
+    plain = all(type(t) is torch.Tensor and t.layout is torch.strided and t.is_cpu for t in tensors)
+    plain = plain and not any(isinstance(value, torch.Tensor) for value in more.values())
+    return (form, tensors) if plain and not target.requires_grad and tensors[-1] is target else None
+
+
+class _OtherError(Exception):
+    """A prior of a kind that cannot be built from tensors."""
+
+
+def _form(one: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return how an operator is built from tensors, which are appended."""
+    if isinstance(one, torch.Tensor):
+        at = next((at for at, known in enumerate(tensors) if known is one), len(tensors))
+        if at == len(tensors):
+            tensors.append(one)
+        if one._backward_hooks or one.retains_grad:
+            raise _OtherError
+        return "tensor", at, one.shape, one.dtype, one.requires_grad
+    if isinstance(one, LinearOperator):
+        kept = set(memoized.names(one)) - {"size"}
+        if kept or not vars(one).get("_is_grad_enabled", True) or not is_library(type(one).__module__):
+            raise _OtherError  # the library would use what it has cached, or computed without a graph
+        arguments = [_form(part, tensors) for part in one._args]
+        return type(one), arguments, {name: _form(part, tensors) for name, part in one._kwargs.items()}
+    if type(one) in (list, tuple, dict, np.ndarray):
+        raise _OtherError
+    return one
+
+
+def _built(form: Any, tensors: Any) -> Any:
+    """Return the operator of a form with these tensors."""
+    if type(form) is not tuple:
+        return form
+    if form[0] == "tensor":
+        return tensors[form[1]]
+    kind, arguments, named = form
+    return kind(*[_built(part, tensors) for part in arguments], **{k: _built(v, tensors) for k, v in named.items()})
 
 
 class OfLosses(OfParameters):
@@ -108,7 +203,6 @@ class Loss(OfLosses):
     def _timed(self, mll: Any, ours: Any) -> None:
         """Time what serves without a replay, with its backward pass; the caller's graph has hooks that must not run."""
         given = self._given
-        assert given is not None
         inside.active = False  # candidates may serve
         began = time.perf_counter()
         found = ours(mll, given.prior(given.copies), given.copies[-1])
@@ -118,9 +212,10 @@ class Loss(OfLosses):
 
     def consists(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Held | str:
         """Return what a marginal likelihood consists of, or why it cannot be recorded."""
-        self._given = Given.of(prior, target)
-        if self._given is None:
+        given = Given.of(prior, target)
+        if given is None:
             return "a prior that is evaluated already, or of another kind"
+        self._given = given
         if prior.batch_shape or prior.loc.numel() > _LARGEST:
             return "a loss of several numbers, or many points"
         self._modules, self._methods = dict(mll._modules), _methods(mll)
@@ -129,22 +224,21 @@ class Loss(OfLosses):
         if any(True for _ in mll.model.added_loss_terms()):
             return "a loss that the model adds"
         priors = [one for _, *parts, _ in mll.model.named_priors() for one in parts]
-        of = [one for part in self._given.objects for one in part.modules() if not is_library(type(one).__module__)]
-        known = {id(t) for one in of for t in (*vars(one).values(), *one._buffers.values())}
+        kernels = [lazy.kernel for lazy in given.lazies(prior)]
+        own = [one for kernel in kernels for one in kernel.modules() if not is_library(type(one).__module__)]
+        known = {id(t) for one in own for t in (*vars(one).values(), *one._buffers.values())}
         spaces = [getattr(one, name, {}) for one in mll.model.modules() for name in _SPACES]
-        found = self.held(mll.likelihood, *self._given.objects, *priors, spaces=spaces, most=MOST)
+        found = self.held(mll.likelihood, *kernels, *priors, spaces=spaces, most=MOST)
         self._own = [] if isinstance(found, str) else [t for t in found.tensors if id(t) in known]
         return found
 
     def evaluated(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Any:
         """Return prior, target and parameters, and what computes the marginal likelihood and its gradients."""
-        assert self._given is not None
         return (*self._given.copies, *self._parameters), lambda: self.computed(mll, stock)
 
     def computed(self, mll: Any, stock: Any, *call: Any) -> list[torch.Tensor]:
         """Return the library's marginal likelihood of the copies, and its gradients by those and the parameters."""
         given = self._given
-        assert given is not None
         with torch.enable_grad():
             loss = stock(mll, given.prior(given.copies), given.copies[-1])
             return self.differentiated(loss, (*(t for t in given.copies if t.requires_grad), *self._parameters))
@@ -155,7 +249,6 @@ class Loss(OfLosses):
 
     def put(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> bool:
         """Write prior and target to where the recorded ones were; false where they are of another kind."""
-        assert self._given is not None
         same = mll._modules == self._modules and _methods(mll) == self._methods
         return same and super().put() and self._given.take(prior, target)
 
@@ -164,7 +257,6 @@ class Loss(OfLosses):
     ) -> Any:
         """Return the marginal likelihood with its gradients, None if it is not finite."""
         given = self._given
-        assert given is not None
         if not math.isfinite(results[0].item()):
             return None
         value, *slopes = (t.clone() for t in results)  # the next replay overwrites the results

@@ -45,13 +45,10 @@ _MISSES = 3
 """Replays that may end at another branch, one after another."""
 _UNFIT = 8
 """Calls one after another that a recording does not fit before it is dropped."""
-_log = logging.getLogger("autokern")
 
 
 class _History:
     """What a process has seen of optimisations of one kind."""
-
-    __slots__ = ("cost", "count", "gain", "longest", "refused")
 
     def __init__(self) -> None:
         self.count, self.longest, self.refused = 0, 0, 0
@@ -301,4 +298,5 @@ class Repeated(abc.ABC):
         """Forget the recording; after some such ends nothing is recorded in later optimisations either."""
         self.forget()
         self._history.refused += 1
-        _log.info("an optimiser's %s is evaluated by the library from now on: %s", self.name, why)
+        logging.getLogger("autokern").info(
+            "an optimiser's %s is evaluated by the library from now on: %s", self.name, why)

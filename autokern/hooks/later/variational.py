@@ -27,8 +27,7 @@ from autokern.core.replay.effects import is_library
 from autokern.core.replay.held import Held
 from autokern.core.replay.recording import Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
-from autokern.hooks.later.given import Given
-from autokern.hooks.later.losses import MOST, OfLosses
+from autokern.hooks.later.losses import MOST, Given, OfLosses
 from autokern.system import randomness
 
 _CACHE = "_memoize_cache"
