@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import autokern
-from autokern.hooks.shapes import stock
+from autokern.hooks.torch import stock
 
 SIZES = st.lists(st.sampled_from([0, 1, 1, 2, 3, 7, -1]), max_size=4)
 SHAPES = st.one_of(

@@ -45,6 +45,7 @@ _MISSES = 3
 """Replays that may end at another branch, one after another."""
 _UNFIT = 8
 """Calls one after another that a recording does not fit before it is dropped."""
+_log = logging.getLogger("autokern")
 
 
 class _History:
@@ -298,5 +299,4 @@ class Repeated(abc.ABC):
         """Forget the recording; after some such ends nothing is recorded in later optimisations either."""
         self.forget()
         self._history.refused += 1
-        logging.getLogger("autokern").info(
-            "an optimiser's %s is evaluated by the library from now on: %s", self.name, why)
+        _log.info("an optimiser's %s is evaluated by the library from now on: %s", self.name, why)

@@ -1,21 +1,62 @@
-"""Hooks into torch's optimizers, which import torch's compiler for seconds, only to tell it to leave them alone.
+"""Hooks into torch: broadcasts of shapes, and optimizers, both of which import much that they do not need.
 
-While the compiler is not imported it traces nothing, and there is nothing to tell.
+`torch.broadcast_shapes` of torch 2.13 supports symbolic sizes: it takes ten microseconds a call, and its first call
+imports a computer algebra system for half a second. Plain integers need neither. All other sizes, and errors, go to
+torch's own code. The function stays the same object with other code: scripts and pickles know it by identity.
+
+Optimizers import torch's compiler for seconds, only to tell it to leave them alone. While the compiler is not imported
+it traces nothing, and there is nothing to tell.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from autokern.hooks.install import hook, is_enabled, recode
+from autokern.hooks.install import hook, is_enabled, recode, stock_of
 
 _DISABLED = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
 """Methods that torch wraps by `torch._disable_dynamo`; the plain method is the wrapper's ``__wrapped__``."""
+stock: Any = stock_of(torch, "broadcast_shapes")
+
+
+def broadcast_shapes(*shapes):  # type: ignore[no-untyped-def]
+    """Template for `torch.broadcast_shapes`: it runs with the globals of `torch.functional`."""
+    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
+        rank = 0
+        for shape in shapes:
+            if shape.__class__ is not torch.Size and shape.__class__ is not tuple and shape.__class__ is not list:
+                rank = -1
+                break
+            rank = max(rank, len(shape))
+        if rank >= 0:
+            common = [1] * rank
+            for shape in shapes:
+                if rank < 0:
+                    break
+                place = rank - len(shape)
+                for size in shape:
+                    if size.__class__ is not int or size < 0 or size != common[place] != 1 != size:
+                        rank = -1
+                        break
+                    if size != 1:
+                        common[place] = size
+                    place += 1
+            if rank >= 0:
+                return torch.Size(common)
+    import sys
+
+    return sys.modules["autokern.hooks.torch"].stock(*shapes)
+
+
+if isinstance(stock, FunctionType):  # not if a later torch implements it in C++
+    _function, stock = stock, FunctionType(stock.__code__, stock.__globals__, stock.__name__)
+    recode(_function, broadcast_shapes)
 
 
 def _plainly(name: str, stock: Callable[..., Any]) -> None:
