@@ -13,17 +13,12 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator import operators
 from linear_operator.operators import (
-    CatLinearOperator,
-    ConstantMulLinearOperator,
-    DiagLinearOperator,
-    LinearOperator,
-    MaskedLinearOperator,
-    MatmulLinearOperator,
-    MulLinearOperator,
-    RootLinearOperator,
-    SumLinearOperator,
-    ZeroLinearOperator,
+    CholLinearOperator,
+    DenseLinearOperator,
+    SumBatchLinearOperator,
+    TriangularLinearOperator,
 )
 from linear_operator.utils.memoize import add_to_cache
 
@@ -143,20 +138,9 @@ def _guard_dense(kind: type) -> None:
         return stock(self, *args, **more)
 
 
-_DENSE = (
-    LinearOperator,
-    CatLinearOperator,
-    ConstantMulLinearOperator,
-    DiagLinearOperator,
-    MaskedLinearOperator,
-    MatmulLinearOperator,
-    MatrixFreeKernelOperator,
-    MulLinearOperator,
-    RootLinearOperator,
-    SumLinearOperator,
-    ZeroLinearOperator,
-)
-"""Classes whose own `to_dense` allocates; others inherit it, or hold their matrix already."""
+_HOLD = (CholLinearOperator, DenseLinearOperator, SumBatchLinearOperator, TriangularLinearOperator)
+"""Classes whose own `to_dense` allocates nothing before that of a part does, which is guarded."""
 
-for _kind in _DENSE:
-    _guard_dense(_kind)
+for _kind in (MatrixFreeKernelOperator, *vars(operators).values()):
+    if isinstance(_kind, type) and "to_dense" in vars(_kind) and _kind not in _HOLD:
+        _guard_dense(_kind)
