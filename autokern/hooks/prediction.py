@@ -113,7 +113,7 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
         return _stock_prediction(
             self, test_mean, iterated.evaluated(test_test_covar), iterated.evaluated(test_train_covar)
         )
-    fast = gpytorch.settings.fast_pred_var.on()
+    fast, defers = gpytorch.settings.fast_pred_var.on(), gpytorch.settings.skip_posterior_variances.off()
     found = regime(self.num_train, SOLVE, *([ROOT] if fast else []))
     if found != ORDERED and factor_cache.plain(self):
         exact = found == EXACT or factor_cache.is_exact(self)
@@ -122,9 +122,9 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
         later = not exact and iterated.reads_later(self, formless)
         if not (formless or later) or _is_linear(query):
             return _dispatch_predict(query)
-        if later and not (formless and fast) and _defers():
+        if later and not (formless and fast) and defers:
             return iterated.read_later(self, test_mean, test_test_covar, test_train_covar)
-    if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and _defers():
+    if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and defers:
         return iterated.structured(self, test_mean, test_test_covar, test_train_covar)
     plainly = (iterated.evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
     return _stock_prediction(self, test_mean, *plainly)
@@ -138,10 +138,6 @@ def _is_linear(query: Query) -> bool | None:
 
     problem = PREDICT.problem_of(query)
     return problem is not None and state_space.predicts(problem) is None and explain(problem).candidate == "state-space"
-
-
-def _defers() -> bool:
-    return bool(gpytorch.settings.skip_posterior_variances.off())
 
 
 _stock_mean_cache = stock_of(DefaultPredictionStrategy, "_mean_cache")
@@ -252,12 +248,6 @@ def _iterates_by_order(strategy: Any, switch: Any) -> bool:
     return regime(strategy.num_train, switch) == ORDERED and not factor_cache.is_exact(strategy)
 
 
-def _keeps_noise(likelihood: Any) -> bool:
-    """Whether a likelihood stores the noise of new observations, and learns no second noise."""
-    fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
-    return fixed and getattr(likelihood, "second_noise_covar", None) is None
-
-
 _stock_fantasy = stock_of(DefaultPredictionStrategy, "get_fantasy_strategy")
 
 
@@ -280,15 +270,19 @@ def _get_fantasy_strategy(
 def _grows(strategy: Any, targets: Any, kwargs: dict[str, Any]) -> bool:
     """Whether autokern computes a fantasy: its strategy is adopted, and the new model holds all inputs.
 
-    Noise that the likelihood does not store exists in the caches only, so they cannot be recomputed. Noise whose shape
-    is not the targets' is ignored or refused by the library.
+    Noise that the likelihood does not store, as one that learns a second noise, exists in the caches only, so they
+    cannot be recomputed. Noise whose shape is not the targets' is ignored or refused by the library.
     """
     noise = kwargs.get("noise")
     if noise is not None and (noise.dim() > targets.dim() or noise.shape[-1:] != targets.shape[-1:]):
         return False
     if not origin.is_ours(strategy) or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False
-    return not kwargs or (kwargs.keys() == {"noise"} and _keeps_noise(strategy.likelihood))
+    likelihood = strategy.likelihood
+    keeps = (
+        isinstance(likelihood, FixedNoiseGaussianLikelihood) and getattr(likelihood, "second_noise_covar", None) is None
+    )
+    return not kwargs or (kwargs.keys() == {"noise"} and keeps)
 
 
 _stock_fantasy_model = stock_of(ExactGP, "get_fantasy_model")
