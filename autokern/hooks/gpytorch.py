@@ -17,8 +17,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, MultiDeviceKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
-from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
-from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, VariationalELBO
 from gpytorch.models import ApproximateGP
 
 from autokern.core.autograd import COMPUTED, computed_share
@@ -190,8 +189,9 @@ def _training(kind: type, ours: Callable[..., Any]) -> None:
         return loss(self, stock, ours, function_dist, target)
 
 
+_Approximate: Any = VariationalELBO.__base__
 _stock_approximate = stock_of(ApproximateGP, "__call__")
-_stock_variational = stock_of(_ApproximateMarginalLogLikelihood, "forward")
+_stock_variational = stock_of(_Approximate, "forward")
 
 
 def _repeats(model: Any) -> bool:
@@ -207,7 +207,7 @@ def _approximate(self: Any, inputs: Any, prior: Any = False, **kwargs: Any) -> A
     return variational.called(self, _stock_approximate, inputs)
 
 
-@hook(_ApproximateMarginalLogLikelihood, "forward", relies=None)
+@hook(_Approximate, "forward", relies=None)
 def _variational(self: Any, approximate_dist_f: Any, target: Any, **kwargs: Any) -> Any:
     model = self.model
     if kwargs or not isinstance(model, ApproximateGP) or stay_out_of_models():

@@ -72,7 +72,15 @@ def hook(
         asks = before is not None and is_ours(replacement) and isinstance(replacement, FunctionType)
         if asks and (relies is not None or not _takes_all(replacement, before)):
             holds = relied((known.full_name(owner, name), before), *(relies or ())).holds
-            placed = _unless_unknown(replacement, before, holds, idle)
+
+            def hooked(*args: Any, **kwargs: Any) -> Any:
+                if idle is not None and idle(*args, **kwargs):
+                    return before(*args, **kwargs)
+                # a compiler cannot trace `holds`; while one traces, hooks call the original themselves
+                serves = torch.compiler.is_compiling() or holds()
+                return replacement(*args, **kwargs) if serves else before(*args, **kwargs)
+
+            placed = hooked
         if isinstance(placed, FunctionType) and before is not None:
             functools.update_wrapper(placed, before)
         placed.__wrapped__ = before
@@ -89,18 +97,6 @@ def _takes_all(replacement: Any, before: Any) -> bool:
         return True
     more = theirs.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     return not more and theirs.co_argcount + theirs.co_kwonlyargcount <= mine.co_argcount
-
-
-def _unless_unknown(
-    replacement: Any, before: Any, holds: Callable[[], bool], idle: Callable[..., Any] | None
-) -> Callable[..., Any]:
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        if idle is not None and idle(*args, **kwargs):
-            return before(*args, **kwargs)
-        # a compiler cannot trace `holds`; while one traces, hooks call the original themselves
-        return replacement(*args, **kwargs) if torch.compiler.is_compiling() or holds() else before(*args, **kwargs)
-
-    return hooked
 
 
 def stock_of(owner: Any, name: str) -> Any:
