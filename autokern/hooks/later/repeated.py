@@ -5,7 +5,8 @@ of the time. One evaluation is recorded (`core.replay`). The next two are comput
 replay. If the results agree and the replay is faster, it serves. Every 32nd evaluation is compared again.
 
 Recording and comparing take some 30 ms and three evaluations more, and a replay spares about half of an evaluation. So
-an optimisation has spent 60 ms before (the ski-rental problem). Where earlier ones of the same kind in the program were
+an optimisation has spent 60 ms before (the ski-rental problem). All times are those of the thread, without what other
+programs take. Where earlier ones of the same kind in the program were
 long enough to repay it, the third evaluation is recorded.
 """
 
@@ -158,15 +159,15 @@ class Repeated(abc.ABC):
         self._history.count += 1
         if not self.serves or not may_replay():
             return self.library(*call)
-        began = time.perf_counter()
+        began = time.thread_time()
         if self._replay is None and (self._count <= _EAGER or self._spent < self._until):
             found = self.library(*call)
-            took = time.perf_counter() - began
+            took = time.thread_time() - began
             self._seconds, self._spent = min(self._seconds, took), self._spent + took
             return found
         if self._replay is None:
             found = self._recorded(*call)
-            self._cost += time.perf_counter() - began
+            self._cost += time.thread_time() - began
             return found
         ours = self._by_replay(*call)
         if ours is None:
@@ -178,10 +179,10 @@ class Repeated(abc.ABC):
         numbers = [np.array(values) for values in self.numbers(ours)]
         inside.active, before = True, inside.active  # the replay computes as stock does
         try:
-            again = time.perf_counter()
+            again = time.thread_time()
             with contextlib.nullcontext() if self._compared else self._ran:
                 found = self.stock(*call)
-            self._seconds = min(self._seconds, time.perf_counter() - again)
+            self._seconds = min(self._seconds, time.thread_time() - again)
             if self.watched and not self._compared:
                 self._ran.keep(self._held.kinds())
         finally:
@@ -198,8 +199,9 @@ class Repeated(abc.ABC):
         elif not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
             self.end("an evaluation differs from its replay")
         elif first:
-            self._judge()
-            self._cost += time.perf_counter() - began
+            self._cost += time.thread_time() - began
+            if self._compared == _COMPARED:
+                self._judge()
         if found is not None:
             return found
         return ours if self.serves else self.library(*call)
@@ -211,7 +213,7 @@ class Repeated(abc.ABC):
         replayed = self.earlier + self._running + self._around
         if replayed > _GAIN * self._seconds:
             self.end("a replay is not faster")
-        elif self._compared == _COMPARED:
+        else:
             self._history.cost = self._cost - (1 + _COMPARED) * self._seconds
             self._history.gain = self._seconds - replayed
             self._history.refused = 0
@@ -258,25 +260,25 @@ class Repeated(abc.ABC):
 
     def _run(self) -> float:
         """Run the replay, and return how long it took."""
-        replay, began = self._replay, time.perf_counter()
+        replay, began = self._replay, time.thread_time()
         if replay is None:
             raise ChangedError("another thread has dropped the recording")
         replay.run()
-        took = time.perf_counter() - began
+        took = time.thread_time() - began
         self._running = min(self._running, took)
         return took
 
     def _by_replay(self, *call: Any) -> Any:
         """Return the result by the recording, None where the library must say what happens."""
         try:
-            began = time.perf_counter()
+            began = time.thread_time()
             if not (self.is_unchanged() and self.put(*call)):
                 self.misfits()
                 return None
             self.unfit = 0
             running = self._run()
             found = self.result(self._results, *call)
-            self._around = min(self._around, time.perf_counter() - began - running)
+            self._around = min(self._around, time.thread_time() - began - running)
             self._misses = 0
             return found
         except caught(Exception) as reason:
