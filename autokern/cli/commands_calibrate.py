@@ -26,9 +26,9 @@ _ACCURACY = "approximate: also candidates of lower precision."
 _OUTPUT = "Also write JSON to this file."
 
 
-def _waits(asked: bool | None) -> None:
+def _removed(asked: bool | None) -> None:
     if asked is not None:
-        message("`--wait` and `--no-wait` were removed and are ignored: a calibration measures at once")
+        message("`--wait`, `--no-wait` and `--thorough` were removed and are ignored: a calibration measures at once")
 
 
 @app.command()
@@ -39,9 +39,9 @@ def calibrate(
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device to measure on (default: all).")] = None,
     budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
     accuracy: Annotated[str | None, typer.Option(metavar="LEVEL", help=_ACCURACY)] = None,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Also candidates found hopeless elsewhere.")] = False,
+    thorough: Annotated[bool | None, typer.Option("--thorough", hidden=True, callback=_removed)] = None,
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help=_OUTPUT)] = None,
-    wait: Annotated[bool | None, typer.Option(hidden=True, callback=_waits)] = None,
+    wait: Annotated[bool | None, typer.Option(hidden=True, callback=_removed)] = None,
     json: Json = False,
 ) -> None:
     """Measure this machine and remember it."""
@@ -68,7 +68,7 @@ def calibrate(
         message(f"{busy}; measuring with what is free: what is disturbed too much is not kept")
     began, watch = time.perf_counter(), load.Watch()
     try:
-        profile = measuring.calibrate(names, level, seconds, kinds, accuracy=accuracy, thorough=thorough)
+        profile = measuring.calibrate(names, level, seconds, kinds, accuracy=accuracy)
     except KeyboardInterrupt:
         profile, interrupted = api.profile(), True
     took = time.perf_counter() - began

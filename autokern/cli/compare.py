@@ -204,7 +204,7 @@ def _run(order: Order, on: bool, stats: bool = False) -> tuple[Run, str]:
     launch = [sys.executable, "-I", "-S", "-c", _LAUNCH, *command]
     with tempfile.TemporaryFile("w+") as errors, tempfile.NamedTemporaryFile("w+") as call:
         environment = {**os.environ, "AUTOKERN": "1" if on else "0", "PYTHONPATH": with_inherited()}
-        environment["_AUTOKERN_FIRST_CALL"] = call.name
+        environment["_AUTOKERN_FIRST_CALL"] = call.name + os.pathsep + os.environ.get("PYTHONPATH", "")
         with subprocess.Popen(
             launch, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
             start_new_session=True,

@@ -23,7 +23,6 @@ def calibrate(
     devices: str | Iterable[str] | None = None,
     progress: bool = True,
     accuracy: str | None = None,
-    thorough: bool = False,
 ) -> Profile:
     """Measure this machine, keep the result for later processes, and use it from now on.
 
@@ -41,8 +40,6 @@ def calibrate(
         Whether to show a progress bar on a terminal.
     accuracy : {"same", "approximate"}, optional
         Whether candidates of lower precision are measured too; default what `AUTOKERN_ACCURACY` says.
-    thorough : bool
-        Whether to measure candidates too that were hopeless on other machines.
 
     Returns
     -------
@@ -79,7 +76,7 @@ def calibrate(
 
         before = here.profile
         wanted = here.settings.accuracy if accuracy is None else accuracy
-        options: dict[str, Any] = {"accuracy": wanted, "thorough": thorough, "publish": here.adopt}
+        options: dict[str, Any] = {"accuracy": wanted, "publish": here.adopt}
         seconds = SHARE * budget if SHARE * budget >= LEAST and "cpu" in kinds else 0.0
         try:
             with display("autokern measures this machine", progress) as shown:

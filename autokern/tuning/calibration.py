@@ -71,21 +71,20 @@ def calibrate(
     dtypes: Iterable[str] = DTYPES,
     accuracy: str = "same",
     near: Problem | None = None,
-    thorough: bool = False,
     progress: Progress | None = None,
     publish: Callable[[Profile], object] = lambda profile: None,
 ) -> Profile:
     """Measure for `budget` seconds; return the `known` profile with the new measurements and trees fitted to them.
 
-    The problem at hand, `near`, comes first, then similar ones. A `thorough` calibration also measures candidates that
-    other hosts found hopeless. `publish` gets the profile after each level of nesting, before the next is measured.
+    The problem at hand, `near`, comes first, then similar ones. `publish` gets the profile after each level of nesting,
+    before the next is measured.
     """
     run, nesting = _Calibration(level, budget, known, progress or silent), operator.attrgetter("nesting")
     buffers.recycle()  # as in programs
     inside.active = inside.measuring = True
     try:
         with randomness.untouched():
-            form = tuple(dtypes), level, accuracy, near, thorough
+            form = tuple(dtypes), level, accuracy, near
             waiting = sorted((_Pool(op, device, *form) for device in devices for op in ops), key=nesting)
             left = sum(pool.weight for pool in waiting)
             for _, group in itertools.groupby(waiting, key=nesting):
@@ -103,10 +102,8 @@ def calibrate(
 class _Pool:
     """The problems of one op on one device kind that a calibration may measure."""
 
-    def __init__(
-        self, op: Op, device: str, dtypes: tuple[str, ...], level: str, accuracy: str, near: Any, thorough: bool
-    ) -> None:
-        self.op, self.device, self.dtypes, self.near, self.thorough = op, device, dtypes, near, thorough
+    def __init__(self, op: Op, device: str, dtypes: tuple[str, ...], level: str, accuracy: str, near: Any) -> None:
+        self.op, self.device, self.dtypes, self.near = op, device, dtypes, near
         self.nesting = op.nesting or _OUTERMOST * op.composite
         problems = draw(op, _DRAWN[level] * len(dtypes), dtypes, device, "calibration", *_WORK[level])
         if near is not None and near.op == op.name:
@@ -175,7 +172,7 @@ class _Calibration:
     def _try(self, pool: _Pool, problem: Problem) -> None:
         """Run a trial and keep its trustworthy timings; a problem that others disturbed is repeated once at the end."""
         timed, told = self._timed.setdefault(key_of(problem), []), self._others.estimates(problem)
-        promising = (c for c in pool.able[problem] if pool.thorough or _may_win(c, told.get(c.name)))
+        promising = (c for c in pool.able[problem] if _may_win(c, told.get(c.name)))
         candidates = self._measurer.runnable(problem, promising)
         known = next((t for t in timed if t.problem == problem), None)
         if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):

@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 from typer.testing import CliRunner
 
+import autokern
 from autokern.cli import compare
 from autokern.cli import run as runner
 from autokern.cli.commands import app
@@ -157,6 +159,25 @@ def test_the_first_call_of_a_model_is_seen_and_no_import_is_one(script, on):
     assert found.start is not None
     assert 0.4 < found.rest < found.seconds - 0.2
     assert compare._run(Order(script(QUIET), []), on)[0].start is None
+
+
+ENVIRONMENT = """
+import os, sys
+print([os.environ.get(name) for name in ("PYTHONPATH", "_AUTOKERN_FIRST_CALL")], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("path", ["", "given"])
+def test_processes_that_the_program_starts_are_not_watched(monkeypatch, tmp_path, script, on, path):
+    order = Order(script(ENVIRONMENT), [])
+    monkeypatch.setenv("AUTOKERN_WORKERS", "0")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [*sys.path, path])))
+    assert compare._run(order, on)[1].strip().endswith(f"{[os.environ['PYTHONPATH'], None]}")
+    if path:
+        monkeypatch.delenv("PYTHONPATH")
+        monkeypatch.chdir(Path(autokern.__file__).parents[1])  # autokern need not be installed
+        assert compare._run(order, on)[1].strip().endswith("[None, None]")
 
 
 def test_another_format_is_refused_before_anything_runs():

@@ -49,6 +49,6 @@ def test_calibrate_ends_with_a_finding_where_nothing_can_be_trusted(monkeypatch)
     result = CliRunner().invoke(commands.app, ["calibrate", "--budget", "4", "--no-wait"], prog_name="autokern")
     assert result.exit_code == 1
     assert "others use 2.0 of 2 cores; measuring with what is free" in result.stderr
-    assert "`--wait` and `--no-wait` were removed and are ignored" in result.stderr
+    assert "`--thorough` were removed and are ignored" in result.stderr
     assert "nothing trustworthy" in result.stderr
     assert "2 problems measured, 2 disturbed" in result.stderr

@@ -49,8 +49,11 @@ def _is_call(frame: "Any") -> bool:
     return False
 
 
-_FILE = os.environ.pop("_AUTOKERN_FIRST_CALL", "")  # only this process, none that it starts
-if _FILE:
+_FILE, _, _PATH = os.environ.pop("_AUTOKERN_FIRST_CALL", "").partition(os.pathsep)  # and the program's PYTHONPATH
+if _FILE:  # only in this process, in none that it starts
+    os.environ["PYTHONPATH"] = _PATH
+    if not _PATH:
+        del os.environ["PYTHONPATH"]
 
     def _write(when: float) -> None:
         with open(_FILE, "w", encoding="utf-8") as file:
