@@ -49,35 +49,17 @@ def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
 def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: bool) -> Any:
     """Run a backward pass outside of the innermost vmap, once for each cotangent, and batch the results again.
 
-    torch has two implementations of vmap: a legacy one behind ``is_grads_batched`` (`old`), and `torch.vmap`.
+    torch has two implementations of vmap: `torch.vmap`, and a legacy one behind ``is_grads_batched`` (`old`), which does
+    not nest, so that its level is 1.
     """
     if old:
-        level = max(max(_levels(g)) for g in grads if _has(_is_old, g))
-        parts = [
-            _torch._remove_batch_dim(g, level, 1, 0).unbind() if _has(_is_old, g) and level in _levels(g) else g
-            for g in grads
-        ]
-        return tuple(g if g is None else _torch._add_batch_dim(g, 0, level) for g in _together(served, ctx, parts))
+        parts = [_torch._remove_batch_dim(g, 1, 1, 0).unbind() if _has(_is_old, g) else g for g in grads]
+        return tuple(g if g is None else _torch._add_batch_dim(g, 0, 1) for g in _together(served, ctx, parts))
     level = _functorch.maybe_current_level()
     parts = [_unwrapped(g) if _has(_is_new, g) and _functorch.maybe_get_level(g) == level else g for g in grads]
     with temporarily_pop_interpreter_stack():
         found = _together(served, ctx, parts)
     return tuple(g if g is None else _functorch._add_batch_dim(g, 0, level) for g in found)
-
-
-def _levels(grad: Any) -> list[int]:
-    """Return the levels of the legacy vmap at which a tensor is batched, innermost last.
-
-    They are read off the tensor: autograd runs a GPU's backward pass in another thread, whose level counter is zero.
-    """
-    found, level = [], 0
-    while _is_old(grad):
-        level += 1
-        one, two = (_torch._remove_batch_dim(grad, level, size, 0) for size in (1, 2))
-        if one.shape == two.shape:  # torch expands to the size only where the tensor lacks the level
-            found.append(level)
-            grad = one
-    return found
 
 
 def _has(kind: Callable[[Any], bool], grad: Any) -> bool:
