@@ -49,7 +49,7 @@ def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
 def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: bool) -> Any:
     """Run a backward pass outside of the innermost vmap, once for each cotangent, and batch the results again.
 
-    torch has two implementations of vmap: `torch.vmap`, and a legacy one behind ``is_grads_batched`` (`old`). The latter
+    torch has two implementations of vmap: a legacy one behind ``is_grads_batched`` (`old`), and `torch.vmap`. The former
     does not nest, so its level is 1.
     """
     if old:
