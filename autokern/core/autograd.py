@@ -49,8 +49,8 @@ def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
 def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: bool) -> Any:
     """Run a backward pass outside of the innermost vmap, once for each cotangent, and batch the results again.
 
-    torch has two implementations of vmap: a legacy one behind ``is_grads_batched`` (`old`), and `torch.vmap`. The former
-    does not nest, so its level is 1.
+    torch has two implementations of vmap: a legacy one behind ``is_grads_batched`` (`old`), and `torch.vmap`. The
+    former does not nest, so its level is 1.
     """
     if old:
         parts = [_torch._remove_batch_dim(g, 1, 1, 0).unbind() if _has(_is_old, g) else g for g in grads]
