@@ -70,7 +70,7 @@ TRAINING = """
 > tuning/chooser.py: Chooser.estimates | forests shipped | predicts times over stock's by regression trees
 > runtime/memo.py: Entry.serve | candidate run | keeps the function of the candidate for this key
   ops/objective.py: arrays | one_thread loss | is the candidate for a small model
-  system/blas.py: _OneThread.__enter__ | put | limits OpenBLAS to one thread meanwhile
+  system/threads.py: _OneThread.__enter__ | put | limits OpenBLAS to one thread meanwhile
   density/array_density.py: evaluated | fetched computed | hands points, mean and targets over as arrays
   density/exact_objective.py: Single.evaluate | density backward | forms the covariance, then all derivatives
   density/lapack.py: density | dpotrf dpotrs dpotri | factorises, solves and inverts by LAPACK

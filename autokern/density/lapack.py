@@ -20,7 +20,7 @@ import numpy as np
 
 from autokern.core.recovery import caught
 from autokern.kernels.arrays.part import Array
-from autokern.system import blas
+from autokern.system import threads
 
 _LOG_2_PI = math.log(2 * math.pi)
 
@@ -76,5 +76,5 @@ def _alone() -> Any:
         found = None
     if "scipy.linalg" not in sys.modules:
         sys.modules.pop(name, None)
-    blas.look_again()
+    threads.look_for_openblas()
     return found if hasattr(found, "dpotri") else importlib.import_module("scipy.linalg.lapack")

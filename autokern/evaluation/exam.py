@@ -25,7 +25,7 @@ from autokern.core.registry import get
 from autokern.runtime import dispatch
 from autokern.runtime.memo import current
 from autokern.runtime.session import Session
-from autokern.system import host, randomness
+from autokern.system import host
 from autokern.system.output import Progress, silent
 from autokern.tuning import timer
 from autokern.tuning.profile import Examined, Kept, Profile
@@ -136,7 +136,7 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
     shipped.adopt(Profile(host=profile.host, fingerprint=profile.fingerprint))
     rows: list[Examined] = []
     waiting = list(tasks())
-    with randomness.untouched(), torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set
+    with host.random_states_kept(), torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set
         for index, (name, make) in enumerate(waiting):
             each = (deadline - time.perf_counter()) / (len(waiting) - index)
             if each <= 0:

@@ -27,7 +27,7 @@ from autokern.density.steps import Step, step_of
 from autokern.kernels import tree as trees
 from autokern.ops._shared.problems import EPS, LOW_RANK, OpOfParts, families, squares
 from autokern.ops._shared.sample_models import objective_model, prior_of
-from autokern.system.blas import one_thread
+from autokern.system.threads import one_thread
 
 _MOST = 1000
 """Number of points above which one thread is slower than the ops that stock calls."""

@@ -14,7 +14,7 @@ from autokern.core.autograd import SPENT, Unsaved, each_cotangent, has_duals, ke
 from autokern.kernels.arrays.part import Array
 from autokern.model.mirrors import placed
 from autokern.model.parameters import Parameter
-from autokern.system.blas import one_thread
+from autokern.system.threads import one_thread
 
 _LARGE = 2**18
 """Multiplications of the largest product above which OpenBLAS would use threads."""

@@ -20,7 +20,7 @@ from autokern.core.recovery import caught, recoverable
 from autokern.core.settings import Settings
 from autokern.core.solved import aside
 from autokern.runtime.memo import NEVER, Entry
-from autokern.system import memory_limit, randomness
+from autokern.system import host, memory_limit
 
 if TYPE_CHECKING:
     from autokern.runtime.session import Session
@@ -116,7 +116,7 @@ def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
     op, problem = entry.op, entry.decision.problem
     before, inside.active = inside.active, True
     try:
-        with randomness.untouched(), aside():
+        with host.random_states_kept(), aside():
             found, truth = (trial(op, candidate.run, problem, args)() for candidate in (entry.candidate, exact))
         return relative_error(op, found, truth)
     except caught(Exception, by=(op, entry.candidate.run, exact.run)):

@@ -19,7 +19,7 @@ from autokern.core.settings import Settings
 from autokern.core.versions import __version__
 from autokern.runtime import dispatch
 from autokern.runtime.session import Session
-from autokern.system import host, randomness
+from autokern.system import host
 from autokern.system import ranks as system
 
 _OWN = ("home", "log", "ranks")
@@ -65,7 +65,7 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
             raise RanksError(f"autokern: {told}. Give all ranks the same libraries and the same OMP_NUM_THREADS")
         over_ranks.measure(here)
         settings, profile = _agreed(here, mine, min(one["memory"] for one in found))
-        randomness.take(here.objects(randomness.states() if here.rank == 0 else None)[0])
+        host.take_random_states(here.objects(host.random_states() if here.rank == 0 else None)[0])
         system.use(here)
         dispatch.replace(Session(settings, profile, mine.asked))
     except BaseException:

@@ -6,12 +6,14 @@ threads and free memory are read here and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
 import os
 import platform
+import random
 import re
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from autokern.core.recovery import uninterrupted
@@ -145,6 +148,29 @@ def multi_rank() -> bool:
     sizes = [os.environ.get(name, "").strip() for name in _RANKS]
     several = any(size.isdigit() and int(size) > 1 for size in sizes)
     return several or (distributed.is_available() and distributed.is_initialized())
+
+
+def random_states_kept() -> contextlib.AbstractContextManager[None]:
+    """Return a context that restores the states of torch's generators, the accelerator's included.
+
+    Stock's conjugate gradients draw probes, so a call that autokern times or checks would change the user's numbers.
+    """
+    device = accelerator()
+    if device is None or device.type == "cpu":
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)
+
+
+def random_states() -> tuple[Any, ...]:
+    """Return the states of the default generators of torch (CPU), Python and NumPy."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def take_random_states(found: tuple[Any, ...]) -> None:
+    """Restore states that `random_states` has returned."""
+    torch.set_rng_state(found[0])
+    random.setstate(found[1])
+    np.random.set_state(found[2])
 
 
 def _describe(threads: int, kind: str) -> Host:

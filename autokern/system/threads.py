@@ -1,22 +1,33 @@
-"""Run a function with fewer OpenMP and MKL threads, without any effect on other Python threads.
+"""Run a function with fewer OpenMP and MKL threads, without any effect on other Python threads; one for OpenBLAS.
 
 `torch.set_num_threads` also writes a process-wide default, which every thread that first uses torch meanwhile keeps for
 good. So OpenMP and MKL are set directly: each keeps a count per thread. Counts are lowered, never raised.
+
+The OpenBLAS of NumPy and of SciPy keeps one count for the process. At some hundred rows its threads cost more than they
+save, and many times more where other processes use the cores. So the first thread that begins to compute with small
+matrices lowers the count, and the last that ends restores it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
+from autokern.core.locks import Lock
 from autokern.core.recovery import uninterrupted
 from autokern.system import host
 
+_KMP, _WHAT = "KMP_DUPLICATE_LIB_OK", ("get", "set")
+Get = Callable[[], int]
+Put = Callable[[int], object]
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 _allowed = True
@@ -103,3 +114,82 @@ def _torch_library() -> ctypes.PyDLL | None:
         return ctypes.PyDLL(torch._C.__file__, mode=os.RTLD_NOLOAD)
     except uninterrupted(OSError, AttributeError):  # Windows has no such mode
         return None
+
+
+class _OneThread:
+    """Lowers the thread count on entry, and restores it on exit unless other code has set it since.
+
+    It does not nest. A thread whose exit was interrupted leaves at its next exit.
+    """
+
+    def __init__(self) -> None:
+        self._in_new_process()
+
+    def _in_new_process(self) -> None:
+        self._lock = Lock()
+        self._inside: set[int] = set()
+        self._lowered: list[tuple[Get, Put, int]] = []
+
+    def __enter__(self) -> None:
+        if self._lock.entered():
+            return
+        with self._lock.here():
+            if not self._inside and _allowed:
+                for get, put in _libraries("scipy.linalg" in sys.modules):
+                    before = get()
+                    if before > 1:
+                        self._lowered.append((get, put, before))
+                        put(1)
+            self._inside.add(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock.entered():
+            return
+        with self._lock.here():
+            self._inside.discard(threading.get_ident())
+            if not self._inside:
+                self._restore()
+
+    def _restore(self) -> None:
+        while self._lowered:
+            get, put, before = self._lowered.pop()
+            if get() == 1:
+                put(before)
+
+    def after_fork(self) -> None:
+        """Restore the thread count in a child process, which lacks the threads that were inside."""
+        self._restore()
+        self._in_new_process()
+
+
+one_thread = _OneThread()
+"""A context manager that any number of threads may enter at a time; it costs some microseconds."""
+
+
+@functools.cache
+def _libraries(scipy: bool) -> list[tuple[Get, Put]]:
+    """Return the getter and setter of each pthreads OpenBLAS of this process: NumPy's, and SciPy's.
+
+    threadpoolctl's own setter affects only the calling thread.
+    """
+    found, given = [], os.environ.get(_KMP)
+    from threadpoolctl import ThreadpoolController
+
+    if given is None:  # the import sets the variable, which child processes would inherit
+        os.environ.pop(_KMP, None)
+    for library in ThreadpoolController().select(internal_api="openblas").lib_controllers:
+        for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
+            get, put = (getattr(library.dynlib, f"{prefix}openblas_{what}_num_threads{suffix}", None) for what in _WHAT)
+            if library.threading_layer == "pthreads" and get is not None and put is not None:
+                found.append((get, put))
+                break
+    return found
+
+
+def look_for_openblas() -> None:
+    """Search for libraries again at the next entry, because another one may be loaded."""
+    _libraries.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=one_thread.after_fork)

@@ -20,7 +20,7 @@ from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.registry import get, registered
-from autokern.system import buffers, host, randomness
+from autokern.system import buffers, host
 from autokern.system.output import Progress, silent
 from autokern.tuning.chooser import Chooser, fitted, nearest
 from autokern.tuning.drawing import draw, measurable
@@ -83,7 +83,7 @@ def calibrate(
     buffers.recycle()  # as in programs
     inside.active = inside.measuring = True
     try:
-        with randomness.untouched():
+        with host.random_states_kept():
             form = tuple(dtypes), level, accuracy, near
             waiting = sorted((_Pool(op, device, *form) for device in devices for op in ops), key=nesting)
             left = sum(pool.weight for pool in waiting)

@@ -64,16 +64,16 @@ mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
 mll(model(x), model.train_targets).backward()
 print(before or not any(name.startswith("scipy") for name in sys.modules), sorted(autokern.stats()))
 from autokern.density import lapack
-from autokern.system import blas
+from autokern.system import threads
 alone = lapack._alone()
 import scipy.linalg
 import numpy as np
 assert scipy.linalg._flapack.dpotrf is alone.dpotrf
 assert np.allclose(scipy.linalg.cholesky(4 * np.eye(2)), 2 * np.eye(2))
 if not before:
-    libraries = blas._libraries(False)
-    blas.look_again()
-    assert len(libraries) == len(blas._libraries(True))
+    libraries = threads._libraries(False)
+    threads.look_for_openblas()
+    assert len(libraries) == len(threads._libraries(True))
 """
     told = subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, text=True)
     assert told.stdout.splitlines()[-1].startswith("True"), told.stdout

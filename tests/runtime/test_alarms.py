@@ -18,7 +18,7 @@ from support.models import rough_model
 
 import autokern
 from autokern.runtime import dispatch
-from autokern.system.blas import one_thread
+from autokern.system.threads import one_thread
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -1,4 +1,4 @@
-"""blas.py: OpenBLAS has one thread inside, whoever is inside, and its own number again afterwards."""
+"""threads.py: OpenBLAS has one thread inside, whoever is inside, and its own number again afterwards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import threading
 import pytest
 from threadpoolctl import threadpool_limits
 
-from autokern.system import blas, threads
-from autokern.system.blas import one_thread
+from autokern.system import threads
+from autokern.system.threads import one_thread
 
 
 def _libraries():
-    return blas._libraries("scipy.linalg" in sys.modules)
+    return threads._libraries("scipy.linalg" in sys.modules)
 
 
 def numbers() -> list[int]:
@@ -57,13 +57,13 @@ def test_a_child_that_is_forked_while_somebody_is_inside_has_the_former_number()
     program = """
 import os, threading
 import numpy
-from autokern.system import blas
-pairs = blas._libraries(False)
+from autokern.system import threads
+pairs = threads._libraries(False)
 for _, put in pairs:
     put(2)
 inside, leave = threading.Event(), threading.Event()
 def other():
-    with blas.one_thread:
+    with threads.one_thread:
         inside.set()
         leave.wait(60)
 thread = threading.Thread(target=other)
@@ -72,7 +72,7 @@ inside.wait(60)
 child = os.fork()
 if not child:
     numbers = {get() for get, _ in pairs}
-    with blas.one_thread:
+    with threads.one_thread:
         numbers |= {10 * get() for get, _ in pairs}
     os._exit(0 if numbers == {2, 10} else 1)
 status = os.waitpid(child, 0)[1]
@@ -114,10 +114,10 @@ def test_an_interrupt_on_the_way_in_loses_no_number(monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(blas, "_libraries", lambda _: [*honest, (interrupted, print)])
+    monkeypatch.setattr(threads, "_libraries", lambda _: [*honest, (interrupted, print)])
     with pytest.raises(KeyboardInterrupt), one_thread:
         raise AssertionError("not reached")
-    monkeypatch.setattr(blas, "_libraries", lambda _: honest)
+    monkeypatch.setattr(threads, "_libraries", lambda _: honest)
     with one_thread:
         pass
     assert set(numbers()) == {2}
@@ -133,7 +133,8 @@ def test_nothing_is_changed_where_that_is_forbidden():
 
 
 def test_the_environment_of_child_processes_stays_as_it_was():
-    program = "import os, autokern.system.blas; print(os.environ.get('KMP_DUPLICATE_LIB_OK'))"
+    program = "import os; from autokern.system.threads import one_thread; one_thread.__enter__()"
+    program += "; print(os.environ.get('KMP_DUPLICATE_LIB_OK'))"
     bare = {name: value for name, value in os.environ.items() if name != "KMP_DUPLICATE_LIB_OK"}
     for given in (None, "FALSE"):
         environment = bare if given is None else {**bare, "KMP_DUPLICATE_LIB_OK": given}

@@ -30,7 +30,7 @@ from autokern.core.replay.held import Held, Ran
 from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch
-from autokern.system import randomness
+from autokern.system import host
 
 _EAGER, _COMPARED, _EVERY = 2, 2, 32
 """Evaluations before the one that is recorded, at least; compared after it; and from one comparison to the next."""
@@ -236,13 +236,13 @@ class Repeated(abc.ABC):
             return self.library(*call)
         self._held = held
         inputs, compute = self.evaluated(*call)
-        recorder, before = Recorder(*inputs), randomness.states()
+        recorder, before = Recorder(*inputs), host.random_states()
         try:
             with recorder:
                 results = tuple(compute())
         except UnrecordedError as reason:
             self.end(str(reason))
-            randomness.take(before)
+            host.take_random_states(before)
             return self.library(*call)
         self._results = tuple(t.detach() for t in results)
         self.renew()
@@ -254,7 +254,7 @@ class Repeated(abc.ABC):
             self.end(str(reason))
         found = self.result(self._results, *call)
         if found is None:
-            randomness.take(before)
+            host.take_random_states(before)
             return self.library(*call)
         return found
 

@@ -28,7 +28,7 @@ from autokern.core.replay.held import Held
 from autokern.core.replay.recording import Recorder, Replay, UnrecordedError
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.losses import MOST, Given, OfLosses
-from autokern.system import randomness
+from autokern.system import host
 
 _CACHE = "_memoize_cache"
 _PLAIN = bool, int, float, str, type(None)
@@ -133,14 +133,14 @@ class _Step(OfLosses):
     def _recorded(self, *call: Any) -> Any:
         self._seconds = math.inf  # those of a part
         found = self.library(*call)  # it has the graph of the caller's distribution
-        self._served, after = found, randomness.states()  # what follows is not the caller's
+        self._served, after = found, host.random_states()  # what follows is not the caller's
         try:
             super()._recorded(*call)
         except caught(Exception) as reason:
             self.end(str(reason))
         finally:
             self._served = None
-            randomness.take(after)
+            host.take_random_states(after)
         return found
 
     def made(self, recorder: Recorder) -> Replay:

@@ -21,7 +21,7 @@ from autokern.ops._shared.problems import (
     on_other_devices,
     with_one_thread,
 )
-from autokern.system.blas import one_thread
+from autokern.system.threads import one_thread
 
 
 def in_place(single: float, batched: float) -> Bytes:

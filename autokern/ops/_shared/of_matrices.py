@@ -16,7 +16,7 @@ from autokern.core.arguments import in_float64
 from autokern.core.problem import Problem
 from autokern.density import matrix_density
 from autokern.ops._shared.problems import EPS, OpOfParts, alike, density_error, is_ours, matrix_problem
-from autokern.system.blas import one_thread
+from autokern.system.threads import one_thread
 
 _MOST, _MOST_TASKS = 1000, 32
 """Numbers of points and tasks above which one thread is too slow."""
