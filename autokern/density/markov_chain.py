@@ -24,7 +24,6 @@ BLOCK = 16
 _CACHED = 2**15
 """Elements of a batch of matrices that fits a CPU's cache together with a few others."""
 _LOG_2_PI = math.log(2 * math.pi)
-_ROOTS = {1: 1.0, 2: math.sqrt(3.0), 3: math.sqrt(5.0)}
 
 
 class Element(NamedTuple):
@@ -129,7 +128,7 @@ def around(elements: Element, stationary: torch.Tensor) -> Around:
 
 def root_of(one: Chain) -> float:
     """Return ``sqrt(2 nu)``, the chain's distance between points that are one lengthscale apart."""
-    return _ROOTS[one.order]
+    return math.sqrt(2 * one.order - 1)
 
 
 class Blocks(NamedTuple):

@@ -46,7 +46,7 @@ class _System:
 
     def __init__(self, tree: Tree, noise: torch.Tensor) -> None:
         self._tree, self._noise = tree.each(lambda t: t.detach().clone()), noise.detach().clone()
-        self._sets = Kept(self._tree.points[0])
+        self.sets = Kept(self._tree.points[0])
         self._made: dict[str, Product] = {}
 
     def is_of(self, tree: Tree, noise: torch.Tensor) -> bool:
@@ -55,14 +55,6 @@ class _System:
         return self._tree.node == tree.node and all(
             a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(mine, yours, strict=True)
         )
-
-    def names(self) -> list[str]:
-        """Return the names of preconditioners in the order of trial."""
-        return self._sets.names(self._tree, self._noise)
-
-    def served(self, name: str) -> None:
-        """Try this preconditioner first from now on."""
-        self._sets.served = name
 
     def products_with(self, multiply: Product) -> tuple[list[Product], Product]:
         """Return the products to iterate with, in the order of trial, and the product that checks residuals.
@@ -88,7 +80,7 @@ class _System:
         """Return the product with the approximate inverse of the preconditioner of this name."""
         made = self._made.get(name)
         if made is None:
-            by = self._sets.made(name, self._tree, self._noise)
+            by = self.sets.made(name, self._tree, self._noise)
             made = self._made[name] = lambda v: by.apply(by.turned(v))
         return made
 
@@ -114,7 +106,7 @@ def of_tree(
     if system is None:
         system = _System(tree, noise)
         _latest["last"] = system, weakref.ref(owner, functools.partial(_latest.pop, "last"))
-    for name in system.names():
+    for name in system.sets.names(tree, noise):
         try:
             inverse = system.inverse(name)
         except UnfitError:
@@ -122,7 +114,7 @@ def of_tree(
         found = _all_columns(*system.products_with(multiply), inverse, rhs, goal)
         _note(found, name, goal)
         if found.residual <= goal:
-            system.served(name)
+            system.sets.served = name
             return found.x
     return None
 
