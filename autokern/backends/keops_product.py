@@ -15,10 +15,9 @@ import torch
 
 from autokern.core.problem import Problem
 from autokern.kernels import embedded as forms
-from autokern.kernels.family import Family
 from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
-from autokern.kernels.tree import Node, Tree, by_formula, by_leaf, peeled
+from autokern.kernels.tree import Node, Tree, by_formula, by_leaf, families_of, peeled
 from autokern.ops._shared.problems import needs_few
 from autokern.ops._shared.product_costs import in_tiles, leaves, of_outputs
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
@@ -86,14 +85,9 @@ def _formula(form: _Form, columns: int) -> tuple[str, tuple[list[float], ...]]:
     y = [LazyTensor((k + i, d, columns_of)) for i, d in enumerate(form.dimensions)]
     p = [LazyTensor((2 * k + i, 1, parameter)) for i in range(form.shapes + form.weights)]
     v = LazyTensor((2 * k + len(p), columns, columns_of))
-    pairs = iter(zip(z, y, strict=True))
-
-    def distance(of: Family) -> Any:
-        one, other = next(pairs)
-        u = one.sqdist(other)
-        return u if of.gamma > 0 else -u
-
-    result = by_formula(form.node, distance, p[: form.shapes], p[form.shapes :]) * v
+    pairs = zip(families_of(form.node), z, y, strict=True)
+    us = (one.sqdist(other) if of.gamma > 0 else -one.sqdist(other) for of, one, other in pairs)
+    result = by_formula(form.node, us, p[: form.shapes], p[form.shapes :]) * v
     result.fixvariables()
     return result.formula, result.variables
 

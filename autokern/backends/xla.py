@@ -27,7 +27,7 @@ from autokern.kernels.family import Family
 from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
 from autokern.kernels.tiles import sides
-from autokern.kernels.tree import Node, Tree, by_formula, peeled
+from autokern.kernels.tree import Node, Tree, by_formula, families_of, peeled
 from autokern.ops._shared.problems import needs_few
 from autokern.ops._shared.product_costs import in_tiles, leaves, of_outputs
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
@@ -162,10 +162,8 @@ def _compiled() -> Callable[..., Any]:
 
         def of_block(given: Any) -> Any:
             start, own = given
-            pairs = iter(zip(own, columns, strict=True))
 
-            def distance(of: Family) -> _Value:
-                one, other = next(pairs)
+            def distance(of: Family, one: Any, other: Any) -> _Value:
                 u = jnp.matmul(one, other.T, precision="highest")
                 u = jnp.minimum(u, 0) if of.gamma < 0 else jnp.maximum(u, 0)
                 if same:
@@ -173,7 +171,8 @@ def _compiled() -> Callable[..., Any]:
                     u = jnp.where(down + start == right, 0, u)
                 return _Value(u)
 
-            value = by_formula(node, distance, map(_Value, shapes), map(_Value, weights))
+            us = map(distance, families_of(node), own, columns)
+            value = by_formula(node, us, map(_Value, shapes), map(_Value, weights))
             k = jnp.broadcast_to(value.array, (block, rhs.shape[0]))
             return jnp.matmul(k, rhs, precision="highest")
 

@@ -73,7 +73,7 @@ def _own_centre(kernel: Kernel, x1: torch.Tensor) -> torch.Tensor:
     point does not move the median either.
     """
     node = trees.form(kernel, keops=True)
-    differences = node is not None and any(family(name).differences for name in trees.leaves(node))
+    differences = node is not None and any(of.differences for of in trees.families_of(node))
     if not differences or not x1.shape[-2]:
         return centre_of(x1)
     return x1.detach().nanmedian(-2, keepdim=True).values.nan_to_num()

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from autokern.kernels.family import TINY, Family
+from autokern.kernels.family import TINY
 from autokern.kernels.far import reach
 from autokern.kernels.matrix import matrix
-from autokern.kernels.tree import Parts, Tree, apart, by_formula, by_leaf, leaves
+from autokern.kernels.tree import Parts, Tree, apart, by_formula, by_leaf, families_of, leaves
 
 
 def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
@@ -30,13 +30,9 @@ def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
     flat, columns = parts.pair(single)
 
     def of_two_points(first: list[torch.Tensor], second: list[torch.Tensor]) -> torch.Tensor:
-        pairs = iter(zip(first, second, strict=True))
-
-        def distance(of: Family) -> torch.Tensor:
-            a, b = next(pairs)
-            return (a - b).square().sum() * of.gamma
-
-        found: torch.Tensor = by_formula(flat.node, distance, [s.view(()) for s in flat.shapes], flat.weights)
+        pairs = zip(families_of(parts.node), first, second, strict=True)
+        us = ((a - b).square().sum() * of.gamma for of, a, b in pairs)
+        found: torch.Tensor = by_formula(flat.node, us, [s.view(()) for s in flat.shapes], flat.weights)
         return found
 
     over_columns = torch.vmap(of_two_points, in_dims=(None, 0))
@@ -46,32 +42,28 @@ def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
 
 def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
     """Return the kernel matrix ``(..., n, m)`` by torch.cdist in its mode without matmul, whose result is not PSD."""
-    pairs = iter(zip(tree.points, others or tree.points, strict=True))
-
-    def distance(of: Family) -> torch.Tensor:
-        a, b = next(pairs)
-        return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square() * of.gamma
-
-    found: torch.Tensor = by_formula(tree.node, distance, tree.shapes, [w[..., None, None] for w in tree.weights])
+    pairs = zip(by_leaf(tree), others or tree.points, strict=True)
+    way = "donot_use_mm_for_euclid_dist"
+    us = (torch.cdist(a, b, compute_mode=way).square() * of.gamma for (of, a, _), b in pairs)
+    found: torch.Tensor = by_formula(tree.node, us, tree.shapes, [w[..., None, None] for w in tree.weights])
     return found
 
 
 def _formula(parts: Parts) -> Callable[..., torch.Tensor]:
     """Return the kernel matrix as a function of tensors only, for compilers; `off` clears the diagonal."""
 
+    families = families_of(parts.node)
+
     def formula(off: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         tree, others = parts.pair(tensors)
-        pairs = iter(zip(tree.points, others or tree.points, strict=True))
-
-        def distance(of: Family) -> torch.Tensor:
-            a, b = next(pairs)
+        us = []
+        for of, a, b in zip(families, tree.points, others or tree.points, strict=True):
             found = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2) - 2 * (a @ b.mT)
             # Clamped to a positive value, where the clamp's gradient is zero: it multiplies the huge slopes that some
             # formulae have near zero by zero, not by the rounding of equal points.
-            return found.clamp_min(TINY) * off * of.gamma
-
-        found: torch.Tensor = by_formula(tree.node, distance, tree.shapes, tree.weights)
-        return found
+            us.append(found.clamp_min(TINY) * off * of.gamma)
+        k: torch.Tensor = by_formula(tree.node, us, tree.shapes, tree.weights)
+        return k
 
     return formula
 

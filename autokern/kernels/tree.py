@@ -99,11 +99,15 @@ def leaves(node: Node) -> list[str]:
     return [node.family] if node.kind == "leaf" else [name for child in node.children for name in leaves(child)]
 
 
+def families_of(node: Node) -> list[Family]:
+    """Return the families in a form, from left to right."""
+    return [family(name) for name in leaves(node)]
+
+
 def by_leaf(tree: Tree) -> Iterator[tuple[Family, torch.Tensor, torch.Tensor | None]]:
     """Yield for each leaf its family, its points, and its shape parameter or None."""
     shapes = iter(tree.shapes)
-    for name, points in zip(leaves(tree.node), tree.points, strict=True):
-        of = family(name)
+    for of, points in zip(families_of(tree.node), tree.points, strict=True):
         yield of, points, None if of.shape is None else next(shapes)
 
 
@@ -178,15 +182,11 @@ def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
 
     `others` are the columns' points of each leaf, None for the rows' points.
     """
-    points, shapes, weights = iter(tree.points), iter(tree.shapes), iter(tree.weights)
-    columns = iter(others or ())
-
-    def leaf(of: Family) -> torch.Tensor:
-        z = next(points)
-        u = _square_distances(of, z, next(columns, None)) * of.gamma
-        return of(u, next(shapes)) if of.shape is not None else of(u)
-
-    found: torch.Tensor = evaluated(tree.node, leaf, lambda: next(weights)[..., None, None])
+    columns: Sequence[torch.Tensor | None] = others or [None] * len(tree.points)
+    pairs = zip(by_leaf(tree), columns, strict=True)
+    us = (_square_distances(of, z, other) * of.gamma for (of, z, _), other in pairs)
+    weights = [w[..., None, None] for w in tree.weights]
+    found: torch.Tensor = by_formula(tree.node, us, tree.shapes, weights, lambda of: of)
     return found
 
 
@@ -206,12 +206,15 @@ def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], An
     return total
 
 
-def by_formula(node: Node, distance: Callable[[Family], Any], shapes: Iterable[Any], weights: Iterable[Any]) -> Any:
-    """Evaluate a form by the families' formulae; `distance` returns u of one leaf after the other."""
-    left, scales = iter(shapes), iter(weights)
+def by_formula(
+    node: Node, us: Iterable[Any], shapes: Iterable[Any], weights: Iterable[Any],
+    formula: Callable[[Family], Callable[..., Any]] = lambda of: of.formula,
+) -> Any:  # fmt: skip
+    """Evaluate a form by the families' formulae, or other functions, of u of one leaf after the other."""
+    distances, left, scales = iter(us), iter(shapes), iter(weights)
 
     def leaf(of: Family) -> Any:
-        return of.formula(distance(of), *(() if of.shape is None else (next(left),)))
+        return formula(of)(next(distances), *(() if of.shape is None else (next(left),)))
 
     return evaluated(node, leaf, lambda: next(scales))
 
