@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from autokern import __version__  # waits for the package where another thread imports it
-from autokern.cli import commands_calibrate, compare, doctor, everywhere, report, run, summary, tables
+from autokern.cli import commands_calibrate, compare, doctor, inherited, report, run, summary, tables
 from autokern.cli.console import Json, app, emit, message
 from autokern.core import registry
 from autokern.core.errors import SettingsError
@@ -134,12 +134,12 @@ def switch_everywhere(
     if state not in ("on", "off", "status"):
         raise SettingsError(f"{state!r} was asked for; there are on, off and status")
     if state != "status":
-        everywhere.switch(state == "on", yes)
-    found, words = everywhere.state(), {"stale": "on for an autokern that lies elsewhere; `everywhere on` renews it"}
+        inherited.switch(state == "on", yes)
+    found, words = inherited.state(), {"stale": "on for an autokern that lies elsewhere; `everywhere on` renews it"}
     if json:
-        emit({"state": found, "file": str(everywhere.file())})
+        emit({"state": found, "file": str(inherited.file())})
     else:
-        tables.show(f"{words.get(found, found)}: {everywhere.file()}{' is not there' * (found == 'off')}")
+        tables.show(f"{words.get(found, found)}: {inherited.file()}{' is not there' * (found == 'off')}")
 
 
 @app.command()

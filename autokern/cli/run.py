@@ -17,15 +17,13 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+from autokern.cli import inherited
 from autokern.core.errors import SettingsError
-from autokern.core.settings import from_environment
 from autokern.hooks import install
 from autokern.runtime import api, dispatch, ranks
 from autokern.system import ranks as system
 from autokern.system.files import write_whole
 
-INHERITED = str(Path(__file__).parent / "inherited")
-"""The folder of the ``sitecustomize`` that enables autokern in child processes of the program."""
 _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
 _begun = False
 
@@ -84,24 +82,6 @@ def has_begun() -> bool:
     return _begun
 
 
-def inherit() -> None:
-    """Enable autokern in Python child processes by ``PYTHONPATH``, unless ``AUTOKERN_WORKERS=0``.
-
-    This covers `subprocess`, `multiprocessing` by any method, loky and joblib, but no Python started with ``-I`` or
-    ``-E``.
-    """
-    if from_environment().workers:
-        os.environ["PYTHONPATH"] = with_inherited()
-
-
-def with_inherited() -> str:
-    """Return ``PYTHONPATH`` with the folder of the ``sitecustomize`` in front."""
-    given = os.environ.get("PYTHONPATH", "")
-    if INHERITED in given.split(os.pathsep):
-        return given
-    return f"{INHERITED}{os.pathsep}{given}" if given else INHERITED  # empty entries count
-
-
 def execute(order: Order) -> int:
     """Run a program to its end in this process; its exceptions and exits pass through as under python.
 
@@ -115,7 +95,7 @@ def execute(order: Order) -> int:
         import autokern.cli.report
 
         write_whole(file, None)
-    inherit()
+    inherited.inherit()
     install.enable()
     settings = dispatch.session().settings
     if settings.enabled and settings.ranks not in ("off", "on") and system.is_job():  # "on": `enable` has joined

@@ -18,8 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import autokern
-from autokern.cli import compare
-from autokern.cli import run as runner
+from autokern.cli import compare, inherited
 from autokern.cli.commands import app
 from autokern.cli.compare import Comparison, Run, interval
 from autokern.cli.run import Order
@@ -294,9 +293,9 @@ def test_entries_of_pythonpath_stay_empty_ones_too(monkeypatch, given):
         monkeypatch.delenv("PYTHONPATH", raising=False)
     else:
         monkeypatch.setenv("PYTHONPATH", given)
-    runner.inherit()
-    runner.inherit()
-    expected = f"{runner.INHERITED}:{given}" if given else runner.INHERITED
+    inherited.inherit()
+    inherited.inherit()
+    expected = f"{inherited.INHERITED}:{given}" if given else inherited.INHERITED
     assert os.environ["PYTHONPATH"] == expected.replace(":", os.pathsep)
 
 
@@ -307,7 +306,7 @@ def test_a_sitecustomize_of_the_users_own_is_a_module_of_its_own(tmp_path, monke
     there.mkdir()
     (there / "sitecustomize.py").write_text(OWN)
     (tmp_path / "child.py").write_text(CHILD)
-    shutil.copytree(runner.INHERITED, other)
+    shutil.copytree(inherited.INHERITED, other)
     monkeypatch.setenv("PYTHONPATH", f"{other}:{there}", prepend=":")
     monkeypatch.setenv("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's, of what gpytorch calls
     path = script(f"import subprocess, sys\nsubprocess.run([sys.executable, {str(tmp_path / 'child.py')!r}])")

@@ -14,9 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import autokern
-from autokern.cli import everywhere
+from autokern.cli import inherited
 from autokern.cli.commands import app
-from autokern.cli.run import INHERITED
 
 ROOT = Path(autokern.__file__).parents[1]
 QUIET = ["-W", "ignore::FutureWarning"]
@@ -68,7 +67,7 @@ def test_all_programs_of_an_environment_are_served_until_it_is_switched_off(tmp_
 def test_the_file_outlives_autokern_without_harm(tmp_path):
     python = Environment(tmp_path / "env")
     path = python.site / "autokern_everywhere.pth"
-    path.write_text(everywhere._LINE.format(folder=str(tmp_path / "gone")))
+    path.write_text(inherited._LINE.format(folder=str(tmp_path / "gone")))
     assert python("-c", "import sys; print('gone' in str(sys.path))") == "False\n"
     assert python("-m", "autokern", "everywhere", "status").startswith("on for an autokern that lies elsewhere")
     python("-m", "autokern", "everywhere", "off")
@@ -76,7 +75,7 @@ def test_the_file_outlives_autokern_without_harm(tmp_path):
 
 
 def test_outside_of_a_virtual_environment_it_must_be_asked_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(everywhere, "file", lambda: tmp_path / "a.pth")
+    monkeypatch.setattr(inherited, "file", lambda: tmp_path / "a.pth")
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     result = CliRunner().invoke(app, ["everywhere", "on"])
     assert result.exit_code == 2
@@ -99,7 +98,7 @@ def test_another_word_is_refused():
 )
 def test_a_worker_is_served_whatever_it_imports_first(first):
     """The library's import within autokern's own once found half of autokern, which stayed off."""
-    path = os.pathsep.join([INHERITED, str(ROOT)])
+    path = os.pathsep.join([inherited.INHERITED, str(ROOT)])
     code = f"{first}; print(autokern.is_enabled()); autokern.disable(); print(autokern.is_enabled())"
     run = subprocess.run(
         [sys.executable, *QUIET, "-c", code], env={**os.environ, "PYTHONPATH": path},

@@ -1,1 +1,73 @@
-"""Inherited: start-up code of the Python processes that a program under `autokern run` starts."""
+"""Inherited: how autokern is enabled in Python processes that nobody starts by `autokern run`.
+
+For those that a program starts, a ``sitecustomize`` in this folder, put in front of ``PYTHONPATH``; for all programs of
+an environment, one file in its ``site-packages`` (`autokern everywhere`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+from autokern.core.errors import SettingsError
+from autokern.core.settings import from_environment
+from autokern.system.files import write_whole
+
+INHERITED = str(Path(__file__).parent)
+"""The folder of the ``sitecustomize``."""
+_LINE = (
+    "import sys; sys.path.insert(0, {folder!r}); exec('try: import autokern_watch\\nexcept Exception: pass'); "
+    "sys.path.remove({folder!r})\n"
+)
+"""What Python executes when it starts; without the folder, after autokern was removed, it does nothing."""
+
+
+def file() -> Path:
+    """Return the file of this environment, which need not exist."""
+    return Path(sysconfig.get_path("purelib")) / "autokern_everywhere.pth"
+
+
+def state() -> str:
+    """Return ``on``, ``off``, or ``stale`` for the file of an autokern that lies elsewhere."""
+    path = file()
+    if not path.exists():
+        return "off"
+    return "on" if path.read_text(encoding="utf-8") == _LINE.format(folder=INHERITED) else "stale"
+
+
+def switch(on: bool, outside: bool = False) -> None:
+    """Write or remove the file; outside of a virtual environment only if that is asked for.
+
+    SettingsError otherwise, ProfileError if the folder cannot be written.
+    """
+    if sys.prefix == sys.base_prefix and not outside:
+        raise SettingsError(
+            f"{sys.prefix} is no virtual environment: the file is for all its programs; --yes allows it"
+        )
+    if on:
+        write_whole(file(), _LINE.format(folder=INHERITED).encode())
+    else:
+        try:
+            file().unlink(missing_ok=True)
+        except OSError as error:
+            raise SettingsError(f"asked to remove {file()}; found: {error.strerror}") from None
+
+
+def inherit() -> None:
+    """Enable autokern in Python child processes by ``PYTHONPATH``, unless ``AUTOKERN_WORKERS=0``.
+
+    This covers `subprocess`, `multiprocessing` by any method, loky and joblib, but no Python started with ``-I`` or
+    ``-E``.
+    """
+    if from_environment().workers:
+        os.environ["PYTHONPATH"] = with_inherited()
+
+
+def with_inherited() -> str:
+    """Return ``PYTHONPATH`` with the folder of the ``sitecustomize`` in front."""
+    given = os.environ.get("PYTHONPATH", "")
+    if INHERITED in given.split(os.pathsep):
+        return given
+    return f"{INHERITED}{os.pathsep}{given}" if given else INHERITED  # empty entries count
