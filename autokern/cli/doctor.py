@@ -32,7 +32,6 @@ from autokern.system.load import cpu_quota, look
 from autokern.tuning import store
 from autokern.tuning.profile import Trial
 
-_LITTLE_MEMORY = 2 * 2**30
 _REPORT = "please report this with the output of `autokern doctor --json`"
 _MARKS = {"ok": "✓", "note": "•", "problem": "✗"}
 
@@ -52,7 +51,7 @@ def examine() -> list[Finding]:
     advice = "what is measured now counts as disturbed; measure when others have left the cores"
     busy = _seen("load", str(load), advice if load.crowded(torch.get_num_threads()) else "")
     environment, settings = _environment(os.environ)
-    found = [_versions(), environment, *_cache(settings), _threads(settings), busy, _memory(), _blas(), _gpu(), _tf32()]
+    found = [_versions(), environment, *_cache(settings), _threads(settings), busy, _blas(), _gpu(), _tf32()]
     if environment.status != "problem" and settings.enabled:
         found.append(_hooks())
     plugged = (_of_plugin(f"plugin {plugin.source}", plugin) for plugin in plugins())
@@ -131,10 +130,10 @@ def _cache(settings: Settings) -> list[Finding]:
         advice = "set AUTOKERN_HOME to a private folder that can be written; until then every process measures anew"
         return [Finding("cache folder", "problem", f"{where or 'none'}: {obstacle}", advice)]
     mode = stat.S_IMODE(where.stat().st_mode)
-    return [Finding("cache folder", "ok", f"{where} can be written, mode {mode:04o}"), _profile(settings, where)]
+    return [Finding("cache folder", "ok", f"{where} can be written, mode {mode:04o}"), _profile(settings)]
 
 
-def _profile(settings: Settings, where: Path) -> Finding:
+def _profile(settings: Settings) -> Finding:
     fingerprint, pinned = host.current().fingerprint, settings.profile
     again = "`autokern calibrate` measures again"
     try:
@@ -151,12 +150,8 @@ def _profile(settings: Settings, where: Path) -> Finding:
     text += (f", {disturbed} disturbed" if disturbed else "") + f", last measured {kept.created[:10]}"
     if pinned is not None:
         text += f", {store.origin(settings, fingerprint)}".replace("\n", " ")
-    if kept.banned:
-        text += f", {len({(b.op, b.candidate) for b in kept.banned})} candidates banned"
     if is_disturbed(kept.trials):
         return Finding("profile", "note", text, f"{again} these on a quiet machine")
-    if bad := sum(path.suffix == ".bad" for path in where.iterdir()):
-        return Finding("profile", "note", f"{text}; {bad} damaged files put aside", "`autokern clear` removes them")
     return Finding("profile", "ok", text)
 
 
@@ -176,13 +171,6 @@ def _threads(settings: Settings) -> Finding:
     idle = used < ceiling and not os.environ.get("OMP_NUM_THREADS")
     physical = f"that leaves {ceiling - used} CPUs idle, which is right if they are hyper-threads"
     return _seen("threads", text, f"{physical}; else OMP_NUM_THREADS={ceiling}" if idle else "")
-
-
-def _memory() -> Finding:
-    free, total = host.available_memory("cpu"), host.ram()[0]
-    text = f"{free / 2**30:.1f} GiB available, of {total / 2**30:.1f} GiB"
-    advice = f"enough for some {(free / 32) ** 0.5:.0f} points in float64; free some for more"
-    return _seen("memory", text, advice if free < _LITTLE_MEMORY else "")
 
 
 def _blas() -> Finding:

@@ -146,7 +146,7 @@ FIRST = """
 import time
 import gpytorch, torch
 time.sleep(0.2)
-kernel, x, end = gpytorch.kernels.RBFKernel(), torch.rand(1500, 9), time.monotonic() + 0.5
+kernel, x, end = gpytorch.kernels.RBFKernel(), torch.rand(1500, 9), time.monotonic() + 1.0
 while time.monotonic() < end:
     kernel(x).to_dense()
 """
