@@ -131,7 +131,6 @@ def make_op(monkeypatch):
     def make(name: str, **options: Any) -> Op:
         usual: dict[str, Any] = {
             "summary": "twice a matrix",
-            "contract": "exact",
             "key": lambda a: (a.__class__, a.shape),
             "problem_of": lambda a: Problem(op=name, m=a.shape[0], n=a.shape[1]),
             "reference": lambda a: 2 * a,

@@ -61,8 +61,10 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
     return getattr(value, "_make", type(value))(rebuilt(item, leaf) for item in value)
 
 
-def in_float64(args: tuple[Any, ...], altered: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[Any, ...]:
-    """Copy arguments to float64 autograd leaves; an object that occurs twice is copied once.
+def converted(
+    args: tuple[Any, ...], dtype: torch.dtype, altered: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> tuple[Any, ...]:
+    """Copy arguments to autograd leaves of a dtype; an object that occurs twice is copied once.
 
     `altered` is applied to each floating-point tensor and to each parameter of a module.
     """
@@ -71,11 +73,11 @@ def in_float64(args: tuple[Any, ...], altered: Callable[[torch.Tensor], torch.Te
     def leaf(value: Any) -> Any:
         if id(value) not in copies:
             if isinstance(value, torch.Tensor):
-                plain = value.detach().double() if value.is_floating_point() else value
+                plain = value.detach().to(dtype) if value.is_floating_point() else value
                 plain = altered(plain) if altered is not None and value.is_floating_point() else plain
                 copies[id(value)] = plain.requires_grad_(value.requires_grad)
             else:
-                copies[id(value)] = copy.deepcopy(value).double()
+                copies[id(value)] = copy.deepcopy(value).to(dtype)
                 if altered is not None:
                     for parameter in copies[id(value)].parameters():
                         parameter.data.copy_(altered(parameter.detach()))

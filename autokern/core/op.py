@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from autokern.core import registry
+from autokern.core.arguments import converted, tensors_in
 from autokern.core.candidate import ACCURACIES, Candidate, Error, Obeys, Run, nothing, obedient
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.problem import SIZES, Features, Problem
@@ -52,7 +53,7 @@ inside = _Inside()
 class Op(abc.ABC):
     """A mathematical operation with a contract: one file in `autokern/ops/`, a subclass, one instance, candidates.
 
-    Creating the instance registers it; tests, calibration, the command line and the docs find it there. Eight methods
+    Creating the instance registers it; tests, calibration, the command line and the docs find it there. Seven methods
     must be written, the others have defaults. The first candidate is ``stock``: what the library does without autokern.
     `docs/add-a-candidate.md` shows a complete file.
 
@@ -62,8 +63,6 @@ class Op(abc.ABC):
         Unique name.
     summary : str
         What is computed, in one line.
-    contract : str
-        What every result must satisfy, with the bound that is the unit of `check`.
     raises : tuple of exception types
         Errors that belong to the contract; dispatch passes them on unchanged.
     composite : bool
@@ -80,7 +79,6 @@ class Op(abc.ABC):
 
     name: str
     summary: str
-    contract: str
     raises: tuple[type[BaseException], ...] = ()
     composite: bool = False
     nesting: int = 0
@@ -106,10 +104,6 @@ class Op(abc.ABC):
         """Return valid random arguments of a problem; leaves require gradients if the problem does."""
 
     @abc.abstractmethod
-    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-        """Return the error of a result against float64 truth, in units of the contract's bound."""
-
-    @abc.abstractmethod
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         """Return typical problems, few (``quick``) or many (``full``); calibrations draw other sizes of their kinds."""
 
@@ -120,6 +114,39 @@ class Op(abc.ABC):
     @abc.abstractmethod
     def memory(self, problem: Problem) -> int:
         """Return the bytes of results and workspaces of a plain implementation."""
+
+    def converted(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        """Return a copy of arguments in another precision."""
+        return converted(args, dtype)
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        """Return the error of a result against float64 truth, in units of its bound.
+
+        The bound is a hundred times the rounding error of the reference, which a run in single precision shows, and at
+        least ten times stock's own error, where stock does not approximate, and 1000 or 10 n eps of the largest entry.
+        """
+        dtype = getattr(torch, problem.dtype)
+        eps, graded = torch.finfo(dtype).eps, bool(problem.grad)
+        exact = self._found(self.reference, args, torch.float64, graded)
+        others = [
+            (100 * eps / torch.finfo(torch.float32).eps, self._found(self.reference, args, torch.float32, graded))
+        ]
+        if not self.approximates(problem):
+            others.append((10.0, self._found(self.stock.run, args, dtype, graded)))
+        worst = 0.0
+        for value, truth, *rounded in zip(tensors_in((out,)), exact, *(found for _, found in others), strict=True):
+            error, *errors = (float((t.detach().double() - truth).abs().max()) for t in (value, *rounded))
+            bounds = [factor * found for (factor, _), found in zip(others, errors, strict=True) if math.isfinite(found)]
+            unit = max(1e-300, max(1000, 10 * problem.n) * eps * float(truth.abs().max()), *bounds)
+            worst = math.inf if math.isnan(error) else max(worst, error / unit)
+        return worst
+
+    def _found(self, run: Run, args: tuple[Any, ...], dtype: torch.dtype, graded: bool) -> list[torch.Tensor]:
+        """Return the tensors of a result for a copy of the arguments."""
+        with torch.enable_grad():  # lazy arguments keep the grad mode in which they were made
+            there = self.converted(args, dtype)
+        with torch.set_grad_enabled(graded):
+            return [t.detach() for t in tensors_in((self.materialize(run(*there)),))]
 
     def nearest(self, problem: Problem) -> Problem:
         """Return a valid problem near to one of random sizes: a structure may not allow every number of points."""

@@ -34,7 +34,6 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class _Cholesky(Op):
     name = "cholesky"
     summary = "lower Cholesky factor, with jitter where the library adds it"
-    contract = "L L^T = A within 20 n eps max|A|; jitter, warnings and errors are the library's own"
     raises = (NanError, NotPSDError)
 
     key = staticmethod(matrix_key)

@@ -3,8 +3,6 @@
 Arguments: ``forward, k, noise, mean, value``: `k` ``(n, n)`` is a covariance that the library forms as a matrix (for
 example of a user's kernel, or of a product of kernels), without its noise ``(1,)`` or ``(n,)``; mean and value are
 ``(n,)``. Stock factorises the matrix.
-
-Contract: the value is that of a matrix within ``2 n eps max |K|`` of K.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from autokern.ops._shared.problems import positive_definite, random_matrix
 class _DenseLogProb(OfMatrices):
     name = "dense_log_prob"
     summary = "log density of a Gaussian process prior with noise, of a covariance that is a matrix"
-    contract = "the value is that of a matrix within 2 n eps max|K| of K"
     growth, most = 2, 150
     quick = (20, 0), (100, 0), (50, 0), (200, 0)
     full = (10, 0), (35, 0), (70, 0), (140, 0), (300, 0), (450, 0), (700, 0)

@@ -29,7 +29,6 @@ def _memory_of(problem: Problem, rows: int) -> int:
 class _Matmul(Op):
     name = "matmul"
     summary = "dense matrix times few columns"
-    contract = "entries within 4 sqrt(n + 10) eps |K| |V|"
 
     def key(self, matrix: torch.Tensor, rhs: torch.Tensor) -> Any:
         return (

@@ -5,9 +5,6 @@ computes the loss with modules and autograd, and the parameters, by name, whose 
 the loss ``()``, or ``(...)`` for a batch of independent models, and the gradients of its sum in the order of the
 parameters; they are also stored in each ``grad``. Or ``step, None, None``: one call of a marginal likelihood
 (`density.steps`), whose result is its differentiable value ``()`` or ``(...)`` alone (grad ``theta``).
-
-Contract: the loss is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared norm
-of the points; gradients lie within the same change, enlarged by the condition of K.
 """
 
 from __future__ import annotations
@@ -19,13 +16,13 @@ from typing import Any, cast
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models import ExactGP
 
 from autokern.core.problem import Features, Problem
 from autokern.density import steps
 from autokern.density.exact_objective import Reading
 from autokern.density.steps import Step, step_of
-from autokern.kernels import tree as trees
-from autokern.ops._shared.problems import EPS, LOW_RANK, OpOfParts, families, squares
+from autokern.ops._shared.problems import LOW_RANK, OpOfParts, families, squares
 from autokern.ops._shared.sample_models import objective_model, prior_of
 from autokern.system.threads import one_thread
 
@@ -42,7 +39,6 @@ Parameters = Mapping[str, torch.Tensor]
 class _Objective(OpOfParts):
     name = "objective"
     summary = "negative marginal likelihood of an exact model, with the gradient by all parameters"
-    contract = "the loss is that of a matrix within 2 (n + s) eps max|K| of K; gradients as their condition allows"
     nesting = 4
 
     def key(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Any:
@@ -58,44 +54,13 @@ class _Objective(OpOfParts):
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         model = objective_model(problem, generator, priors=not problem.grad)
-        mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
-        if problem.grad:
-            model.mean_module.requires_grad_(False)
-            with torch.enable_grad():
-                prior = prior_of(model)
-                prior = MultivariateNormal(prior.loc.detach().requires_grad_(), prior.lazy_covariance_matrix)
-            step = step_of(mll, mll.forward, prior, model.train_targets)
-            assert step is not None
-            return step, None, None
-        reading = Reading(mll)
+        model.mean_module.requires_grad_(not problem.grad)
+        return _arguments(model, bool(problem.grad))
 
-        def forward() -> torch.Tensor:
-            loss: torch.Tensor = -mll(model(*model.train_inputs), model.train_targets)
-            return loss
-
-        return reading, forward, {name: p for name, p in mll.named_parameters() if p.requires_grad}
-
-    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-        whole = args[2] is not None
-        model = args[0].model if whole else args[0].reading.mll().model
-        found, *rest = out if whole else (out,)
-        gradients = [None if t is None else t.clone() for t in rest]
-        truth = stock(*args)
-        losses, *slopes = truth if isinstance(truth, tuple) else (truth.detach(),)
-        assert losses is not None
-        largest = max((float(g.abs().max()) for g in slopes if g is not None), default=1.0)
-        k, residuals, size = _systems(model)
-        inverse, n, eps = torch.linalg.inv(k), problem.n, EPS[problem.dtype]
-        solved = (inverse @ residuals.unsqueeze(-1)).squeeze(-1)
-        change = 2 * (n + size) * eps * k.abs().amax((-2, -1))
-        by_matrix = 0.5 * (solved.square().sum(-1) + inverse.diagonal(dim1=-2, dim2=-1).sum(-1)) / n
-        one, exact = (t.detach().double().cpu() for t in (found, losses))
-        errors = [float(((one - exact).abs() / (change * by_matrix + 20 * eps * (1 + exact.abs()))).max())]
-        bound = float((100 * eps * (n + size) * torch.linalg.cond(k) * (largest + by_matrix)).max())
-        for ours, wanted in zip(gradients, slopes, strict=True):
-            if ours is not None and wanted is not None:
-                errors.append(float((ours - wanted).abs().max()) / bound)
-        return float(max(errors))
+    def converted(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        step = args[2] is None
+        model = args[0].reading.mll().model if step else args[0].model
+        return _arguments(copy.deepcopy(model).to(dtype), step)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         base = Problem(op="objective", d=6, dtype=dtype, device=device, variant="rbf")
@@ -125,15 +90,19 @@ class _Objective(OpOfParts):
 OBJECTIVE = _Objective()
 
 
-@torch.no_grad()
-def _systems(model: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return noisy covariances, residuals, and the largest scaled squared norm of a point, in double precision."""
-    own = copy.deepcopy(model).double().cpu()
-    (x,), targets = own.train_inputs, own.train_targets
-    tree = trees.read(own.covar_module, x)
-    k = trees.dense(tree) + torch.diag_embed(own.likelihood.noise.expand(targets.shape))
-    size = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in tree.points)
-    return k, targets - own.mean_module(x), float(size)
+def _arguments(model: ExactGP, step: bool) -> tuple[Any, ...]:
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    if step:
+        with torch.enable_grad():
+            prior = prior_of(model)
+            prior = MultivariateNormal(prior.loc.detach().requires_grad_(), prior.lazy_covariance_matrix)
+        return step_of(mll, mll.forward, prior, model.train_targets), None, None
+
+    def forward() -> torch.Tensor:
+        loss: torch.Tensor = -mll(model(*model.train_inputs), model.train_targets)
+        return loss
+
+    return Reading(mll), forward, {name: p for name, p in mll.named_parameters() if p.requires_grad}
 
 
 def _parts(problem: Problem) -> int:

@@ -2,12 +2,11 @@
 
 Arguments: ``reading, x, forward``: the arrays of the model in its present state, points ``(..., m, d)``, and the
 function that computes the same with modules and autograd. The result is the distribution that the model returns.
-
-Contract: that of `predict`, for means and covariances.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ from linear_operator.operators import DenseLinearOperator
 
 from autokern.core.problem import Features, Problem
 from autokern.model import originals
-from autokern.ops._shared.problems import EPS, OpOfParts, families, random_matrix
+from autokern.ops._shared.problems import OpOfParts, families, random_matrix
 from autokern.ops._shared.sample_models import objective_model, prior_of
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import Posterior
@@ -39,7 +38,6 @@ Forward = Callable[[torch.Tensor], Any]
 class _Posterior(OpOfParts):
     name = "posterior"
     summary = "posterior of an exact model at a few points of many sets, with the gradient by the points"
-    contract = "mean and covariance are those of a training covariance within 2 (n + s) eps max|K| of K"
     nesting = 4
 
     def key(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
@@ -57,33 +55,14 @@ class _Posterior(OpOfParts):
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         model = objective_model(problem.replace(batch=1), generator).eval()
         model.requires_grad_("theta" in problem.grad.split("/"))
-        inputs, targets = list(model.train_inputs), model.train_targets
-        with torch.no_grad():
-            prior = prior_of(model)
-        strategy = DefaultPredictionStrategy(inputs, prior, targets, model.likelihood)
-        model.prediction_strategy = strategy
         x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
-        with torch.no_grad():
-            known = factor_cache.of(strategy)
-        assert known is not None
-        return Posterior(model, known), x, functools.partial(_as_botorch, model)
+        return _arguments(model, x)
 
-    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-        x, model = args[1], args[2].args[0]
-        with torch.no_grad():
-            strategy, kernel, eps = model.prediction_strategy, model.covar_module, EPS[problem.dtype]
-            k, rows = strategy.lik_train_train_covar.to_dense(), kernel(x, model.train_inputs[0]).to_dense()
-            size = max(_size(part, t) for part in kernel.modules() for t in (x, model.train_inputs[0]))
-            weights = torch.linalg.solve(k, rows.mT).mT
-            alpha = torch.linalg.solve(k, strategy.train_labels - strategy.train_prior_dist.loc)
-            inside, across = 2 * (problem.n + size) * eps * k.abs().max(), 4 * (1 + size) * eps * k.abs().max()
-            of_mean = inside * weights.norm(dim=-1) * alpha.norm() + across * alpha.abs().sum() + eps
-            norms, sums = weights.norm(dim=-1), weights.abs().sum(-1)
-            of_covariance = inside * norms.unsqueeze(-1) * norms.unsqueeze(-2)
-            of_covariance = of_covariance + across * (sums.unsqueeze(-1) + sums.unsqueeze(-2) + 1)
-            mean, covariance = self.materialize(self.reference(*args))
-            gaps = (out[0] - mean).abs() / of_mean, (out[1] - covariance).abs() / of_covariance
-            return max(gap.max().item() for gap in gaps)
+    def converted(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        _, x, forward = args
+        model = forward.args[0]
+        own = copy.deepcopy(model, {id(model.prediction_strategy): None}).to(dtype)
+        return _arguments(own, x.detach().to(dtype).requires_grad_(x.requires_grad))
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         base = Problem(op="posterior", d=6, dtype=dtype, device=device, variant="rbf", grad="theta/x")
@@ -126,10 +105,14 @@ def _wanted(reading: Posterior, x: torch.Tensor) -> str:
     return "x" if x.requires_grad else ""
 
 
-def _size(part: Any, x: torch.Tensor) -> float:
-    """Return the largest squared norm of points in units of a kernel's lengthscale, 0 if it has none."""
-    scale = part.lengthscale if getattr(part, "has_lengthscale", False) else None
-    return 0.0 if scale is None else float((x / scale).square().sum(-1).max())
+def _arguments(model: Any, x: torch.Tensor) -> tuple[Any, ...]:
+    with torch.no_grad():
+        prior = prior_of(model)
+        strategy = DefaultPredictionStrategy(list(model.train_inputs), prior, model.train_targets, model.likelihood)
+        known = factor_cache.of(strategy)
+    model.prediction_strategy = strategy
+    assert known is not None
+    return Posterior(model, known), x, functools.partial(_as_botorch, model)
 
 
 def _as_botorch(model: Any, x: torch.Tensor) -> Any:

@@ -38,7 +38,6 @@ def _memory_of(problem: Problem, matrices: float) -> int:
 class _Qr(Op):
     name = "qr"
     summary = "reduced QR decomposition"
-    contract = "A = QR, Q orthonormal, R upper triangular, each within 50 k eps; signs of R's rows free"
 
     key = staticmethod(matrix_key)
 

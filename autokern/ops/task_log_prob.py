@@ -4,8 +4,6 @@ Arguments: ``forward, kx, kt, noise, mean, value``. `forward` computes the densi
 operators (or from operators that it holds); `kx` ``(n, n)`` and `kt` ``(t, t)`` are the covariances of points and
 tasks, `noise` ``(t, t)`` is that of the tasks' noise at each point; `mean` and `value` are ``(n, t)``. The joint
 covariance is ``kx (x) kt + I (x) noise``.
-
-Contract: the value is that of a matrix within ``4 n t eps max |K|`` of K.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from autokern.ops._shared.problems import positive_definite, random_matrix
 class _TaskLogProb(OfMatrices):
     name = "task_log_prob"
     summary = "log density of several tasks observed at the same points"
-    contract = "the value is that of a matrix within 4 n t eps max|K| of K"
     growth, most = 4, 3000
     quick = (20, 2), (100, 2), (50, 4), (200, 2)
     full = (10, 2), (50, 2), (300, 2), (100, 4), (400, 2)

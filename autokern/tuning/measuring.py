@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from autokern.core.arguments import in_float64, rebuilt, tensors_in
+from autokern.core.arguments import converted, rebuilt, tensors_in
 from autokern.core.op import Candidate, Op, Run, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
@@ -188,7 +188,7 @@ def truth(op: Op, problem: Problem, args: tuple[Any, ...], move: int | None = No
         return values * (1 + eps * sides)
 
     with torch.enable_grad():  # lazy arguments keep the grad mode in which they were made
-        there = in_float64(args, None if move is None else moved)
+        there = converted(args, torch.float64, None if move is None else moved)
     return trial(op, op.reference, problem, there)()
 
 

@@ -176,7 +176,6 @@ def test_every_op_is_complete():
         assert made.stock.name == "stock"
         assert made.stock.accuracy == "same"
         assert made.summary
-        assert made.contract
         for candidate in made.candidates:
             assert candidate.accuracy in ACCURACIES
             assert candidate.summary.endswith("."), f"{made.name}.{candidate.name} needs a docstring"

@@ -27,7 +27,7 @@ from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.density import repeated_points
-from autokern.kernels import graph, precision
+from autokern.kernels import graph, tiles
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
@@ -91,9 +91,7 @@ def _everywhere(monkeypatch):
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
     monkeypatch.setattr(keops_product, "product", lambda tree, others, rhs, plan: trees.dense(tree, others) @ rhs)
     monkeypatch.setattr(keops_product, "keops_problem", lambda device: None)
-    monkeypatch.setattr(
-        precision, "distances", lambda a, b, out: torch.mm(a.to(out.dtype), b.mT.to(out.dtype), out=out)
-    )
+    monkeypatch.setattr(tiles, "distances", lambda a, b, out: torch.mm(a.to(out.dtype), b.mT.to(out.dtype), out=out))
     graph._compiled.cache_clear()
     yield
     graphs.forget()

@@ -41,7 +41,7 @@ def op_of(name: str, stock: Run, other: Run) -> Op:
         def memory(self, problem):
             return 8 * problem.m * problem.n
 
-    Square.name, Square.summary, Square.contract = name, "what stock makes of a matrix", "exact"
+    Square.name, Square.summary = name, "what stock makes of a matrix"
     op = Square()
     op.candidate("stock")(stock)
     op.candidate("other")(other)

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from autokern.core.arguments import in_float64
 from autokern.core.problem import Problem
 from autokern.density import matrix_density
-from autokern.ops._shared.problems import EPS, OpOfParts, alike, density_error, is_ours, matrix_problem
+from autokern.ops._shared.problems import OpOfParts, alike, is_ours, matrix_problem
 from autokern.system.threads import one_thread
 
 _MOST, _MOST_TASKS = 1000, 32
@@ -49,11 +48,6 @@ class OfMatrices(OpOfParts):
 
     def reference(self, forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
         return matrix_density.plain(self.matrix, *tensors)
-
-    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-        *covariances, mean, value = (t.detach() for t in in_float64(args[1:]))
-        k = self.matrix(*covariances)
-        return density_error(k, (value - mean).flatten(), out, self.growth * len(k), EPS[problem.dtype])
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         sizes = self.quick + self.full * (level == "full")

@@ -136,19 +136,6 @@ def positive_definite(problem: Problem, generator: torch.Generator) -> torch.Ten
     return k
 
 
-def density_error(k: torch.Tensor, residual: torch.Tensor, found: torch.Tensor, growth: float, eps: float) -> float:
-    """Return the error of a log density in units of its change when K is perturbed by ``growth eps max|K|``."""
-    lower, n = torch.linalg.cholesky(k), k.shape[-1]
-    inverse = torch.cholesky_inverse(lower)
-    solved = (inverse @ residual.unsqueeze(-1)).squeeze(-1)
-    logdet, quadratic = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1), (solved * residual).sum(-1)
-    exact = -0.5 * (quadratic + logdet + n * math.log(2 * math.pi))
-    change = growth * eps * k.abs().amax((-2, -1))
-    unit = 0.5 * change * (solved.square().sum(-1) + inverse.diagonal(dim1=-2, dim2=-1).sum(-1))
-    unit = unit + eps * (quadratic + logdet.abs() + n)
-    return float(((found.detach().double() - exact).abs() / unit).max().item())
-
-
 def only(words: str, serves: Callable[[Problem], bool]) -> Callable[[Problem], str | None]:
     """Return the rule of a candidate that cannot serve other problems, for the reason `words`."""
     return lambda problem: None if serves(problem) else words
