@@ -11,7 +11,7 @@ import abc
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -125,21 +125,22 @@ class Op(abc.ABC):
         The bound is a hundred times the rounding error of the reference, which a run in single precision shows, and at
         least ten times stock's own error, where stock does not approximate, and 1000 or 10 n eps of the largest entry.
         """
-        dtype = getattr(torch, problem.dtype)
-        eps, graded = torch.finfo(dtype).eps, bool(problem.grad)
-        exact = self._found(self.reference, args, torch.float64, graded)
-        others = [
-            (100 * eps / torch.finfo(torch.float32).eps, self._found(self.reference, args, torch.float32, graded))
-        ]
-        if not self.approximates(problem):
-            others.append((10.0, self._found(self.stock.run, args, dtype, graded)))
-        worst = 0.0
-        for value, truth, *rounded in zip(tensors_in((out,)), exact, *(found for _, found in others), strict=True):
-            error, *errors = (float((t.detach().double() - truth).abs().max()) for t in (value, *rounded))
-            bounds = [factor * found for (factor, _), found in zip(others, errors, strict=True) if math.isfinite(found)]
-            unit = max(1e-300, max(1000, 10 * problem.n) * eps * float(truth.abs().max()), *bounds)
-            worst = math.inf if math.isnan(error) else max(worst, error / unit)
-        return worst
+        dtype, graded = getattr(torch, problem.dtype), bool(problem.grad)
+        eps, exact = torch.finfo(dtype).eps, self._found(self.reference, args, torch.float64, graded)
+
+        def errors(found: Iterable[torch.Tensor]) -> list[float]:
+            pairs = zip(found, exact, strict=True)
+            return [float((t.detach().double() - truth).abs().max().nan_to_num(math.inf)) for t, truth in pairs]
+
+        own, least = errors(tensors_in((out,))), max(1000, 10 * problem.n) * eps
+        units = [max(1e-300, least * float(truth.abs().max())) for truth in exact]
+        if any(error > unit for error, unit in zip(own, units, strict=True)):
+            others = [(100 * eps / torch.finfo(torch.float32).eps, self.reference, torch.float32)]
+            others += [] if self.approximates(problem) else [(10.0, self.stock.run, dtype)]
+            for factor, run, of in others:
+                rounded = errors(self._found(run, args, of, graded))
+                units = [max(u, factor * e) if math.isfinite(e) else u for u, e in zip(units, rounded, strict=True)]
+        return max((error / unit for error, unit in zip(own, units, strict=True)), default=0.0)
 
     def _found(self, run: Run, args: tuple[Any, ...], dtype: torch.dtype, graded: bool) -> list[torch.Tensor]:
         """Return the tensors of a result for a copy of the arguments."""
