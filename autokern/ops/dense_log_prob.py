@@ -23,7 +23,7 @@ from autokern.ops._shared.problems import positive_definite, random_matrix
 class _DenseLogProb(OfMatrices):
     name = "dense_log_prob"
     summary = "log density of a Gaussian process prior with noise, of a covariance that is a matrix"
-    growth, most = 2, 150
+    most = 150
     quick = (20, 0), (100, 0), (50, 0), (200, 0)
     full = (10, 0), (35, 0), (70, 0), (140, 0), (300, 0), (450, 0), (700, 0)
     matrix = staticmethod(matrix_density.noisy)

@@ -25,7 +25,7 @@ from autokern.ops._shared.problems import positive_definite, random_matrix
 class _TaskLogProb(OfMatrices):
     name = "task_log_prob"
     summary = "log density of several tasks observed at the same points"
-    growth, most = 4, 3000
+    most = 3000
     quick = (20, 2), (100, 2), (50, 4), (200, 2)
     full = (10, 2), (50, 2), (300, 2), (100, 4), (400, 2)
     matrix = staticmethod(matrix_density.of_tasks)

@@ -24,7 +24,6 @@ Forward = Callable[..., torch.Tensor]
 
 class OfMatrices(OpOfParts):
     nesting = 3
-    growth: int  # the value is that of a matrix within so many times its rows eps max|K| of K
     most: int  # points times tasks up to which `arrays` needs no measurement
     quick: tuple[tuple[int, int], ...]  # points and tasks of the grid, no tasks for a single output
     full: tuple[tuple[int, int], ...]  # more of them
