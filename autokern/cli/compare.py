@@ -151,7 +151,7 @@ def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object
     """
     if not hasattr(os, "wait4"):
         raise AutokernError("compare needs a system with wait4 and posix_spawn; run the program by `autokern run`")
-    began, watch = time.perf_counter(), load.Watch(_with_children)
+    began, watch = time.perf_counter(), load.Watch()
     first, told = _run(order, on=True, stats=True)  # uncounted: it compiles files and measures at first use
     say(f"first run, with autokern, uncounted: {duration(first.seconds)}")
     runs: dict[bool, list[Run]] = {False: [], True: []}
@@ -175,12 +175,6 @@ def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object
         program=order.target, off=runs[False], on=runs[True], speedup=speedup, low=low, high=high, known=known,
         warnings=doubts,
     )  # fmt: skip
-
-
-def _with_children() -> load.Snapshot:
-    """Return the counters; the CPU time of ended runs counts as this process's own."""
-    found, ended = load.snapshot(), os.times()
-    return found._replace(own=found.own + ended.children_user + ended.children_system)
 
 
 def _doubts(runs: dict[bool, list[Run]], known: bool, unserved: bool) -> list[str]:

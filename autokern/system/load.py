@@ -14,7 +14,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,23 +50,22 @@ class Snapshot(NamedTuple):
     at: float  # wall clock
     cores: int
     busy: float | None  # of all cores that this process may use; None if the system has no such counter
-    own: float  # CPU time of this process
+    own: float  # CPU time of this process and of its ended children
 
 
 class Watch:
     """Measures the load since `begin`."""
 
-    def __init__(self, read: Callable[[], Snapshot] | None = None) -> None:
-        self._read = read or snapshot
+    def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
         """Begin an interval."""
-        self._start = self._read()
+        self._start = snapshot()
 
     def reading(self) -> Load:
         """Return the load since the beginning of the interval, without ending it."""
-        start, now = self._start, self._read()
+        start, now = self._start, snapshot()
         seconds, own = now.at - start.at, now.own - start.own
         if seconds < _LEAST or now.busy is None or start.busy is None:
             return Load(now.cores)
@@ -111,7 +110,8 @@ def snapshot() -> Snapshot:
     """Read the counters."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     cores = len(cpus) if cpus else os.cpu_count() or 1
-    return Snapshot(time.perf_counter(), cores, busy_seconds(text_of(_STAT), cpus), time.process_time())
+    own = time.process_time() + os.times().children_user + os.times().children_system
+    return Snapshot(time.perf_counter(), cores, busy_seconds(text_of(_STAT), cpus), own)
 
 
 def busy_seconds(text: str, cpus: set[int] | None) -> float | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autokern.system import load
 from autokern.system.load import Load, Snapshot, Waited, Watch, busy_seconds, snapshot
 
 STAT = """cpu  900 0 300 5000 60 0 40 0 0 0
@@ -18,8 +19,9 @@ intr 1 2 3
 
 
 def _reading(*snapshots: Snapshot) -> Load:
-    left = iter(snapshots)
-    return Watch(lambda: next(left)).reading()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "snapshot", iter(snapshots).__next__)
+        return Watch().reading()
 
 
 def test_others_use_what_this_process_does_not():
