@@ -129,17 +129,10 @@ def memory_limited_by(device: str) -> str:
     return "free RAM" if left is None or ram()[1] < left else "the memory limit of the control group"
 
 
-def synchronize(device_kind: str) -> None:
-    """Wait for all work queued on the current device of a kind."""
-    if torch.device(device_kind).type != "cpu":
-        torch.get_device_module(device_kind).synchronize()
-
-
 def settle() -> None:
-    """Wait for the accelerator, if there is one."""
-    device = accelerator()
-    if device is not None:
-        synchronize(device.type)
+    """Wait for all work queued on the accelerator, if there is one."""
+    if (device := accelerator()) is not None and device.type != "cpu":
+        torch.get_device_module(device).synchronize()
 
 
 def multi_rank() -> bool:

@@ -223,12 +223,14 @@ def test_the_cpu_can_be_injected_as_accelerator(monkeypatch):
     assert anew().devices == ("cpu",)
 
 
-def test_synchronize(monkeypatch):
-    host.synchronize("cpu")
+def test_work_on_an_accelerator_is_waited_for(monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda kind: FakeGpus())
-    for device in ("cuda", "cuda:1"):
-        with pytest.raises(InterruptedError):
-            host.synchronize(device)
+    for device in (None, torch.device("cpu")):
+        monkeypatch.setattr(host, "accelerator", lambda device=device: device)
+        host.settle()
+    monkeypatch.setattr(host, "accelerator", lambda: torch.device("cuda"))
+    with pytest.raises(InterruptedError):
+        host.settle()
 
 
 # --- threads and control groups -------------------------------------------------------------------------------------
