@@ -57,15 +57,17 @@ class Family(msgspec.Struct, frozen=True):
     a LazyTensor. A LazyTensor divides by an integer in single precision: multiply by ``1 / 3`` instead. ``u`` has the
     sign of `gamma` or is zero, where autograd's derivative must be finite (`TINY` keeps roots off zero), because it is
     multiplied by a distance of zero. ``epilogue(u, slope)`` overwrites ``u`` and returns ``k``, in the memory of ``u``
-    if `slope` is None; else `slope`, a tensor of the same shape, is filled with ``dk/du``. With a `shape`, formula,
-    epilogue and slopes take it as their last argument.
+    if `slope` is None; else `slope`, a tensor of the same shape, is filled with ``dk/du``. With a `shape`, formula
+    and epilogue take it as their last argument.
     """
 
     name: str  # unique, as used in problems
     gamma: float  # factor of the squared distance
     formula: Callable[..., Any]
     epilogue: Epilogue
-    slopes: tuple[Callable[..., torch.Tensor], ...]  # ``dk/du``, ``d2k/du2``, ..., each finite at ``u = 0``
+    slopes: tuple[
+        Callable[..., torch.Tensor], ...
+    ]  # ``dk/du``, ``d2k/du2``, ..., finite at ``u = 0``; () with a `shape`
     plain: Callable[..., Kernel]  # makes a gpytorch kernel that has this formula of embedded points
     slope_is_value: bool = False  # ``dk/du = k``, so that the backward pass needs only ``k``
     kinked: bool = False  # ``dk/du`` is infinite at ``u = 0``, so that rounding of a zero distance changes ``k``

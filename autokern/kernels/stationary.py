@@ -230,10 +230,6 @@ def _rq_value(u: Any, alpha: Any) -> Any:
     return (-alpha * (w.log() + (u - (w - 1)) / w)).exp()
 
 
-def _rq_first(u: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-    return -alpha * (-(alpha + 1) * u.log1p()).exp()
-
-
 def _rq_epilogue(u: torch.Tensor, slope: torch.Tensor | None, alpha: torch.Tensor) -> torch.Tensor:
     if slope is None:
         return exp_(u.log1p_().mul_(-alpha))
@@ -252,7 +248,7 @@ RQ = Family(
     1.0,
     _rq_value,
     _rq_epilogue,
-    (_rq_first,),
+    (),
     RQKernel,
     kernels=(RQKernel,),
     embed=_by_alpha,
