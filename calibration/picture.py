@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 TRAINING = """
   hooks/gpytorch.py: _objective | _step _dispatch_step | takes the call of GPyTorch's method
-  density/steps.py: step_of | _readings Step | reads the model once; later checks that its parts are the same
+  density/array_density.py: step_of | _steps Step | reads the model once; later checks that its parts are the same
   runtime/dispatch.py: route | key_of memo entry run | looks up the key of the call; a known one runs at once
 > runtime/session.py: Session.entry | problem_of Feasibility decision made | decides a new key
 > ops/objective.py: _Objective.problem_of | Problem | describes it: points, dimensions, dtype, device, kernels

@@ -1,33 +1,37 @@
-"""The log density of a small Gaussian process in NumPy, as one autograd function with precomputed gradients.
+"""The density of a small Gaussian process in NumPy, as one autograd function with precomputed gradients.
 
 The function takes the raw parameters, so constraints and lengthscales add no nodes to the graph. The forward pass
 computes the gradients and the backward pass scales them. Second derivatives differentiate the plain torch formula.
+
+`log_prob` is of a Gaussian with a kernel and noise, `loss` the marginal likelihood ``mll(model(x), y)`` with noise,
+kernel and priors. Mean and points of both are those of the model's prior, so that any `forward` may compute them.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel, ScaleKernel
-from linear_operator import to_dense
-from torch.func import functional_call
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models import ExactGP
 
 from autokern.core.autograd import computed, readable
 from autokern.core.locks import Lock
 from autokern.density import gaussian
-from autokern.density.exact_objective import Readings, Single
+from autokern.density.exact_objective import DTYPES, Readings, Single, terms_of
 from autokern.kernels import tree as trees
 from autokern.kernels.arrays.part import Array, arranged
-from autokern.kernels.far import centre_of
 from autokern.model import prior_state
-from autokern.model.arrays import Inspected
+from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.kernel_parts import forwarded
 from autokern.model.marginal import Marginal
-from autokern.model.means_and_noise import Given, Noise
-from autokern.model.mirrors import fetched, placed
+from autokern.model.means_and_noise import Given, Noise, noise_of
+from autokern.model.mirrors import Mirrors, fetched, placed
 from autokern.model.priors import Term
 from autokern.model.relied import DENSITY
 
@@ -36,6 +40,7 @@ MOST = {"float64": 1000, "float32": 500}
 MOST_ROWS = 2000
 """Most points of all models of a batch together: above, a Python loop over the models is too slow."""
 _NO_BATCH = torch.Size()
+_INHERITED = ("added_loss_terms", "named_added_loss_terms", "named_priors")
 
 
 class KernelReading:
@@ -152,58 +157,94 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
         return None
 
     def density(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        return gaussian.of_matrix(dense(kernel, x), noise, value - mean)
+        return gaussian.of_matrix(gaussian.dense(kernel, x), noise, value - mean)
 
-    plainly = replacing(kernel, reading.names, density)
+    plainly = gaussian.replacing(kernel, reading.names, density)
     return evaluated(reading, marginal.lazy, 1.0, plainly, x, mean, value, noise)
 
 
-def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:
-    """Return a kernel's matrix by plain torch steps, differentiable to any order; active dimensions are selected.
+class StepReading(KernelReading):
+    """Noise, kernel and priors of an `ExactMarginalLogLikelihood` in NumPy."""
 
-    The library would add and multiply operators, some of which it factorises with jitter of its own.
-    """
-    if trees.form(kernel, keops=True) is not None:
-        return trees.dense(trees.read(kernel, x, centre_of(x)))
-    kind = type(kernel)
-    if kind is ScaleKernel:
-        return kernel.outputscale[..., None, None] * dense(kernel.base_kernel, x)
-    if kind not in trees.BRANCHES:
-        found: torch.Tensor = to_dense(kernel.forward(x, x))
+    def __init__(
+        self, mll: Any, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        if type(mll) is not ExactMarginalLogLikelihood:
+            raise UnreadError("another marginal likelihood")
+        seen = Inspected(dtype, torch.Size(shape[:-1]), None if device.type == "cpu" else Mirrors())
+        model, noisy = seen.module(mll, "model"), seen.module(mll, "likelihood")
+        if not isinstance(model, ExactGP) or seen.module(model, "likelihood") is not noisy or dtype not in DTYPES:
+            raise UnreadError("a likelihood that is not the model's")
+        if type(noisy) not in (GaussianLikelihood, FixedNoiseGaussianLikelihood):
+            raise UnreadError("noise that depends on the points")
+        if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
+            raise UnreadError("a model that redefines what an exact one is")
+        self._kernel, self.mll = weakref.ref(kernel), weakref.ref(mll)
+        self._how = dims, shape[: None if type(noisy) is FixedNoiseGaussianLikelihood else -1], dtype, device
+        points = np.empty((shape[-1], 0))
+        self._read(seen, mll, kernel, dims, lambda: (noise_of(seen, noisy, points), terms_of(seen, model)))
+        if any(raw.device != device for raw in self.raws):
+            raise UnreadError("parameters on another device than the targets")
+        self.kernels = "+".join(self.families)
+
+    def holds(  # type: ignore[override]
+        self, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> bool:
+        """Whether the reading is valid for a prior with this kernel, and for these shapes, dtype and device."""
+        if self.mll() is None or self._kernel() is not kernel:
+            return False
+        same = self._how == (dims, shape[: len(self._how[1])], dtype, device) and len(shape) == len(self.batch) + 1
+        return same and self._seen.holds()
+
+
+class Step(NamedTuple):
+    """One evaluation of a marginal likelihood."""
+
+    reading: StepReading
+    forward: Callable[[Any, torch.Tensor], torch.Tensor]  # stock's: maps distribution and value to the loss
+    distribution: Any  # the prior at the training points
+    value: torch.Tensor  # the targets
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The key of a `Reading` with these shapes."""
+        x, value = self.distribution._covar.x1, self.value
+        models = value[..., 0].numel() if value.dim() > 1 else 1
+        dtype = str(value.dtype).removeprefix("torch.")
+        return (*x.shape[-2:], models, dtype, value.device.type, self.reading.kernels)
+
+
+_steps = Readings(StepReading)
+
+
+def step_of(mll: Any, forward: Any, distribution: Any, value: Any) -> Step | None:
+    """Return the step of `mll` at a prior with one plain lazy kernel matrix, None if any part is unsupported."""
+    lazy, mean = distribution._covar, distribution.loc
+    x = lazy.x1
+    usual = type(value) is torch.Tensor is type(mean) is type(x) and value.device == mean.device == x.device
+    if not usual or not (value.dtype is mean.dtype is x.dtype) or not value.numel() or not _fit(x, mean, value):
+        return None
+    reading = _steps.of(mll, lazy.kernel, x.shape[-1], value.shape, value.dtype, value.device)
+    return None if reading is None else Step(reading, forward, distribution, value)
+
+
+def _fit(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> bool:
+    same = mean.shape == value.shape and x.shape[-2:-1] == value.shape[-1:]
+    return same and (x.dim() == 2 or x.shape[:-1] == value.shape)
+
+
+def loss(step: Step) -> torch.Tensor | None:
+    """Return the log marginal likelihood per point; None, for a fallback to stock, if it cannot be computed."""
+    reading, mean, value, lazy = step.reading, step.distribution.loc, step.value, step.distribution._covar
+    if not _fit(lazy.x1, mean, value) or value.shape[:-1] != reading.batch:
+        return None
+    mll: Any = reading.mll()
+    kernel = lazy.kernel
+
+    def plain(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        density = gaussian.of_matrix(gaussian.dense(kernel, x), mll.likelihood.noise, value - mean)
+        found: torch.Tensor = mll._add_other_terms(density, ()) / value.shape[-1]
         return found
-    chosen = [(child, child.active_dims) for child in kernel.kernels]
-    parts = [dense(child, x if active is None else x.index_select(-1, active)) for child, active in chosen]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part if trees.BRANCHES[kind] == "sum" else total * part
-    return total
 
-
-class _Calling(torch.nn.Module):
-    """A module that calls a function of `root`, for `functional_call` to replace the parameters of `root`."""
-
-    def __init__(self, root: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.root, self._function = root, function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        """Return the function's result."""
-        return self._function(*args)
-
-
-def replacing(
-    root: torch.nn.Module, names: list[str], function: Callable[..., torch.Tensor]
-) -> Callable[..., torch.Tensor]:
-    """Return a function of the arguments of `function`, then of values for the parameters of `root` called `names`."""
-
-    def of(*tensors: torch.Tensor) -> torch.Tensor:
-        own = len(tensors) - len(names)
-        modules = [(f"{at}." if at else "", one) for at, one in root.named_modules()]
-        places = [(at + name, raw) for at, one in modules for name, raw in one._parameters.items()]
-        given = {id(raw): tensors[own + names.index(name)] for name, raw in places if name in names}
-        replaced = {f"root.{name}": given[id(raw)] for name, raw in places if id(raw) in given}  # tied ones too
-        # torch does not restore tied weights of modules that are shared, as `root` is
-        found: torch.Tensor = functional_call(_Calling(root, function), replaced, tensors[:own], tie_weights=False)
-        return found
-
-    return of
+    plainly = gaussian.replacing(mll, reading.names, plain)
+    return evaluated(reading, lazy, 1.0 / value.shape[-1], plainly, lazy.x1, mean, value)

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from gpytorch.kernels import ScaleKernel
+from linear_operator import to_dense
+from torch.func import functional_call
 
 from autokern.core.autograd import computed
 from autokern.density.factors import factorised, inverted
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Blocks, bytes_on, row_blocks
+from autokern.kernels.far import centre_of
 from autokern.kernels.tree import Parts, Tree, apart, flattened
 from autokern.model.originals import psd_safe_cholesky
 from autokern.system import buffers, threads
@@ -89,6 +93,57 @@ def of_matrix(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> t
     logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     density: torch.Tensor = -0.5 * (white.square().sum(-1) + logdet + n * _LOG_2_PI)
     return density
+
+
+def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return a kernel's matrix by plain torch steps, differentiable to any order; active dimensions are selected.
+
+    The library would add and multiply operators, some of which it factorises with jitter of its own.
+    """
+    if trees.form(kernel, keops=True) is not None:
+        return trees.dense(trees.read(kernel, x, centre_of(x)))
+    kind = type(kernel)
+    if kind is ScaleKernel:
+        return kernel.outputscale[..., None, None] * dense(kernel.base_kernel, x)
+    if kind not in trees.BRANCHES:
+        found: torch.Tensor = to_dense(kernel.forward(x, x))
+        return found
+    chosen = [(child, child.active_dims) for child in kernel.kernels]
+    parts = [dense(child, x if active is None else x.index_select(-1, active)) for child, active in chosen]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part if trees.BRANCHES[kind] == "sum" else total * part
+    return total
+
+
+class _Calling(torch.nn.Module):
+    """A module that calls a function of `root`, for `functional_call` to replace the parameters of `root`."""
+
+    def __init__(self, root: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.root, self._function = root, function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        """Return the function's result."""
+        return self._function(*args)
+
+
+def replacing(
+    root: torch.nn.Module, names: list[str], function: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """Return a function of the arguments of `function`, then of values for the parameters of `root` called `names`."""
+
+    def of(*tensors: torch.Tensor) -> torch.Tensor:
+        own = len(tensors) - len(names)
+        modules = [(f"{at}." if at else "", one) for at, one in root.named_modules()]
+        places = [(at + name, raw) for at, one in modules for name, raw in one._parameters.items()]
+        given = {id(raw): tensors[own + names.index(name)] for name, raw in places if name in names}
+        replaced = {f"root.{name}": given[id(raw)] for name, raw in places if id(raw) in given}  # tied ones too
+        # torch does not restore tied weights of modules that are shared, as `root` is
+        found: torch.Tensor = functional_call(_Calling(root, function), replaced, tensors[:own], tie_weights=False)
+        return found
+
+    return of
 
 
 def _assemble(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> None:

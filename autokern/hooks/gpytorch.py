@@ -239,10 +239,10 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
         return None
     if forced("exact_log_prob") is not None and forced("objective") is None:  # the user forces the density's op
         return None
-    from autokern.density import steps
+    from autokern.density import array_density
 
     forward = functools.partial(_by_modules, mll, params=params)
-    return steps.step_of(mll, forward, prior, target)
+    return array_density.step_of(mll, forward, prior, target)
 
 
 def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, ...]) -> Any:

@@ -112,7 +112,7 @@ class _ExactLogProb(Iterated, OpOfParts):
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         _, _, lazy, noise = marginal
-        return gaussian.of_matrix(array_density.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
+        return gaussian.of_matrix(gaussian.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         kernel = kernel_of(problem, generator)

@@ -4,7 +4,7 @@ Arguments: ``reading, forward, parameters``: the arrays of a model (`density.exa
 computes the loss with modules and autograd, and the parameters, by name, whose gradients are required. The result is
 the loss ``()``, or ``(...)`` for a batch of independent models, and the gradients of its sum in the order of the
 parameters; they are also stored in each ``grad``. Or ``step, None, None``: one call of a marginal likelihood
-(`density.steps`), whose result is its differentiable value ``()`` or ``(...)`` alone (grad ``theta``).
+(`density.array_density`), whose result is its differentiable value ``()`` or ``(...)`` alone (grad ``theta``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
 from autokern.core.problem import Features, Problem
-from autokern.density import steps
+from autokern.density import array_density
+from autokern.density.array_density import Step, step_of
 from autokern.density.exact_objective import Reading
-from autokern.density.steps import Step, step_of
 from autokern.ops._shared.problems import LOW_RANK, OpOfParts, families, squares
 from autokern.ops._shared.sample_models import objective_model, prior_of
 from autokern.system.threads import one_thread
@@ -136,7 +136,7 @@ def arrays(reading: Known, forward: Forward | None, parameters: Parameters | Non
     """NumPy and LAPACK from the raw parameters to the gradients, without modules and without autograd."""
     if isinstance(reading, Step) or parameters is None:
         with one_thread:
-            value = steps.loss(cast("Step", reading))
+            value = array_density.loss(cast("Step", reading))
         return stock(reading, forward, parameters) if value is None else value
     with one_thread:
         found = reading.evaluate(parameters)

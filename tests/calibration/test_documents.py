@@ -43,9 +43,9 @@ def test_what_explain_told_is_what_the_docs_show(tmp_path, capsys):
 @pytest.mark.parametrize(
     "line",
     [
-        "density/steps.py: step_off | |",
+        "density/array_density.py: step_off | |",
         "density/no.py: loss | |",
-        "density/steps.py: loss | nothing_like_it |",
+        "density/array_density.py: loss | nothing_like_it |",
         "auto.py: x | |",
     ],
 )

@@ -47,7 +47,7 @@ from support.threads import in_threads
 from torch.autograd import forward_ad
 
 import autokern
-from autokern.density.array_density import dense
+from autokern.density.gaussian import dense
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 B = torch.Size([3])

@@ -14,7 +14,7 @@ from gpytorch.priors import GammaPrior
 from support.models import loss_of
 
 import autokern
-from autokern.density.array_density import dense
+from autokern.density.gaussian import dense
 
 
 def rbf():

@@ -29,7 +29,7 @@ from support.densities import D, N, Served, agree, by, derivatives, made, value_
 from torch.overrides import TorchFunctionMode
 
 import autokern
-from autokern.density import steps
+from autokern.density import array_density
 from autokern.density.array_density import KernelReading
 
 B = torch.Size([2])
@@ -258,12 +258,12 @@ def test_a_step_within_a_step_of_the_same_thread_leaves_it_alone(monkeypatch):
     def interrupted(reading, *args):
         if not within:
             assert reading.lock.entered()
-            within.append(steps.loss(asked))
+            within.append(array_density.loss(asked))
         return step(reading, *args)
 
     with autokern.enabled(), by("objective"):
         expected = value_of(mll)
-        asked = steps.step_of(mll, None, mll.model(*mll.model.train_inputs), mll.model.train_targets)
+        asked = array_density.step_of(mll, None, mll.model(*mll.model.train_inputs), mll.model.train_targets)
         monkeypatch.setattr(KernelReading, "computed", interrupted)
         assert value_of(mll).equal(expected)
     assert within == [None]

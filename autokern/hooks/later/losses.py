@@ -175,7 +175,7 @@ class OfLosses(OfParameters):
         self, mll: Any, values: Mapping[int, torch.Tensor], function: Callable[..., Any], *tensors: torch.Tensor
     ) -> Any:
         """Call a function of tensors while parameters of a marginal likelihood have the values of their addresses."""
-        from autokern.density.array_density import replacing
+        from autokern.density.gaussian import replacing
 
         names = {name: values[id(p)] for name, p in mll.named_parameters() if id(p) in values}
         return replacing(mll, list(names), function)(*tensors, *names.values())
