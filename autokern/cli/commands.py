@@ -97,8 +97,7 @@ def compare_program(
 def run_program(
     context: typer.Context,
     module: _Module = None,
-    stats: Annotated[bool, typer.Option("--stats", help="At the end, count calls by op and candidate.")] = False,
-    decisions: Annotated[bool, typer.Option("--explain", help="At the end, list the decisions taken.")] = False,
+    decisions: Annotated[bool, typer.Option("--explain", help="At the end, list decisions and calls.")] = False,
     lines: Annotated[bool, typer.Option("--profile", help="At the end, list seconds by line of the program.")] = False,
     html: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page: savings, choices, why.")
@@ -111,12 +110,7 @@ def run_program(
 
     Python processes that it starts are served too (AUTOKERN_WORKERS=0: forked ones only).
     """
-    flags = (
-        ["--stats"] * stats
-        + ["--explain"] * decisions
-        + ["--profile"] * lines
-        + (["--report", str(html)] if html else [])
-    )
+    flags = ["--explain"] * decisions + ["--profile"] * lines + (["--report", str(html)] if html else [])
     raise typer.Exit(run.started([*flags, *(["-m", module] if module else []), *context.args]) or 0)
 
 

@@ -27,7 +27,7 @@ _LEAST, _CLOSE, _PART = 3, 0.03, 0.25
 """Fewest pairs; largest half-width of the gain's confidence interval, in log units, or as a part of the log gain."""
 _SHORT, _UNSTEADY = 1.0, 0.1
 """A program of fewer seconds is mostly start-up; times with a larger relative spread vary too much."""
-_SERVED_NONE = "autokern served no call"
+_SERVED_NONE = "autokern has taken no decision"
 _LAUNCH = """
 import os, sys, time
 began = time.monotonic()
@@ -152,7 +152,7 @@ def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object
     if not hasattr(os, "wait4"):
         raise AutokernError("compare needs a system with wait4 and posix_spawn; run the program by `autokern run`")
     began, watch = time.perf_counter(), load.Watch()
-    first, told = _run(order, on=True, stats=True)  # uncounted: it compiles files and measures at first use
+    first, told = _run(order, on=True, explain=True)  # uncounted: it compiles files and measures at first use
     say(f"first run, with autokern, uncounted: {duration(first.seconds)}")
     runs: dict[bool, list[Run]] = {False: [], True: []}
     known = False
@@ -192,9 +192,9 @@ def _doubts(runs: dict[bool, list[Run]], known: bool, unserved: bool) -> list[st
     return doubts
 
 
-def _run(order: Order, on: bool, stats: bool = False) -> tuple[Run, str]:
+def _run(order: Order, on: bool, explain: bool = False) -> tuple[Run, str]:
     """Run the program to its end; return its figures and its standard error."""
-    ours = ["-m", "autokern", "run", *["--stats"] * stats] if on else []
+    ours = ["-m", "autokern", "run", *["--explain"] * explain] if on else []
     command = [sys.executable, *ours, *["-m"] * order.module, order.target, *order.arguments]
     launch = [sys.executable, "-I", "-S", "-c", _LAUNCH, *command]
     with tempfile.TemporaryFile("w+") as errors, tempfile.NamedTemporaryFile("w+") as call:

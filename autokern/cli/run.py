@@ -34,7 +34,6 @@ class Order(NamedTuple):
     target: str
     arguments: list[str]
     module: bool = False
-    stats: bool = False
     decisions: bool = False
     lines: bool = False
     report: Path | None = None
@@ -45,11 +44,13 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
 
     Everything after the name of the script or module belongs to the program.
     """
-    flags = dict.fromkeys(("--stats", "--explain", "--profile"), False)
+    flags = dict.fromkeys(("--explain", "--profile"), False)
     rest, report = list(arguments), None
-    while command == "run" and rest and (rest[0] in flags or rest[0].partition("=")[0] == "--report"):
+    while command == "run" and rest and (rest[0] in (*flags, "--stats") or rest[0].partition("=")[0] == "--report"):
         flag, equals, value = rest.pop(0).partition("=")
-        if flag != "--report":
+        if flag == "--stats":
+            print("autokern: `--stats` was removed and is ignored: `--explain` counts the calls", file=sys.stderr)
+        elif flag != "--report":
             flags[flag] = True
         elif not (value := value if equals else rest.pop(0) if rest else ""):
             raise SettingsError("--report names no file; expected --report FILE SCRIPT [ARGS]")
@@ -68,7 +69,7 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
     elif target.startswith("-") and not (command == "run" and target == "-") and not (target == "-c" and others):
         before = f"; before them only {', '.join(flags)} and --report FILE" if command == "run" else ""
         raise SettingsError(f"{command} has no option {target}: expected a script, or -m and a module{before}")
-    return Order(target, others, module, flags["--stats"], flags["--explain"], flags["--profile"], report)
+    return Order(target, others, module, flags["--explain"], flags["--profile"], report)
 
 
 def check(order: Order) -> None:
@@ -92,8 +93,6 @@ def execute(order: Order) -> int:
     check(order)
     file = None if system.is_job() and os.environ.get("RANK") != "0" else order.report  # only the first rank writes
     if file is not None:
-        import autokern.cli.report
-
         write_whole(file, None)
     inherited.inherit()
     install.enable()
@@ -101,10 +100,8 @@ def execute(order: Order) -> int:
     if settings.enabled and settings.ranks not in ("off", "on") and system.is_job():  # "on": `enable` has joined
         ranks.begin(shy=not isinstance(settings.ranks, float))
         atexit.register(ranks.end)
-    if order.stats or order.decisions:
-        import autokern.cli.tables  # noqa: F401  (now: at exit it may be too late)
-
-        atexit.register(_tell, order)
+    if order.decisions:
+        atexit.register(lambda: print(api.explain(), file=sys.stderr))
     if order.lines:
         from autokern.cli import lines
 
@@ -159,16 +156,6 @@ def _run_text(text: str | bytes, name: str, **variables: str) -> None:
     code = compile(text, name, "exec")
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
-
-
-def _tell(order: Order) -> None:
-    """Print the decisions and counts of calls at the end of the process."""
-    from autokern.cli import tables
-
-    if order.decisions:
-        print(api.explain(), file=sys.stderr)
-    if order.stats:
-        tables.show(tables.stats(dispatch.stats()), stderr=True)
 
 
 def _report(file: Path, program: str, process: int, began: float, called: list[float]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from rich import box
@@ -140,17 +140,6 @@ def decisions(found: Sequence[tuple[Decision, int]]) -> Table:
     ]
     title = "decisions of this process" if rows else "autokern took no decision in this process"
     return Table(title, (">calls", "what ran", ">times stock", "on what, and why"), rows)
-
-
-def stats(counts: Mapping[str, Mapping[str, int]]) -> Table:
-    """Return a table of the number of calls by op and candidate."""
-    rows = [
-        (op, candidate, f"{calls:,}")
-        for op, by in counts.items()
-        for candidate, calls in sorted(by.items(), key=lambda pair: -pair[1])
-    ]
-    title = "autokern: calls" if rows else "autokern served no call in this process"
-    return Table(title, ("op", "candidate", ">calls"), rows)
 
 
 def counted(count: int, word: str) -> str:

@@ -331,7 +331,7 @@ def test_run_a_module_from_the_working_directory_and_count_its_calls(program):
     assert str([str(program / "script.py"), "--stats"]) in ours.stdout
     assert "kernel_matrix" in ours.stderr
     assert "what ran, on what, and why" in ours.stderr
-    assert "autokern: calls" in ours.stderr
+    assert "`--stats` was removed and is ignored" in ours.stderr
 
 
 @pytest.mark.slow
@@ -357,7 +357,7 @@ def test_run_refuses_what_it_cannot_run(monkeypatch, capsys, arguments, words):
 @pytest.mark.parametrize(
     ("words", "order"),
     [
-        (["--stats", "s.py", "--explain", "-m"], runner.Order("s.py", ["--explain", "-m"], stats=True)),
+        (["--stats", "--explain", "s.py", "-m"], runner.Order("s.py", ["-m"], decisions=True)),
         (["-m", "pytest", "--stats"], runner.Order("pytest", ["--stats"], module=True)),
         (["-mpytest"], runner.Order("pytest", [], module=True)),
         (["--", "--odd.py"], runner.Order("--odd.py", [])),

@@ -50,7 +50,7 @@ def timed(monkeypatch):
         clock = {False: iter(off), True: iter([on[0], *on])}
         told = []
 
-        def run(order, on, stats=False):
+        def run(order, on, explain=False):
             told.append(on)
             return Run(next(clock[on]), 1.0 if on else 2.0, 2**30), ""
 

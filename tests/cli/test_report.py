@@ -190,7 +190,7 @@ def test_no_program_runs_whose_report_cannot_be_written(tmp_path, name):
 
 
 def test_reports_are_options_of_run_alone():
-    order = runner.parse(["--stats", "--report", "a.html", "-m", "pkg", "--report", "theirs"])
+    order = runner.parse(["--explain", "--report", "a.html", "-m", "pkg", "--report", "theirs"])
     assert (order.report, order.module, order.arguments) == (Path.cwd() / "a.html", True, ["--report", "theirs"])
     with pytest.raises(AutokernError, match="--report names no file"):
         runner.parse(["--report"])
