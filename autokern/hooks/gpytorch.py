@@ -19,6 +19,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, VariationalELBO
 from gpytorch.models import ApproximateGP
+from linear_operator.operators import BlockInterleavedLinearOperator
 
 from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.beside import Beside
@@ -259,7 +260,7 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
     """Return the log density of several tasks as a function of the value, None if unsupported."""
     if not tasks.known(distribution, likelihood):
         return None
-    if tasks.are_blocks(distribution):
+    if distribution._covar.__class__ is BlockInterleavedLinearOperator:
         apart, shape = tasks.independent(distribution, likelihood), distribution.mean.shape
         one = _served(apart, regime(shape[0]) == EXACT)
         return one and (lambda value: one(value.mT).sum(-1) if getattr(value, "shape", None) == shape else None)

@@ -83,17 +83,10 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     def _same(self) -> bool:
         return bool(self.nontensor_params["same"])
 
-    def _others(self) -> list[torch.Tensor] | None:
-        return None if self._same else forms.read(self._kernel, self.x2).points
-
     def _matmul(self, rhs: torch.Tensor) -> torch.Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         out: torch.Tensor = _dispatch(self._kernel, self.x1, self.x1 if self._same else self.x2, columns)
         return out.squeeze(-1) if rhs.dim() == 1 else out
-
-    def _t_matmul(self, rhs: torch.Tensor) -> torch.Tensor:
-        transposed: torch.Tensor = self._transpose_nonbatch()._matmul(rhs)
-        return transposed
 
     def _transpose_nonbatch(self) -> LinearOperator:
         return self if self._same else super()._transpose_nonbatch()
@@ -103,18 +96,12 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of ``sum(left * (K right))`` by this operator's tensors, computed tile by tile."""
         left, right = (t.unsqueeze(-1) if t.dim() == 1 else t for t in (left_vecs, right_vecs))
-        by, by_others = products.gradients(
-            forms.read(self._kernel, self.x1), self._others(), left, right, usual(self.device)
-        )
+        others = None if self._same else forms.read(self._kernel, self.x2).points
+        by, by_others = products.gradients(forms.read(self._kernel, self.x1), others, left, right, usual(self.device))
         x2 = None if by_others is None else torch.cat(by_others, -1)
-        return self._in_representation(torch.cat(by.points, -1), x2, by.shapes, by.weights)
-
-    def _in_representation(
-        self, x1: torch.Tensor, x2: torch.Tensor | None, shapes: list[torch.Tensor], weights: list[torch.Tensor]
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Return gradients in the order of this operator's `representation`."""
-        named = {f"shape_{i}": t for i, t in enumerate(shapes)} | {f"weight_{i}": t for i, t in enumerate(weights)}
-        return (x1, x2, *(named[name] for name in self._differentiable_kwargs))
+        named = {f"shape_{i}": t for i, t in enumerate(by.shapes)}
+        named |= {f"weight_{i}": t for i, t in enumerate(by.weights)}
+        return torch.cat(by.points, -1), x2, *(named[name] for name in self._differentiable_kwargs)
 
     def _mul_matrix(self, other: Any) -> LinearOperator:
         """Multiply element by element: two matrix-free operators give a third, any other operand is made dense.
@@ -143,11 +130,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         found = super()._getitem(row_index, col_index, *batch_indices)
         same = self._same and _equal_indices(row_index, col_index)
-        return found if same == self._same else found._as_cross()
-
-    def _as_cross(self) -> MatrixFreeKernelOperator:
-        """Return this operator with rows and columns declared as different sets of points."""
-        return _operator(self._kernel, self.x1, self.x2, False)
+        return found if same == self._same else _operator(found._kernel, found.x1, found.x2, False)
 
     def __reduce__(self) -> Any:
         """Pickle as a `LazyEvaluatedKernelTensor` of the embedded points, which loads without autokern."""

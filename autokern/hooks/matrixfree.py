@@ -138,13 +138,10 @@ def _looked_up(operator: Any) -> torch.Tensor | None:
         return None
     if left.dim() != 2 or left.shape[1] != 1 or right.dim() != 2 or right.shape[1] != 1:
         return None
-    if not all(_is_one(values) for values in (operator.left_interp_values, operator.right_interp_values)):
+    weights = operator.left_interp_values, operator.right_interp_values
+    if any(w.requires_grad or bool((w != 1).any()) for w in weights):
         return None
     try:
         return table.index_select(0, left[:, 0]).index_select(1, right[:, 0])
     except (IndexError, RuntimeError):  # stock raises its own error for an invalid index
         return None
-
-
-def _is_one(values: torch.Tensor) -> bool:
-    return not values.requires_grad and bool((values == 1).all())

@@ -47,12 +47,11 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
     if known is not None and _same_tensors(known, linear_op):
         linear_op = known
     found = _asked(linear_op)
-    return _stock_solve(linear_op, rhs) if found is None else _dispatch(linear_op, _expanded(linear_op, rhs), *found)
-
-
-def _expanded(operator: Any, rhs: Any) -> Any:
-    """Expand right-hand sides that all matrices of a batch share, as backward passes have them."""
-    return rhs.expand(*operator.batch_shape, *rhs.shape[-2:]) if rhs.dim() < operator.dim() else rhs
+    if found is None:
+        return _stock_solve(linear_op, rhs)
+    if rhs.dim() < linear_op.dim():  # all matrices of a batch share them, as in backward passes
+        rhs = rhs.expand(*linear_op.batch_shape, *rhs.shape[-2:])
+    return _dispatch(linear_op, rhs, *found)
 
 
 def _asked(operator: Any) -> tuple[Embedded | None] | None:

@@ -42,11 +42,6 @@ def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | 
     return points.to_dense(), tasks.to_dense(), noise if noise.dim() == 2 else torch.diag(noise), distribution.mean
 
 
-def are_blocks(distribution: Any) -> bool:
-    """Whether the covariance of `known` tasks has one block for each task."""
-    return distribution._covar.__class__ is BlockInterleavedLinearOperator
-
-
 def independent(distribution: Any, likelihood: Any) -> marginal.Marginal | None:
     """Return the marginal of tasks in blocks as a batch over tasks, None if the noise is unsupported."""
     noise = _noise(likelihood, distribution.num_tasks)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
 
 from autokern.core.locks import Lock
 from autokern.core.releases import known
@@ -29,18 +28,16 @@ def look() -> None:
         if getattr(module.__spec__, "_initializing", False):  # still being imported
             continue
         with _lock.here():
-            later = _waiting.get(name)  # None if another thread was faster
-            if later and _declared(f"autokern.hooks.later.{later}", module):
-                del _waiting[name]
-                put_declared()
-
-
-def _declared(later: str, module: Any) -> bool:
-    try:
-        return bool(importlib.import_module(later).declare(module))
-    except (AttributeError, ImportError, KeyError, TypeError) as error:  # this release lacks a name
-        known.leave_out(later, f"cannot be used: {error}")
-        return True
+            if name not in _waiting:  # another thread was faster
+                continue
+            later = f"{__name__}.{_waiting[name]}"
+            try:
+                if not importlib.import_module(later).declare(module):
+                    continue
+            except (AttributeError, ImportError, KeyError, TypeError) as error:  # this release lacks a name
+                known.leave_out(later, f"cannot be used: {error}")
+            del _waiting[name]
+            put_declared()
 
 
 look()
