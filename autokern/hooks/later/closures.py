@@ -35,9 +35,6 @@ _RELIES = (
 )  # fmt: skip
 _dispatch = route("objective", looked=True)
 _closures = Beside["_Closure"]()
-_SINGLE = 1e-4
-"""The largest difference in single precision."""
-Found = tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]
 
 
 def declare(core: Any) -> bool:
@@ -58,7 +55,7 @@ def declare(core: Any) -> bool:
         """Compute loss and gradient of an optimiser's flat vector by arrays, without tensors in between."""
         ours = type(self) is flat and type(self.closure) is kind and self.closure.parameters is self.parameters
         reading = _reading_of(self.closure) if ours and not kwargs and not stay_out_of_models() else None
-        if reading is None or not (state is None or _fits(state, self.parameters)):
+        if reading is None or not (state is None or _fits(state, sum(map(torch.numel, self.parameters.values())))):
             return stock_flat(self, state, **kwargs)
         if state is not None:
             reading.put(self.parameters, state)
@@ -107,12 +104,11 @@ def _rows_fit(closure: Any, state: Any, rows: Any) -> bool:
     if state is None:
         return True
     count = closure.batch_size if rows is None else len(rows) if type(rows) is list else -1
-    return type(state) is np.ndarray and state.dtype == np.float64 and state.shape == (count, closure._per_element_size)
+    return _fits(state, count, closure._per_element_size)
 
 
-def _fits(state: Any, parameters: Mapping[str, torch.Tensor]) -> bool:
-    size = sum(parameter.numel() for parameter in parameters.values())
-    return type(state) is np.ndarray and state.dtype == np.float64 and state.shape == (size,)
+def _fits(state: Any, *shape: int) -> bool:
+    return type(state) is np.ndarray and state.dtype == np.float64 and state.shape == shape
 
 
 @unless_it_fails
@@ -142,13 +138,12 @@ def _read(forward: Any) -> Reading:
 _readings = Readings(_read)
 
 
-def _evaluated(closure: Any, stock: Any) -> Found:
+def _evaluated(closure: Any, stock: Any) -> Any:
     """Return loss and gradients of a closure of BoTorch's, which are in ``grad`` of its parameters then."""
     known = _closures.get(closure)
     if known is None or not known.is_of(closure):
         known = _closures.put(closure, _Closure(closure.forward, closure.parameters))
-    found: Found = known.call(lambda: stock(closure))
-    return found
+    return known.call(lambda: stock(closure))
 
 
 class OfParameters(Repeated):
@@ -157,10 +152,8 @@ class OfParameters(Repeated):
     lasting = True
 
     def __init__(self, kind: Any, parameters: Iterable[torch.Tensor], fixed: Iterable[torch.Tensor] = ()) -> None:
-        super().__init__(kind)
         self._parameters, self._fixed = tuple(parameters), tuple(fixed)
-        if any(p.dtype is torch.float32 for p in self._parameters):
-            self.agreement = _SINGLE
+        super().__init__(kind, [p.dtype for p in self._parameters])
 
     def held(self, *of: Any, **options: Any) -> Held | str:
         """Return what a function of the parameters consists of, or why it cannot be recorded."""
@@ -220,10 +213,9 @@ class _Closure(OfParameters):
         same = closure.forward is self._forward and closure.parameters.keys() == self._names.keys()
         return same and all(map(operator.is_, closure.parameters.values(), self._parameters))
 
-    def library(self, stock: Any) -> Found:
+    def library(self, stock: Any) -> Any:
         """Return the loss and the gradients of all parameters."""
-        found: Found = stock()
-        return found
+        return stock()
 
     def consists(self, stock: Any) -> Held | str:
         """Return what the loss consists of, or why it cannot be recorded."""
@@ -241,7 +233,7 @@ class _Closure(OfParameters):
 
         return self._parameters, compute
 
-    def result(self, results: tuple[torch.Tensor, ...], stock: Any) -> Found | None:
+    def result(self, results: tuple[torch.Tensor, ...], stock: Any) -> Any:
         """Put gradients into the parameters and return them with the loss, None if any number is not finite."""
         loss, *slopes = results
         if not all(bool(t.isfinite().all()) for t in results):
@@ -258,7 +250,7 @@ class _Closure(OfParameters):
             found.append(parameter.grad)
         return loss.clone(), tuple(found)
 
-    def numbers(self, found: Found) -> Iterator[Any]:
+    def numbers(self, found: Any) -> Iterator[Any]:
         """Yield the loss and the gradients."""
         for values in (found[0], *found[1]):
             yield np.zeros(0) if values is None else values.detach().numpy()

@@ -33,10 +33,7 @@ _REASON = "Scipy version"
 _NAMES = ("fmin_l_bfgs_b_batched", "translate_bounds_for_lbfgsb")
 """Functions that BoTorch's module imports only with a SciPy release that it supports."""
 _DTYPES = torch.float32, torch.float64
-_SINGLE = 1e-4
-"""The largest difference in single precision, where BLAS rounds products of fewer sets otherwise."""
 _HYPERVOLUME = "botorch.acquisition.multi_objective.logei"
-Found = tuple[Any, np.ndarray]
 
 
 def declare(gen: Any) -> bool:
@@ -135,14 +132,11 @@ class _Acquisition(Repeated):
         cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
         known = set(cells) == {"acquisition_function"} and f.__module__ == gen.__name__
         self._called = cells["acquisition_function"].cell_contents if known else None
-        super().__init__((type(self._called), self._shape))
-        if dtype is torch.float32:
-            self.agreement = _SINGLE
+        super().__init__((type(self._called), self._shape), [dtype])
 
-    def library(self, x: np.ndarray, fixed: Any, rows: Any) -> Found:
+    def library(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
         """Return values and gradient at some points."""
-        found: Found = self._stock(x, self._f, fixed) if rows is None else self._stock(x, self._f, fixed, rows)
-        return found
+        return self._stock(x, self._f, fixed) if rows is None else self._stock(x, self._f, fixed, rows)
 
     def consists(self, x: np.ndarray, fixed: Any, rows: Any) -> Held | str:
         """Return what the function consists of, or why it cannot be recorded."""
@@ -181,7 +175,7 @@ class _Acquisition(Repeated):
         self._points[:sets].copy_(torch.from_numpy(x).view(sets, *self._shape))
         return True
 
-    def result(self, results: tuple[torch.Tensor, ...], x: np.ndarray, fixed: Any, rows: Any) -> Found | None:
+    def result(self, results: tuple[torch.Tensor, ...], x: np.ndarray, fixed: Any, rows: Any) -> Any:
         """Return values and gradient of the first points, None if a gradient is not finite."""
         losses, loss, gradient = results
         slopes = gradient.numpy().astype(np.float64).ravel()[: x.size].reshape(x.shape)
@@ -192,6 +186,6 @@ class _Acquisition(Repeated):
     def _sets(self, x: np.ndarray) -> int:
         return int(x.size // max(1, math.prod(self._shape)))
 
-    def numbers(self, found: Found) -> Found:
+    def numbers(self, found: Any) -> Any:
         """Return values and gradient."""
         return found

@@ -36,8 +36,9 @@ _EAGER, _COMPARED, _EVERY = 2, 2, 32
 """Evaluations before the one that is recorded, at least; compared after it; and from one comparison to the next."""
 _SPENT = 0.06
 """Seconds of evaluations before one is recorded, where nothing is known of their number."""
-_AGREE = 1e-9
-"""The largest difference between a replay and the library, relative to the largest value that was compared."""
+_AGREE, _SINGLE = 1e-9, 1e-4
+"""The largest difference between a replay and the library, relative to the largest value that was compared; the same in
+single precision, where BLAS rounds products of fewer sets otherwise."""
 _GAIN = 0.9
 """The largest part of an evaluation's time that a replay may take."""
 _MOST_BYTES = 2**28
@@ -92,7 +93,7 @@ class Repeated(abc.ABC):
     """Whether the user's program runs between two calls, and may replace functions then."""
     _held: Held
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, dtypes: Iterable[torch.dtype]) -> None:
         self._history = _histories.setdefault(kind, _History())
         self._until, self._spent = self._history.spent(), 0.0
         self._replay: Replay | None = None
@@ -101,7 +102,7 @@ class Repeated(abc.ABC):
         self._cost = 0.0
         self._ran = Ran()
         self._sizes: list[float] = []
-        self.agreement = _AGREE
+        self.agreement = _SINGLE if torch.float32 in dtypes else _AGREE
         self.serves, self.unlike = True, False  # `unlike`: the call is the first of another kind than those compared
         self.earlier = 0.0  # seconds of a replay that pass before the call
         self.unfit = 0  # calls one after another that the recording did not fit
@@ -236,23 +237,17 @@ class Repeated(abc.ABC):
             return self.library(*call)
         self._held = held
         inputs, compute = self.evaluated(*call)
-        recorder, before = Recorder(*inputs), host.random_states()
+        recorder, before, found = Recorder(*inputs), host.random_states(), None
         try:
             with recorder:
                 results = tuple(compute())
-        except UnrecordedError as reason:
-            self.end(str(reason))
-            host.take_random_states(before)
-            return self.library(*call)
-        self._results = tuple(t.detach() for t in results)
-        self.renew()
-        try:
+            self._results = tuple(t.detach() for t in results)
+            self.renew()
             self._replay = self.made(recorder)
             _limit(self, recorder._bytes)
+            found = self.result(self._results, *call)
         except UnrecordedError as reason:
-            self._history.refused += 1  # the next one of the kind will hardly fare better
             self.end(str(reason))
-        found = self.result(self._results, *call)
         if found is None:
             host.take_random_states(before)
             return self.library(*call)
