@@ -1,20 +1,37 @@
-"""What `dense_log_prob` and `task_log_prob` share: the log density of a Gaussian whose covariances are matrices.
+"""The Ops `dense_log_prob` and `task_log_prob`: the log density of a Gaussian whose covariances are matrices.
 
-Arguments: ``forward, *tensors``: covariances, noise, mean and value. `forward` computes the density from them with the
-library's operators, or from operators that it holds. Gradients must be required.
+Arguments: ``forward, *tensors``. `forward` computes the density from the tensors with the library's operators, or from
+operators that it holds. Gradients must be required.
+
+`dense_log_prob` takes ``k, noise, mean, value``: `k` ``(n, n)`` is a covariance that the library forms as a matrix (for
+example of a user's kernel, or of a product of kernels), without its noise ``(1,)`` or ``(n,)``; mean and value are
+``(n,)``. Stock factorises the matrix.
+
+`task_log_prob` takes ``kx, kt, noise, mean, value``: the covariances `kx` ``(n, n)`` of points and `kt` ``(t, t)`` of
+tasks, the noise ``(t, t)`` of the tasks at each point; `mean` and `value` are ``(n, t)``. The joint covariance is
+``kx (x) kt + I (x) noise``. A problem's `d` is the number of tasks, 0 for a single output.
 """
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    KroneckerProductLinearOperator,
+)
+from linear_operator.operators import KroneckerProductDiagLinearOperator as KroneckerDiagonal
 
-from autokern.core.problem import Problem
+from autokern.core.problem import Features, Problem
 from autokern.density import matrix_density
-from autokern.ops._shared.problems import OpOfParts, alike, is_ours, matrix_problem
+from autokern.model import originals
+from autokern.ops._shared.problems import OpOfParts, alike, is_ours, matrix_problem, positive_definite, random_matrix
 from autokern.system.threads import one_thread
 
 _MOST, _MOST_TASKS = 1000, 32
@@ -22,16 +39,13 @@ _MOST, _MOST_TASKS = 1000, 32
 Forward = Callable[..., torch.Tensor]
 
 
-class OfMatrices(OpOfParts):
+class _OfMatrices(OpOfParts):
     nesting = 3
     most: int  # points times tasks up to which `arrays` needs no measurement
     quick: tuple[tuple[int, int], ...]  # points and tasks of the grid, no tasks for a single output
     full: tuple[tuple[int, int], ...]  # more of them
     matrix: Callable[..., torch.Tensor]  # of the covariances and the noise
-
-    @abc.abstractmethod
-    def tasks(self, *tensors: torch.Tensor) -> int | None:
-        """Return the number of tasks, 0 for a single output, and None for shapes that the op does not serve."""
+    tasks: Callable[..., int | None]  # the number of tasks, 0 for a single output, None for other shapes
 
     def key(self, forward: Forward, *tensors: Any) -> Any:
         if not isinstance(tensors[-1], torch.Tensor):
@@ -61,9 +75,7 @@ def _unsupported(problem: Problem) -> str | None:
     return None if few else f"for {_MOST} points and {_MOST_TASKS} tasks at most on the CPU"
 
 
-def register(op: OfMatrices, log_prob: Callable[..., torch.Tensor | None], accuracy: str) -> None:
-    """Register the candidates of an op; `log_prob` computes the density by arrays, None if that fails."""
-
+def _register(op: _OfMatrices, log_prob: Callable[..., torch.Tensor | None], accuracy: str) -> None:
     @op.candidate("stock", memory=lambda p: (8 if p.d else 7) * p.itemsize * (p.n * max(1, p.d)) ** 2)
     def stock(forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
         """gpytorch's own operators, and autograd through the Cholesky factor of the whole matrix."""
@@ -75,3 +87,83 @@ def register(op: OfMatrices, log_prob: Callable[..., torch.Tensor | None], accur
         with one_thread:
             found = log_prob(*tensors)
         return forward(*tensors) if found is None else found
+
+
+class _DenseLogProb(_OfMatrices):
+    name = "dense_log_prob"
+    summary = "log density of a Gaussian process prior with noise, of a covariance that is a matrix"
+    most = 150
+    quick = (20, 0), (100, 0), (50, 0), (200, 0)
+    full = (10, 0), (35, 0), (70, 0), (140, 0), (300, 0), (450, 0), (700, 0)
+    matrix = staticmethod(matrix_density.noisy)
+
+    def tasks(self, *tensors: torch.Tensor) -> int | None:
+        n, (_, noise, *others) = len(tensors[0]), tensors
+        return 0 if noise.shape in ((1,), (n,)) and all(t.shape == (n,) for t in others) else None
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        k = positive_definite(problem, generator).requires_grad_()
+        value = random_matrix(problem, generator, problem.n)
+        return _by_matrix, k, k.new_full((1,), 0.1).requires_grad_(), torch.zeros_like(value).requires_grad_(), value
+
+    def features(self, problem: Problem) -> Features:
+        elements = float(problem.n**2)
+        return Features(100.0, elements * problem.n * 4 / 3, 20.0 * elements * problem.itemsize)
+
+    def memory(self, problem: Problem) -> int:
+        return 5 * 8 * problem.n**2
+
+
+def _by_matrix(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    covariance = AddedDiagLinearOperator(DenseLinearOperator(k), ConstantDiagLinearOperator(noise, len(k)))
+    density: torch.Tensor = originals.log_prob(MultivariateNormal(mean, covariance), value)
+    return density
+
+
+DENSE_LOG_PROB = _DenseLogProb()
+_register(DENSE_LOG_PROB, matrix_density.log_prob, "same")
+
+
+class _TaskLogProb(_OfMatrices):
+    name = "task_log_prob"
+    summary = "log density of several tasks observed at the same points"
+    most = 3000
+    quick = (20, 2), (100, 2), (50, 4), (200, 2)
+    full = (10, 2), (50, 2), (300, 2), (100, 4), (400, 2)
+    matrix = staticmethod(matrix_density.of_tasks)
+
+    def tasks(self, *tensors: torch.Tensor) -> int | None:
+        kx, kt, *others = tensors
+        n, t = len(kx), kt.shape[-1] if kt.dim() else 0
+        same = t > 0 and [tuple(a.shape) for a in (kt, *others)] == [(t, t), (t, t), (n, t), (n, t)]
+        return t if same else None
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        n, t = problem.n, problem.d
+        kx, kt = positive_definite(problem, generator), positive_definite(problem.replace(n=t), generator)
+        noise = torch.diag(random_matrix(problem, generator, t).square().add_(0.1))
+        value = random_matrix(problem, generator, n, t)
+        leaves = (a.requires_grad_() for a in (kx, kt, noise, torch.zeros_like(value)))
+        return _by_tasks, *leaves, value
+
+    def features(self, problem: Problem) -> Features:
+        elements = float((problem.n * problem.d) ** 2)
+        return Features(500.0, elements * problem.n * problem.d * 4 / 3, 30.0 * elements * problem.itemsize)
+
+    def memory(self, problem: Problem) -> int:
+        return 7 * 8 * problem.n**2
+
+
+def _by_tasks(
+    kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    eye = DiagLinearOperator(kx.new_ones(len(kx)))
+    added = KroneckerDiagonal(eye, DiagLinearOperator(noise.diagonal()))
+    product = KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # it takes views
+    prior = MultivariateNormal(mean.flatten(), product + added)
+    density: torch.Tensor = originals.log_prob(prior, value.flatten())
+    return density
+
+
+TASK_LOG_PROB = _TaskLogProb()
+_register(TASK_LOG_PROB, matrix_density.log_prob_of_tasks, "better")
