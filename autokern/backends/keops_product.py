@@ -19,8 +19,7 @@ from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
 from autokern.kernels.tree import Node, Tree, by_formula, by_leaf, families_of, peeled
 from autokern.ops._shared.problems import needs_few
-from autokern.ops._shared.product_costs import in_tiles, leaves, of_outputs
-from autokern.ops.kernel_matmul import KERNEL_MATMUL
+from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, leaves, of_outputs
 from autokern.system.keops import at_work, keops_problem
 
 _WIDTHS = (1, 4, 16, 64)

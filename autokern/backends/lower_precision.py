@@ -15,8 +15,7 @@ from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.partition import usual
 from autokern.ops._shared.problems import needs_few, only
-from autokern.ops._shared.product_costs import in_tiles, of_outputs
-from autokern.ops.kernel_matmul import KERNEL_MATMUL
+from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs
 
 
 def in_lower_precision(

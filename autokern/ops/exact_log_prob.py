@@ -27,7 +27,7 @@ from autokern.kernels.family import known_family
 from autokern.model import originals
 from autokern.model.library_orders import TRACES, words
 from autokern.model.marginal import Marginal, read
-from autokern.ops._shared import factorised, large_models, state_space
+from autokern.ops._shared import factorised, state_space
 from autokern.ops._shared.factorised import arrays_unsupported, in_place
 from autokern.ops._shared.iterations import Iterated, exact_up_to
 from autokern.ops._shared.problems import (
@@ -202,5 +202,5 @@ def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tens
         return stock(marginal, value, exact)
 
 
-for _part in (state_space, factorised, large_models):
+for _part in (state_space, factorised):
     _part.register(EXACT_LOG_PROB)

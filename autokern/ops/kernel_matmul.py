@@ -7,6 +7,7 @@ dimensions only. Both sets are the same if they are the same tensor. The op supp
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,26 +15,67 @@ from gpytorch.kernels import Kernel
 from linear_operator import to_linear_operator
 
 from autokern.core.op import Op, inside
-from autokern.core.problem import Problem
+from autokern.core.problem import Features, Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels import over_ranks
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
+from autokern.kernels.family import known_family
 from autokern.kernels.partition import Plan, usual
 from autokern.ops._shared.problems import (
+    Bytes,
+    families,
     is_ours,
     kernel_problem,
     needs_few,
     on_other_devices,
     random_matrix,
 )
-from autokern.ops._shared.product_costs import in_matrices, in_tiles, is_same, of_outputs, of_stock
 from autokern.ops._shared.sample_models import kernel_of
-from autokern.system import ranks
+from autokern.system import ranks, thread_pool
 
 _MANY = 2**18
 """Elements of the matrix above which tiles are the default: stock makes several passes over the matrix."""
+
+
+def is_same(problem: Problem) -> bool:
+    """Whether both sets are the same points."""
+    return "same" in problem.words
+
+
+def leaves(problem: Problem) -> int:
+    """Return the number of leaves of the kernel's tree."""
+    return len(families(problem))
+
+
+def of_outputs(problem: Problem) -> int:
+    """Return the bytes of results and of copies of the points, embedded and centred with norms, also for gradients."""
+    sets = (3 if problem.grad else 2) if is_same(problem) else (5 if problem.grad else 3)
+    sides = sets * (problem.m + problem.n) * (problem.d + 2) * leaves(problem)
+    return problem.itemsize * (sides + problem.batch * 3 * problem.rhs * (problem.m + problem.n))
+
+
+def in_tiles(tile: int) -> Callable[[Problem], int]:
+    """Return the memory rule of a product tile by tile."""
+
+    def memory(problem: Problem) -> int:
+        held = leaves(problem) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
+        workers = thread_pool.size(torch.device(problem.device))
+        one = min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
+        return of_outputs(problem) + workers * held * one
+
+    return memory
+
+
+def in_matrices(matrices: float) -> Bytes:
+    """Return the memory rule of a product with the whole matrix; gradients take `matrices` matrices."""
+
+    def memory(problem: Problem) -> int:
+        each = matrices if problem.grad else 1.0
+        return int(each * problem.elements * problem.itemsize) + of_outputs(problem)
+
+    return memory
 
 
 class _KernelMatmul(Op):
@@ -83,7 +125,15 @@ class _KernelMatmul(Op):
             problems += [p.replace(m=size // 10, n=size // 10, batch=8) for p in both]
         return list(dict.fromkeys(problems))
 
-    features = staticmethod(of_stock)
+    def features(self, problem: Problem) -> Features:
+        passes = sum(
+            of.stock_passes(problem.d) if (of := known_family(name)) else 60.0 * problem.d for name in families(problem)
+        )
+        backward, parts = 1 + 2 * bool(problem.grad), leaves(problem)
+        count = problem.elements * backward
+        flops = 2.0 * count * (parts * (problem.d + 2) + problem.rhs)
+        return Features(10.0 * parts * backward * problem.batch, flops, count * problem.itemsize * passes)
+
     memory = staticmethod(in_matrices(2))
 
     def default_candidate(self, problem: Problem) -> str:

@@ -9,6 +9,7 @@ Diagonals of ``x1 = x2`` are exact; first and second derivatives are those of th
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from linear_operator import to_dense
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.kernels import graph
+from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
+from autokern.kernels.blocks import bytes_on
 from autokern.kernels.family import known_family
 from autokern.kernels.far import are_numbers
-from autokern.kernels.matrix import both, matrix
-from autokern.ops._shared import kernel_memory as memory
+from autokern.kernels.matrix import both
 from autokern.ops._shared.problems import (
     families,
     is_ours,
@@ -33,8 +35,65 @@ from autokern.ops._shared.problems import (
 )
 from autokern.ops._shared.sample_models import kernel_of
 
-_single = memory.by_family((1, 1, 2, 2), (1, 2, 2, 3), rq=1, periodic=1)
-_batched = memory.by_family((1, 1, 2, 2), (2, 3, 3, 3), rq=7, periodic=2)
+_MAIN = ("rbf", "matern12", "matern32", "matern52")
+
+
+def _by_family(forward: Sequence[int], with_gradients: Sequence[int], **others: int) -> Callable[[Problem], int]:
+    """Return a memory rule from the number of matrices at the peak, without and with gradients, of each main family.
+
+    `others` are numbers of further families with gradients; the rest counts as the largest.
+    """
+
+    def memory(problem: Problem) -> int:
+        counts = dict(zip(_MAIN, with_gradients if problem.grad else forward, strict=True))
+        counts |= others if problem.grad else {}
+        each = [counts.get(name, max(counts.values())) for name in families(problem)]
+        return problem.elements * problem.itemsize * (sum(each) + (len(each) > 1))
+
+    return memory
+
+
+_IN_ONE_FUNCTION = _by_family((2, 2, 2, 3), (5, 5, 5, 5))
+_BY_AUTOGRAD = _by_family((2, 3, 4, 5), (5, 6, 7, 10))
+_EQUAL_BY_AUTOGRAD = _by_family((2, 3, 4, 5), (5, 8, 9, 11))
+
+
+def _stock_memory(problem: Problem) -> int:
+    """Return stock's bytes: with one lengthscale and no gradients by points one function, else what autograd keeps."""
+    others = [of for name in families(problem) if name not in _MAIN and (of := known_family(name)) is not None]
+    if others:
+        kept = [of.kept(problem.d) for of in others]
+        most = sum(2 * k for k in kept) + 1 if problem.grad else sum(max(4, 2 * k // 3) for k in kept)
+        most += 10 * (len(families(problem)) - len(others))
+        return problem.elements * problem.itemsize * most
+    _, points, ard = (*problem.variant.split("/"), "", "")[:3]
+    if ard != "ard" and "x" not in problem.grad.split("/"):
+        return _IN_ONE_FUNCTION(problem)
+    return (_EQUAL_BY_AUTOGRAD if points == "same" else _BY_AUTOGRAD)(problem)
+
+
+def _strips_memory(problem: Problem) -> int:
+    """Return the bytes of the matrix, of its slopes, and of a few strips of rows, of constant size."""
+    whole, name = problem.m * problem.n * problem.itemsize, problem.words[0]
+    each = min(bytes_on(matrices.CACHED, problem.device), whole)
+    kept = problem.grad and name in ("matern12", "matern32", "matern52")
+    return whole * (2 if kept else 1) + (2 if name in _MAIN else 8 * len(families(problem))) * each
+
+
+def _differences_memory(problem: Problem) -> int:
+    """Return the bytes of all coordinate differences ``(m, n, d)`` and of their squares."""
+    wide = sum(2 if name == "periodic" else 1 for name in families(problem))
+    each = problem.elements * problem.itemsize * (2 if problem.grad else 1)
+    return each * (2 * problem.d * wide + 1)
+
+
+def _compiled_memory(problem: Problem) -> int:
+    """Return the bytes of the matrix, and of a mask that clears the diagonal of distances between the same points."""
+    return problem.elements * problem.itemsize * (2 if "same" in problem.words else 1)
+
+
+_single = _by_family((1, 1, 2, 2), (1, 2, 2, 3), rq=1, periodic=1)
+_batched = _by_family((1, 1, 2, 2), (2, 3, 3, 3), rq=7, periodic=2)
 
 
 class _KernelMatrix(Op):
@@ -97,7 +156,7 @@ class _KernelMatrix(Op):
 KERNEL_MATRIX = _KernelMatrix()
 
 
-@KERNEL_MATRIX.candidate("stock", memory=memory.of_stock)
+@KERNEL_MATRIX.candidate("stock", memory=_stock_memory)
 def stock(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The kernel's own forward."""
     found: torch.Tensor = to_dense(kernel.forward(x1, x2))
@@ -119,7 +178,7 @@ def _of_numbers(run: Run) -> Run:
 @KERNEL_MATRIX.candidate("gemm")
 def gemm(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """One GEMM, epilogue in place, closed-form gradients."""
-    return matrix(*both(kernel, x1, x2), "whole")
+    return matrices.matrix(*both(kernel, x1, x2), "whole")
 
 
 def _strips_unsupported(problem: Problem) -> str | None:
@@ -128,16 +187,16 @@ def _strips_unsupported(problem: Problem) -> str | None:
     return None if problem.m >= 64 else "too few rows for strips"
 
 
-@KERNEL_MATRIX.candidate("tiled", unsupported=_strips_unsupported, memory=memory.of_strips)
+@KERNEL_MATRIX.candidate("tiled", unsupported=_strips_unsupported, memory=_strips_memory)
 def tiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The same in strips of rows that stay in the cache."""
-    return matrix(*both(kernel, x1, x2), "tiled")
+    return matrices.matrix(*both(kernel, x1, x2), "tiled")
 
 
 _explicit_unsupported = only("would hold n m d elements", lambda p: p.d <= 8 and p.elements <= 10**6)
 
 
-@KERNEL_MATRIX.candidate("broadcast", unsupported=_explicit_unsupported, memory=memory.of_differences)
+@KERNEL_MATRIX.candidate("broadcast", unsupported=_explicit_unsupported, memory=_differences_memory)
 @_of_numbers
 def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """All differences at once by broadcasting."""
@@ -150,7 +209,7 @@ def _vmap_unsupported(problem: Problem) -> str | None:
     return "vmap goes over single matrices" if problem.batch > 1 else _explicit_unsupported(problem)
 
 
-@KERNEL_MATRIX.candidate("vmap", unsupported=_vmap_unsupported, memory=memory.of_differences)
+@KERNEL_MATRIX.candidate("vmap", unsupported=_vmap_unsupported, memory=_differences_memory)
 @_of_numbers
 def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.vmap of the covariance of two points, over both sets."""
@@ -160,7 +219,7 @@ def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 @KERNEL_MATRIX.candidate(
     "cdist",
     unsupported=only("torch.cdist has no second derivatives", lambda p: not p.grad),
-    memory=memory.by_family((3, 4, 5, 5), (6, 8, 9, 11)),
+    memory=_by_family((3, 4, 5, 5), (6, 8, 9, 11)),
 )
 @_of_numbers
 def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
@@ -181,7 +240,7 @@ def _compiled_unsupported(problem: Problem) -> str | None:
     unsupported=_compiled_unsupported,
     unavailable=lambda device: graph.compiler_problem(),
     compiles=True,
-    memory=memory.of_compiled,
+    memory=_compiled_memory,
 )
 def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.compile of the formula on raw tensors."""
@@ -192,7 +251,7 @@ def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
     "torchscript",
     unsupported=only("its second derivatives at equal points are wrong", lambda p: not p.grad),
     unavailable=lambda device: graph.script_problem(),
-    memory=memory.by_family((4, 4, 4, 5), (6, 8, 9, 11)),
+    memory=_by_family((4, 4, 4, 5), (6, 8, 9, 11)),
 )
 def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """TorchScript of the formula on raw tensors."""
@@ -202,7 +261,7 @@ def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
 def _elsewhere(there: torch.device, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     tree, others, same = both(kernel, x1, x2)
     columns = None if others is None else [z.to(there) for z in others]
-    return matrix(tree.each(lambda t: t.to(there)), columns, same).to(x1.device)
+    return matrices.matrix(tree.each(lambda t: t.to(there)), columns, same).to(x1.device)
 
 
 on_other_devices(KERNEL_MATRIX, _elsewhere, "One GEMM on the {}; the time includes all copies.")

@@ -1,21 +1,34 @@
-"""Candidates of `exact_log_prob` that factorise: fused, by arrays, with equal points merged, on other devices."""
+"""Candidates of `exact_log_prob`: fused, by arrays, with equal points merged, on other devices, and of large models.
+
+``mixed-inverse`` computes the value like `fused`, and gradients from a single-precision inverse. It checks that inverse
+on the caller's own system: ``tr(K^-1 K) = n`` to 1e-4 effective degrees of freedom, the solution to 1e-3 of its norm,
+the gradient by the log of each hyperparameter to an estimated 1e-3 of its terms; else it inverts in double precision.
+``preconditioned`` solves to a stated residual; if its iterations do not converge, `matrix-free` serves.
+"""
 
 from __future__ import annotations
 
 import torch
+from linear_operator import settings as library
 
+from autokern.core.candidate import Error
 from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.density import array_density, gaussian, repeated_points
+from autokern.density.iterated import log_density
+from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
+from autokern.density.preconditioners.choice import footprint, kept_for
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import bytes_on
 from autokern.model import kernel_parts
+from autokern.model.library_orders import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients
-from autokern.ops._shared.iterations import or_iterate
+from autokern.ops._shared.iterations import as_own_iterations, or_iterate, to_a_residual
 from autokern.ops._shared.problems import (
     LOW_RANK,
     Bytes,
     families,
+    iterates,
     needs_accelerator,
     of_trees,
     on_other_devices,
@@ -71,6 +84,51 @@ def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exa
     return gaussian.log_prob(away, added.to(there), residual.to(there)).to(value.device)
 
 
+_LEAST = 1000
+"""Number of points below which other candidates are faster."""
+_CANCELLED = 10.0
+"""Assumed ratio of the terms of a gradient to the gradient, by cancellation."""
+_TILES = 2**26
+"""Bytes of the tiles in which kernels and derivatives are formed."""
+
+
+def _too_small(problem: Problem) -> str | None:
+    if problem.n < _LEAST or problem.batch > 1 or problem.device != "cpu":
+        return f"for one matrix of {_LEAST} points or more on the CPU"
+    return of_trees(problem) or ("the points require gradients" if "x" in problem.grad.split("/") else None)
+
+
+def _mixed_unsupported(problem: Problem) -> str | None:
+    if not iterates(problem):
+        return "the covariance is factorised, and gradients to the last digit are expected"
+    if TIGHT in problem.words:
+        return "its check lets more pass than your cg_tolerance"
+    return _too_small(problem) if problem.dtype == "float64" else "for double precision"
+
+
+def _mixed_memory(problem: Problem) -> int:
+    """Return the bytes of one matrix in double precision, one in single, and tiles."""
+    return int(1.55 * problem.n**2 * problem.itemsize) + _TILES * min(2, len(families(problem)))
+
+
+def _mixed_error(problem: Problem) -> Error:
+    check = (
+        f"tr(K^-1 K) to {OF_TRACE:.0e} degrees of freedom, the solution to {OF_SOLUTION:.0e}, "
+        f"each gradient to {OF_EACH:.0e} of its terms by an estimate"
+    )
+    words = f"the value is exact; the single-precision inverse of the gradients is checked on your system ({check})"
+    return Error("checked", f"{words}, else one in double precision serves", gradients=_CANCELLED * OF_EACH)
+
+
+def _is_held(problem: Problem) -> bool:
+    return problem.n**2 * problem.itemsize <= log_density.DENSE
+
+
+def _iterated_memory(problem: Problem) -> int:
+    matrix = problem.n**2 * problem.itemsize if _is_held(problem) else _TILES
+    return matrix + footprint(problem.n) + problem.n * 210 * 8
+
+
 def register(op: Op) -> None:
     """Register the candidates."""
     stock = op.stock.run
@@ -116,3 +174,30 @@ def register(op: Op) -> None:
         on_accelerator=lambda p: of_trees(p) or needs_accelerator(p),
         accuracy="better",
     )
+
+    @op.candidate(
+        "mixed-inverse", accuracy="better", unsupported=_mixed_unsupported, memory=_mixed_memory, error=_mixed_error
+    )
+    @or_iterate(stock)
+    def by_single(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+        """`fused` with an inverse in single precision: the value is exact, the error of the gradients is checked."""
+        own = mixed_for(marginal.lazy.kernel)
+        return gaussian.log_prob(*ingredients(marginal, value), own)
+
+    @op.candidate(
+        "preconditioned",
+        accuracy="better",
+        unsupported=lambda p: _too_small(p) if iterates(p) else "the covariance is factorised",
+        memory=_iterated_memory,
+        parts=True,
+        as_stock=True,
+        obeys=as_own_iterations,
+        error=to_a_residual("; the log determinant and its gradient by probes, whose standard error calls tell"),
+    )
+    def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+        """Conjugate gradients to a stated residual; the preconditioner (neighbours or pivots) is chosen per system."""
+        kernel, x = marginal.lazy.kernel, marginal.lazy.x1
+        found = log_density.log_prob(
+            *ingredients(marginal, value), kept_for(kernel, x), library.num_trace_samples.value(), tolerance(x.dtype)
+        )
+        return op["matrix-free"].run(marginal, value, exact) if found is None else found
