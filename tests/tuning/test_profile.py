@@ -104,6 +104,18 @@ def test_what_is_encoded_is_decoded(profile):
     assert decode(encode(profile)) == profile
 
 
+def test_trials_are_decoded_when_they_are_asked_for(monkeypatch):
+    whole, decoded, plain = synthetic((100, 0.5)), [], msgspec.json.decode
+    kept = encode(whole)
+    monkeypatch.setattr(
+        msgspec.json, "decode", lambda text, **form: decoded.append(form["type"]) or plain(text, **form)
+    )
+    found = decode(kept)
+    assert decoded == [Profile]
+    assert pickle.loads(pickle.dumps(found)) == found == whole
+    assert (len(found.trials), found.trials[0]) == (1, whole.trials[0])
+
+
 def test_what_autokern_has_not_written_is_checked_as_a_whole():
     kept = encode(synthetic((100, 0.5)))
     for changed in (kept.replace(b'"seconds":0', b'"seconds":-1'), kept.replace(b'"n":100', b'"n":-1')):
