@@ -156,7 +156,7 @@ def whole(of: Case) -> Call:
 
 def synchronizer(device: str) -> Callable[[], None]:
     """Return a function that waits until queued work is done."""
-    return lambda: host.synchronize(device)
+    return host.settle
 
 
 class Floor(NamedTuple):
@@ -276,7 +276,7 @@ def run_scaling(device: str, seconds: float, report: Report) -> dict[str, Any]:
         of = case("rbf", n, 3, True, torch.float32, device)
         calls[str(n)] = lambda of=of: (
             autokern.covariance.matmul(of.kernel, of.x1, None, of.rhs),
-            host.synchronize(device),
+            host.settle(),
         )
         chosen[n] = explain(get("kernel_matmul").problem_of(of.kernel, of.x1, of.x1, of.rhs)).candidate
     with torch.no_grad():
