@@ -38,7 +38,8 @@ _RELIES = (
         f"linear_operator.operators.{name}"
         for name in (
             "_linear_operator:LinearOperator._choose_root_method", "_linear_operator:LinearOperator.root_decomposition",
-            "_linear_operator:LinearOperator.matmul", "dense_linear_operator:DenseLinearOperator._matmul",
+            "_linear_operator:LinearOperator.matmul", "_linear_operator:LinearOperator._bilinear_derivative",
+            "dense_linear_operator:DenseLinearOperator._matmul",
             "block_diag_linear_operator:BlockDiagLinearOperator", "block_linear_operator:BlockLinearOperator",
             "cat_linear_operator:CatLinearOperator", "matmul_linear_operator:MatmulLinearOperator",
             "root_linear_operator:RootLinearOperator", "triangular_linear_operator:TriangularLinearOperator",

@@ -7,7 +7,7 @@ import torch
 from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from linear_operator.operators import BlockDiagLinearOperator, DenseLinearOperator, to_linear_operator
+from linear_operator.operators import BlockDiagLinearOperator, DenseLinearOperator, LinearOperator, to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
@@ -199,3 +199,25 @@ def test_one_block_of_one_negative_number():
     with autokern.enabled():
         found = MultivariateNormal(torch.zeros(1).double(), blocks).rsample(base_samples=torch.ones(5, 1).double())
     assert found.isnan().all()
+
+
+def test_a_patched_derivative_of_the_root_is_obeyed(monkeypatch, served):
+    """Found by T14 in one of eight runs: the gradient by the root is the operators' own."""
+    stock = LinearOperator._bilinear_derivative
+    monkeypatch.setattr(
+        LinearOperator,
+        "_bilinear_derivative",
+        lambda self, *of: tuple(None if g is None else 2 * g for g in stock(self, *of)),
+    )
+    covariance = torch.eye(3, dtype=torch.float64) + 0.5
+    base = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def slope():
+        k = covariance.clone().requires_grad_()
+        found = MultivariateNormal(k.new_zeros(3), DenseLinearOperator(k)).rsample(torch.Size([4]), base_samples=base)
+        return torch.autograd.grad(found.sin().sum(), k)[0]
+
+    expected = slope()
+    with autokern.enabled():
+        torch.testing.assert_close(slope(), expected, rtol=0, atol=1e-12)
+    assert not any(served)
