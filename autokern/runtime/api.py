@@ -142,7 +142,14 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
             first = f"{group.calls:>8,}  {group.gain:>9}  {ran}"
             lines += textwrap.wrap(first, 80, subsequent_indent=_INDENT)
             lines += textwrap.wrap(group.why, 80, initial_indent=_INDENT, subsequent_indent=_INDENT)
-        return legible("\n".join(filter(None, [*lines, known.summary(known.unknown())])))
+        return legible("\n".join(filter(None, [*lines, replayed(), known.summary(known.unknown())])))
+
+
+def replayed() -> str:
+    """Return a sentence on the evaluations that this process has replayed, empty if it has replayed none."""
+    count = dispatch.stats().get("optimised function", {}).get("replay", 0)
+    words = "evaluations of losses and acquisition functions were replayed, with none of these calls"
+    return f"{count:,} {words}." if count else ""
 
 
 def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:

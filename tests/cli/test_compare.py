@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -159,6 +160,14 @@ def test_the_first_call_of_a_model_is_seen_and_no_import_is_one(script, on):
     assert found.start is not None
     assert 0.4 < found.rest < found.seconds - 0.2
     assert compare._run(Order(script(QUIET), []), on)[0].start is None
+
+
+def test_a_page_counts_no_call_of_the_runner(script, tmp_path):
+    command = [sys.executable, "-m", "autokern", "run", "--report", str(tmp_path / "page.html"), script(FIRST)]
+    subprocess.run(command, check=True, timeout=120)
+    found = re.search(r"of which ([\d.]+) (\S+) until its first call", (tmp_path / "page.html").read_text("utf-8"))
+    assert found is not None
+    assert float(found[1]) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[found[2]] > 0.2
 
 
 ENVIRONMENT = """

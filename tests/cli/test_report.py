@@ -109,12 +109,15 @@ def test_what_calls_saved_follows_from_their_decisions():
 
 
 @pytest.mark.usefixtures("served")
-def test_the_page_of_a_program_says_what_was_saved_and_why(tmp_path):
-    text, found = made(report.of_program("train.py", 12.3, 2.5), tmp_path)
+def test_the_page_of_a_program_says_what_was_saved_and_why(tmp_path, monkeypatch):
+    monkeypatch.setitem(dispatch.session().past, ("optimised function", "replay"), 1234)
+    text, found = made(report.of_program("/a/b/train.py", 12.3, 2.5), tmp_path)
+    assert "1,234 evaluations of losses and acquisition functions were replayed" in str(autokern.explain())
     words = " ".join(found.text.split())
     for part in (
         "train.py", "12.3 s", "of which 2.50 s until its first call of a model",
-        "saved, predicted", "predicted from measured times, not measured on this run",
+        "1,234 evaluations of losses and", "saved, predicted",
+        "predicted from measured times, not measured on this run",
         "Saved by op", "Saved by key, and why", "Host",
         "kernel_matrix(m=40, n=40, d=3", "predicted to be the fastest", host.cpu_model(),
     ):  # fmt: skip

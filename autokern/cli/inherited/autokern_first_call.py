@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _EVERY = 0.01
 """Seconds between two looks, each of which takes some ten microseconds."""
 _LIBRARIES = ("gpytorch", "linear_operator", "botorch", "autokern")
+_RUNNER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def watch(tell: "Callable[[float], object]") -> None:
@@ -40,7 +41,7 @@ def _is_call(frame: "Any") -> bool:
     called = False
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith("<frozen importlib"):
+        if file.startswith(("<frozen importlib", _RUNNER)):  # `autokern run` has not begun the program yet
             return False
         library = file.startswith(folders)
         if not library and frame.f_code.co_name == "<module>":

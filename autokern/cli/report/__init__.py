@@ -24,6 +24,7 @@ from autokern.core.registry import known as is_known
 from autokern.core.units import duration
 from autokern.core.versions import __version__
 from autokern.runtime import dispatch
+from autokern.runtime.api import replayed
 from autokern.system import host
 from autokern.system.files import write_whole
 from autokern.tuning.profile import Profile
@@ -105,12 +106,12 @@ def of_program(name: str, seconds: float, start: float | None = None) -> Page:
     stock = sum(by.get("stock", 0) for by in map(dispatch.stats().get, known_ops) if by)
     ran = "first line to end" if start is None else f"of which {duration(start)} until its first call of a model"
     tiles = [
-        ("saved, predicted", str(total), known),
         ("program ran", duration(seconds), ran),
         ("calls served", f"{counted - stock:,}", f"by candidates; {stock:,} more by the library's own code"),
         ("keys decided", f"{len(served):,}", f"{others:,} run another candidate than stock"),
+        ("saved, predicted", str(total), known),
     ]
-    page: Page = {"kind": "run", "title": name, "tiles": tiles, "notes": _notes(served, counted)}
+    page: Page = {"kind": "run", "title": Path(name).name, "tiles": tiles, "notes": _notes(served, counted)}
     page["words"] = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} · {_in_short(fields)}"
     parts = [*_by_op(served), *_by_key(served)] if served else []
     return {**page, "sections": [*parts, _host(fields)]}
@@ -139,7 +140,7 @@ def _notes(served: Served, counted: int) -> list[str]:
         )
     if (further := counted - sum(calls for _, calls in served)) > 0:
         notes.append(f"{further:,} further calls are of decisions that this process no longer keeps.")
-    return [*notes, last]
+    return [*notes, *filter(None, [replayed()]), last]
 
 
 def _by_op(served: Served) -> list[Page]:
