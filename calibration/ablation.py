@@ -78,7 +78,8 @@ def reached(script: Path, threads: int, asked: Sequence[str] = ()) -> list[str]:
     ops = {op: [name for name in by if name != "stock"] for op, by in served.items()}
     chosen = [f"{op}={name}" for op, names in ops.items() for name in names if len(names) > 1]
     used = [f"ops/{op}" for op, names in ops.items() if names]
-    replays = ["replays"] if str(PACKAGE / "core" / "replay.py") in files else []
+    recorded = f"{PACKAGE}{os.sep}core{os.sep}replay{os.sep}recording.py"
+    replays = ["replays"] if recorded in files else []
     parts = ["hooks", "first use", *replays, *hooks, *used, *chosen]
     return ["nothing", *(part for part in parts if part in asked or not asked)]
 
