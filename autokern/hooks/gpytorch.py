@@ -125,9 +125,12 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
         return None
     n = distribution.loc.shape[-1]
     exact = regime(n) == EXACT
-    served = _served(marginal.read(distribution, noise), exact)
-    dense = marginal.read_matrix(distribution, noise) if served is None and exact and n <= _MOST else None
-    if dense is None or not density.holds():
+    known = marginal.read(distribution, noise)
+    dense = marginal.read_matrix(distribution, noise) if exact and n <= _MOST else None
+    if (known is None and dense is None) or not density.holds():
+        return None
+    served = _served(known, exact)
+    if served is not None or dense is None:
         return served
 
     def of(value: Any) -> Any:
@@ -143,7 +146,7 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
 
 def _served(found: marginal.Marginal | None, exact: bool) -> Callable[[Any], Any] | None:
     """Return the log density of a known kernel as a function of the value, else None."""
-    if found is None or not density.holds():
+    if found is None:
         return None
     from autokern.density import array_density  # imported by the first exact density
 
@@ -262,7 +265,7 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
         return None
     if distribution._covar.__class__ is BlockInterleavedLinearOperator:
         apart, shape = tasks.independent(distribution, likelihood), distribution.mean.shape
-        one = _served(apart, regime(shape[0]) == EXACT)
+        one = _served(apart, regime(shape[0]) == EXACT) if density.holds() else None
         return one and (lambda value: one(value.mT).sum(-1) if getattr(value, "shape", None) == shape else None)
 
     def of(value: Any) -> Any:

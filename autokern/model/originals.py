@@ -16,7 +16,7 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import LinearOperator
 
 from autokern.core.releases.known import Relied, relied
-from autokern.model.relied import DENSITY, TASKS
+from autokern.model.relied import TASKS
 
 
 def _of(owner: Any, name: str) -> Any:
@@ -44,7 +44,7 @@ def noise_in_place(likelihood: Any) -> bool:
 
 @functools.lru_cache(64)
 def _code(likelihood: Any, covariance: Any) -> Relied:
-    return relied(likelihood, *(TASKS if covariance is None else (covariance, *DENSITY)))
+    return relied(likelihood, *(TASKS if covariance is None else (covariance,)))
 
 
 _NOISE = ("__call__", "_shaped_noise_covar", "forward", "marginal", "noise", "task_noise_covar", "task_noises")
