@@ -23,7 +23,7 @@ from autokern.core.recovery import caught, left
 from autokern.density.lapack import density
 from autokern.kernels.arrays.part import Array, Part, arranged
 from autokern.model.arrays import Inspected, UnreadError
-from autokern.model.botorch_inputs import numbered, parts_of, transformed
+from autokern.model.forwards import numbered, parts_of, transformed
 from autokern.model.kernel_parts import called
 from autokern.model.means_and_noise import Noise, Values, mean_of, noise_of
 from autokern.model.mirrors import Mirrors, sent

@@ -31,8 +31,8 @@ from autokern.hooks.bypass import stay_out_of_models, trivial
 from autokern.hooks.install import hook, is_enabled, stock_of
 from autokern.kernels.tree import family_name
 from autokern.model import marginal, memoized, originals, prior_state
+from autokern.model.library_orders import EXACT, regime
 from autokern.model.relied import density
-from autokern.model.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import forced, route
 
 _dispatch = route("kernel_matrix", looked=True)

@@ -24,8 +24,7 @@ from autokern.hooks import matrixfree, origin
 from autokern.kernels import embedded as forms
 from autokern.model.frozen import by_kernel, frozen
 from autokern.prediction import factor_cache
-from autokern.prediction.inverse_by_root import Rooted, Structured
-from autokern.prediction.lazy_covariance import PosteriorCovariance
+from autokern.prediction.lazy_covariance import PosteriorCovariance, Rooted, Structured
 from autokern.runtime.dispatch import explain, forced
 
 _FEW = 150

@@ -19,9 +19,9 @@ from linear_operator.utils import qr as qr_module
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.model import memoized
+from autokern.model.library_orders import EXACT, regime
 from autokern.model.marginal import is_unstructured
 from autokern.model.relied import DENSITY, MEMORY
-from autokern.model.solver_choice import EXACT, regime
 from autokern.runtime import floors
 from autokern.runtime.dispatch import route
 

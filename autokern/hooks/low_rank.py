@@ -26,9 +26,8 @@ from linear_operator.operators import (
 from autokern.hooks.bypass import stay_out_of_operators
 from autokern.hooks.install import hook, stock_of
 from autokern.model import memoized
-from autokern.model.library_orders import as_now
+from autokern.model.library_orders import ORDERED, ROOT, as_now, regime
 from autokern.model.relied import MEMORY
-from autokern.model.solver_choice import ORDERED, ROOT, regime
 
 _TERMS = {DenseLinearOperator, LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator}
 """Operators that hold tensors only, no kernel that is still to be evaluated."""

@@ -24,9 +24,8 @@ from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.kernels import tree as trees
 from autokern.model import footprint
-from autokern.model.library_orders import is_default_size
+from autokern.model.library_orders import EXACT, ITERATIVE, SOLVE, is_default_size, regime
 from autokern.model.relied import MEMORY
-from autokern.model.solver_choice import EXACT, ITERATIVE, SOLVE, regime
 from autokern.runtime import dispatch
 from autokern.system import memory_limit
 

@@ -23,8 +23,8 @@ from autokern.hooks import later, origin
 from autokern.hooks.bypass import stay_out, stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.model.arrays import UnreadError
-from autokern.model.botorch_inputs import parts_of
-from autokern.model.solver_choice import EXACT, SOLVE, regime
+from autokern.model.forwards import parts_of
+from autokern.model.library_orders import EXACT, SOLVE, regime
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import Posterior
 from autokern.runtime.dispatch import route

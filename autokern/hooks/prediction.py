@@ -27,8 +27,8 @@ from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.model import memoized
 from autokern.model.frozen import frozen, thawed
+from autokern.model.library_orders import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, regime
 from autokern.model.relied import fantasy, prediction
-from autokern.model.solver_choice import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, regime
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query, Update
 from autokern.prediction.lazy_covariance import less

@@ -16,8 +16,8 @@ from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.kernels.embedded import Embedded
+from autokern.model.library_orders import EXACT, SOLVE, regime
 from autokern.model.marginal import is_unstructured
-from autokern.model.solver_choice import EXACT, SOLVE, regime
 from autokern.runtime.dispatch import route
 
 __all__: list[str] = []

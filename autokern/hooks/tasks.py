@@ -15,7 +15,7 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from linear_operator.operators import BlockInterleavedLinearOperator, KroneckerProductLinearOperator
 
 from autokern.model import marginal, originals
-from autokern.model.solver_choice import ORDERED, regime
+from autokern.model.library_orders import ORDERED, regime
 
 _OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
 

@@ -1,4 +1,4 @@
-"""Orders: the libraries' settings for iterative solvers, where the user changed them.
+"""Orders: the libraries' settings for iterative solvers, where the user changed them, and the algorithm for n rows.
 
 A value is an order if it is less accurate than the library's default or asks for another iteration; only candidates
 that obey an order are eligible. A more accurate value is no order, since exact candidates satisfy it. The values that
@@ -124,3 +124,23 @@ def _again(kept: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[None]:
             if _arguments(kind) != values:
                 stack.enter_context(kind(*values))
         yield
+
+
+EXACT = "exact"
+"""Stock factorises."""
+ITERATIVE = "iterative"
+"""Stock runs conjugate gradients because of a default; autokern may use any faster algorithm."""
+ORDERED = "ordered"
+"""Stock runs conjugate gradients because the user ordered them, or set their parameters."""
+
+TRACE, SOLVE = library.fast_computations.log_prob, library.fast_computations.solves
+ROOT = library.fast_computations.covar_root_decomposition
+"""The settings whose off state makes stock factorise at any size: for densities, solves and roots."""
+_WHAT = {TRACE: TRACES, SOLVE: SOLVES, ROOT: ROOTS}
+
+
+def regime(n: int, switch: Any = TRACE, *more: Any) -> str:
+    """Return EXACT, ITERATIVE or ORDERED for `n` rows under the setting `switch`; orders for `more` count too."""
+    if n <= library.max_cholesky_size.value() or switch.off():
+        return EXACT
+    return ORDERED if orders(*(_WHAT[each] for each in (switch, *more))) else ITERATIVE

@@ -24,7 +24,7 @@ from autokern.core.locks import Lock
 from autokern.kernels import tree as trees
 from autokern.kernels.arrays.part import Array, arranged
 from autokern.model.arrays import Inspected, UnreadError
-from autokern.model.botorch_inputs import mean_of_tasks, numbered, parts_of
+from autokern.model.forwards import mean_of_tasks, numbered, parts_of
 from autokern.model.kernel_parts import called
 from autokern.model.means_and_noise import Mean
 from autokern.model.mirrors import Mirrors

@@ -33,9 +33,8 @@ from autokern.kernels import tree as trees
 from autokern.model import memoized
 from autokern.model.frozen import frozen, thawed
 from autokern.model.marginal import terms, variances
-from autokern.prediction.inverse_by_root import BySolving
 from autokern.prediction.inverse_factor import Conditioned
-from autokern.prediction.lazy_covariance import evaluated
+from autokern.prediction.lazy_covariance import BySolving, evaluated
 
 
 class Query(NamedTuple):

@@ -42,8 +42,8 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.density import gaussian
 from autokern.kernels.blocks import row_blocks
+from autokern.model import library_orders as regimes
 from autokern.model import marginal
-from autokern.model import solver_choice as regimes
 from autokern.runtime import dispatch
 from autokern.system import buffers, threads
 
