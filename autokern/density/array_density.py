@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
@@ -30,7 +30,7 @@ from autokern.model import prior_state
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.kernel_parts import forwarded
 from autokern.model.marginal import Marginal
-from autokern.model.means_and_noise import Given, Noise, noise_of
+from autokern.model.means_and_noise import FIXED, Given, Noise, noise_of
 from autokern.model.mirrors import Mirrors, fetched, placed
 from autokern.model.priors import Term
 from autokern.model.relied import DENSITY
@@ -175,12 +175,12 @@ class StepReading(KernelReading):
         model, noisy = seen.module(mll, "model"), seen.module(mll, "likelihood")
         if not isinstance(model, ExactGP) or seen.module(model, "likelihood") is not noisy or dtype not in DTYPES:
             raise UnreadError("a likelihood that is not the model's")
-        if type(noisy) not in (GaussianLikelihood, FixedNoiseGaussianLikelihood):
+        if type(noisy) not in (GaussianLikelihood, *FIXED):
             raise UnreadError("noise that depends on the points")
         if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
         self._kernel, self.mll = weakref.ref(kernel), weakref.ref(mll)
-        self._how = dims, shape[: None if type(noisy) is FixedNoiseGaussianLikelihood else -1], dtype, device
+        self._how = dims, shape[: None if type(noisy) in FIXED else -1], dtype, device
         points = np.empty((shape[-1], 0))
         self._read(seen, mll, kernel, dims, lambda: (noise_of(seen, noisy, points), terms_of(seen, model)))
         if any(raw.device != device for raw in self.raws):

@@ -33,7 +33,7 @@ _HINTS = {
     "a kernel ": f"read are {', '.join(sorted(filter(None, FAMILIES)))}; their scales, sums and products",
     "a forward ": "read is one that returns MultivariateNormal(self.mean_module(x), self.covar_module(x))",
     "a mean ": "read are constant, zero and linear means",
-    "a likelihood ": "read are GaussianLikelihood and FixedNoiseGaussianLikelihood",
+    "a likelihood ": "read are GaussianLikelihood, FixedNoiseGaussianLikelihood and DirichletClassificationLikelihood",
 }
 """What would change it, by the beginning of a reason."""
 _INDENT = 18 * " "

@@ -6,13 +6,20 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import (
+    DirichletClassificationLikelihood,
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+)
 from gpytorch.likelihoods.hadamard_gaussian_likelihood import HadamardGaussianLikelihood
 from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticNoise, MultitaskHomoskedasticNoise
 from gpytorch.means import ConstantMean, LinearMean, MultitaskMean, ZeroMean
 
 from autokern.kernels.arrays.part import Array, summed
 from autokern.model.arrays import Inspected, UnreadError
+
+FIXED = FixedNoiseGaussianLikelihood, DirichletClassificationLikelihood
+"""Likelihoods whose noise is known, with or without a noise that is learned."""
 
 
 class Values(NamedTuple):
@@ -124,13 +131,15 @@ def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:
     if kinds == (GaussianLikelihood, HomoskedasticNoise):
         noise: Any = seen.parameter(covariance, "raw_noise", (1,))
         return Values(lambda: noise.value, lambda by_noise: noise.accumulate(np.add.reduce(by_noise)))
-    if kinds == (FixedNoiseGaussianLikelihood, FixedGaussianNoise):
-        seen.module(likelihood, "second_noise_covar")
-        fixed = seen.attribute(covariance, "noise")
-        if getattr(likelihood, "second_noise_covar", None) is not None or fixed.shape != (*seen.batch, len(x)):
+    if kinds[0] in FIXED and kinds[1] is FixedGaussianNoise:
+        second, fixed = seen.module(likelihood, "second_noise_covar"), seen.attribute(covariance, "noise")
+        if type(second) not in (type(None), HomoskedasticNoise) or fixed.shape != (*seen.batch, len(x)):
             raise UnreadError("further noise")
         known = seen.data(fixed)[seen.at]
-        return Values(lambda: known, lambda by_noise: None)
+        if second is None:
+            return Values(lambda: known, lambda by_noise: None)
+        more: Any = seen.parameter(second, "raw_noise", (1,))
+        return Values(lambda: known + more.value, lambda by_noise: more.accumulate(np.add.reduce(by_noise)))
     if kinds == (HadamardGaussianLikelihood, MultitaskHomoskedasticNoise):
         column = seen.attribute(likelihood, "task_feature_index") if x.shape[1] > 1 else 0
         several = seen.attribute(likelihood, "num_tasks")

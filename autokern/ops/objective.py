@@ -28,6 +28,8 @@ from autokern.system.threads import one_thread
 
 _MOST = 1000
 """Number of points above which one thread is slower than the ops that stock calls."""
+_SEVERAL, _SINGLE = 16, 150
+"""Models of a batch, and points in single precision, above which a step may be slower than the ops that stock calls."""
 
 
 Found = tuple[torch.Tensor | None, ...]
@@ -84,7 +86,13 @@ class _Objective(OpOfParts):
         return (4 + 3 * parts) * problem.n**2 * 8
 
     def small(self, problem: Problem) -> bool:
-        return super().small(problem) and _unsupported(problem) is None
+        """Whether `arrays` needs no measurement; of many small models, torch computes a step at once."""
+        if _unsupported(problem) is not None:
+            return False
+        if problem.batch == 1:
+            return super().small(problem)
+        few = problem.batch <= _SEVERAL and (problem.dtype == "float64" or problem.n <= _SINGLE)
+        return few or not problem.grad
 
 
 OBJECTIVE = _Objective()

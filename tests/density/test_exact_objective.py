@@ -160,7 +160,10 @@ def test_means_with_priors_and_constraints():
 def test_noise():
     agree(made(likelihood=GaussianLikelihood(noise_prior=GammaPrior(1.1, 0.05))))
     agree(made(likelihood=GaussianLikelihood(noise_constraint=GreaterThan(1e-4, transform=None, initial_value=0.1))))
-    agree(made(likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.3, 13, dtype=torch.float64))))
+    given = torch.linspace(0.1, 0.3, 13, dtype=torch.float64)
+    agree(made(likelihood=FixedNoiseGaussianLikelihood(given)))
+    learned = {"learn_additional_noise": True, "noise_prior": GammaPrior(1.1, 0.05)}
+    agree(made(likelihood=FixedNoiseGaussianLikelihood(given, **learned)))
 
 
 def test_parameters_that_are_fixed():

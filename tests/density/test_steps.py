@@ -12,7 +12,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import PiecewisePolynomialKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import DirichletClassificationLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import (
@@ -87,6 +87,20 @@ def test_what_is_unknown_runs_stock(make, served):
         found = derivatives(mll, second=False)
     assert served["objective"] == 0
     agree(found, expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_classes_as_a_batch_of_models(served, learned):
+    classes = torch.Size([3])
+    likelihood = DirichletClassificationLikelihood(
+        torch.arange(N) % 3, dtype=torch.float64, learn_additional_noise=learned
+    )
+    kernel = ScaleKernel(RBFKernel(batch_shape=classes, ard_num_dims=D), batch_shape=classes)
+    mll = made(kernel, likelihood=likelihood, batch=classes)
+    expected = derivatives(mll)
+    with autokern.enabled():  # three models of few points need no measurement
+        agree(derivatives(mll), expected, rtol=1e-7, atol=1e-9)
+    assert served["objective"] > 0
 
 
 @pytest.mark.parametrize("name", ["objective", "stock"])
