@@ -16,7 +16,6 @@ import numpy
 import pytest
 import torch
 
-from autokern.cli import tables
 from autokern.runtime import dispatch
 
 ORDER = os.environ.get("AUTOKERN_FORCE", "")
@@ -53,7 +52,5 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary() -> None:
-    told: dict[str, dict[str, int]] = {}
     for (op, name), n in sorted(calls.items()):
-        told.setdefault(op, {})[name] = n
-    tables.show(tables.stats(told))
+        print(f"{op} by {name}: {n:,} calls")
