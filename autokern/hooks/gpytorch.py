@@ -123,14 +123,13 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     noise = None if likelihood is None else _same_noise(likelihood, distribution)
     if noise is None and likelihood is not None:
         return None
+    dense = marginal.read_matrix(distribution, noise)
+    if dense is None or not density.holds():
+        return None
     n = distribution.loc.shape[-1]
     exact = regime(n) == EXACT
-    known = marginal.read(distribution, noise)
-    dense = marginal.read_matrix(distribution, noise) if exact and n <= _MOST else None
-    if (known is None and dense is None) or not density.holds():
-        return None
-    served = _served(known, exact)
-    if served is not None or dense is None:
+    served = _served(dense if marginal.is_plain(dense.lazy) else None, exact)
+    if served is not None or not exact or n > _MOST:
         return served
 
     def of(value: Any) -> Any:

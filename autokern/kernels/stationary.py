@@ -12,6 +12,7 @@ import functools
 import math
 from typing import Any
 
+import msgspec
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, keops
 
@@ -87,14 +88,9 @@ def _on_circles(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
     return circle / torch.cat((scale, scale), -1)
 
 
-PERIODIC = Family(
-    "periodic",
-    -0.5,
-    _exponential,
-    _rbf_epilogue,
-    (_exponential,) * 5,
-    RBFKernel,
-    slope_is_value=True,
+PERIODIC = msgspec.structs.replace(
+    RBF,
+    name="periodic",
     kernels=(PeriodicKernel, keops.PeriodicKernel),
     embed=_on_circles,
     differences=True,
