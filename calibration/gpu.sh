@@ -26,7 +26,7 @@ section() {
   if [ "$(left)" -lt "$least" ]; then echo "== $name: no time left, run again"; status=1; return; fi
   echo "== $name ($SECONDS s)"
   [ "$(left)" -lt "$most" ] && most=$(left)
-  timeout "$most" "$@" >"$OUT/$name.log" 2>&1
+  timeout -s INT -k 10 "$most" "$@" >"$OUT/$name.log" 2>&1
   code=$?
   tail -n 15 "$OUT/$name.log"
   echo "   exit status $code after $((SECONDS - began)) s"
@@ -39,10 +39,14 @@ rows() { # rows NAME LEAST SECTION...: sections of gpu.py; whatever was measured
     $python calibration/gpu.py --output "$OUT/gpu.json" --seconds "$(($(left) - 40))" "$@"
 }
 section doctor 30 60 tried $python -m autokern doctor
-section tests 90 150 tried $python -m pytest -m gpu -n 0 -p no:cacheprovider tests
-section calibrate 190 220 tried $python -m autokern calibrate --full --budget 140 --output "$OUT/host.json"
+# four processes at once; none of several workers, where nothing may be recorded
+section tests 60 150 tried bash -c 'one() { $0 -m pytest -q -m gpu -n 0 -rf --tb=short -p no:cacheprovider "$@"; }
+  one tests --ignore tests/ops & one tests/ops -k float32 & one tests/ops -k float64 &
+  one tests/ops -k "not float" & wait' "$python"
+section calibrate "$((${CALIBRATE:=140} + 20))" "$((CALIBRATE + 60))" tried \
+  $python -m autokern calibrate --full --budget "$CALIBRATE" --output "$OUT/host.json"
 if [ -e "$OUT/calibrate.$here.done" ]; then # what follows is chosen by what it measured
-  rows steps 60 peaks waits steps fantasies
+  rows steps 40 peaks waits steps fantasies
   section rough 80 100 tried $python -m autokern calibrate --quick --accuracy approximate \
     --ops kernel_matmul,exact_log_prob,inv_quad_logdet --budget 50 --output "$OUT/host.json"
   section precision 100 130 tried $python calibration/study.py precision --device cuda --seconds 60 --output "$OUT/study.json"

@@ -214,7 +214,7 @@ def is_enabled() -> bool:
     ...     autokern.is_enabled()
     True
     """
-    return bool(_originals)
+    return len(_originals) > 0
 
 
 def _install(settings: Settings) -> None:
