@@ -4,8 +4,8 @@
 `crossovers` times all candidates of five ops, for data that starts on either side; `regret` compares choices with the
 best on problems off every grid; `products` many points in few and many dimensions, KeOps among the candidates;
 `programs` runs the scripts of `whole/` with everything on the accelerator, in processes forked after the imports, which
-do not count; `waits` counts what a warm training step waits for. A row that is there already is kept, so that an interrupted run goes on; the exit status is 3 as long as rows
-are missing for want of time.
+do not count; `waits` counts what a warm training step waits for. A row that is there already is kept, so that an
+interrupted run goes on; the exit status is 3 as long as rows are missing for want of time.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def step(n: int, dtype: torch.dtype, device: str) -> Row:
     trainers = {side: smooth_trainer("matern52", n, dtype, DIMENSIONS, device) for side in ("default", "exact", "on")}
     toggles = {"default": contextlib.nullcontext, "exact": forced_exact, "on": autokern.enabled}
     rewind = rewinder(trainers)
-    seconds = interleave(toggles, settled(trainers), 30, 3 if n <= 5000 else 1, rewind, SECONDS["steps"], 3, settle=rewind)
+    calls, warmup, most = settled(trainers), 3 if n <= 5000 else 1, SECONDS["steps"]
+    seconds = interleave(toggles, calls, 30, warmup, rewind, most, 3, settle=rewind)
     found = {f"against_{side}": compare(seconds, off=side) for side in ("default", "exact")}
     return {**found, "agreement": {side: disagreement(trainers[side], trainers["exact"]) for side in ("on", "default")}}
 

@@ -34,9 +34,12 @@ def _on_stream_of(a: torch.Tensor) -> Iterator[Any]:
     import cupy
     import cupyx
 
-    stream = torch.cuda.current_stream(a.device).cuda_stream
-    device = a.device.index
-    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device), cupyx.errstate(linalg="raise"):
+    stream, device = torch.cuda.current_stream(a.device), a.device.index
+    if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14, which has deprecated the other way
+        theirs = cupy.cuda.Stream.from_external(stream)
+    else:
+        theirs = cupy.cuda.ExternalStream(stream.cuda_stream, device)
+    with cupy.cuda.Device(device), theirs, cupyx.errstate(linalg="raise"):
         yield cupy
 
 

@@ -138,11 +138,15 @@ def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[tor
                 for _ in range(_WARM):
                     run()
             here.wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
+            graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
+            state = generator.clone_state()
             torch._C._cuda_clearCublasWorkspaces()
             try:
                 with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
                     result = run()
+            except BaseException:
+                generator.graphsafe_set_state(state)  # a capture that fails leaves a generator that draws no more
+                raise
             finally:
                 torch._C._cuda_clearCublasWorkspaces()
     return result, graph.replay

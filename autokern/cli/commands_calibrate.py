@@ -36,7 +36,9 @@ def calibrate(
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes, few rounds (the default).")] = False,
     full: Annotated[bool, typer.Option("--full", help="Many sizes, also candidates that compile.")] = False,
     ops: Annotated[str | None, typer.Option(metavar="OP,...", help="Ops to measure (default: all).")] = None,
-    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device to measure on (default: all).")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="KIND", help="Where to measure (default: all).")
+    ] = None,
     budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
     accuracy: Annotated[str | None, typer.Option(metavar="LEVEL", help=_ACCURACY)] = None,
     thorough: Annotated[bool | None, typer.Option("--thorough", hidden=True, callback=_removed)] = None,

@@ -37,7 +37,8 @@ _NEAR_SHARE = 0.5  # the same for the problem at hand, at first use
 _TIMING_SHARE = 0.005  # part of the budget after which the timing of a problem ends with the current round
 _HOPELESS = math.log(1.6)  # a candidate whose log ratio on other hosts is larger is not measured
 _PROVEN = 6  # a quick calibration leaves an op after this many problems in a row with a right shipped choice
-_RATE = 4e9  # flops and bytes a second before the first measurement: pessimistic
+_RATES = 4e9, 4e10  # flops and bytes a second of a CPU and an accelerator before the first measurement: pessimistic
+_COMPILING = 0.05  # part of the budget that an op's candidates on a device may spend on compiling
 _ROUNDS, _ONCE = 10.0, 3e-3  # expected calls of each candidate in a trial, and further seconds of a trial
 _OUTERMOST = 10  # nesting of plugins' composite ops that state none
 
@@ -114,8 +115,9 @@ class _Pool:
         self.able = {p: found for p in problems if len(found := measurable(op, p, level, accuracy)) > 1}
         kinds = {(p.variant, p.grad, p.batch > 1) for p in self.able}
         self.weight = math.sqrt(len(kinds) * max(map(len, self.able.values()), default=0))
-        self.waiting, self.disturbed = list(self.able), set[Problem]()  # disturbed problems are repeated at the end
-        self.spent, self.proven, self.slower = 0.0, 0, 1.0
+        self.waiting, self.later = list(self.able), set[Problem]()
+        self.disturbed = set[Problem]()  # these are repeated at the end
+        self.spent, self.compiling, self.proven, self.slower = 0.0, 0.0, 0, 1.0
 
 
 class _Calibration:
@@ -157,8 +159,10 @@ class _Calibration:
             pool = min(pending, key=lambda each: each.spent / max(each.weight, 1.0))
             began, may_stop = self._clock(), self._level == "quick" and pool.near is None
             if pool.waiting:
+                compiled = self._measurer.compiling
                 self._try(pool, pool.waiting.pop(0))
                 pool.spent += self._clock() - began
+                pool.compiling += self._measurer.compiling - compiled
             if not pool.waiting or (may_stop and pool.proven >= _PROVEN * len(pool.dtypes)):
                 pending.remove(pool)
         for pool, dtype in ((each, dtype) for each in here for dtype in each.dtypes):
@@ -172,7 +176,8 @@ class _Calibration:
     def _try(self, pool: _Pool, problem: Problem) -> None:
         """Run a trial and keep its trustworthy timings; a problem that others disturbed is repeated once at the end."""
         timed, told = self._timed.setdefault(key_of(problem), []), self._others.estimates(problem)
-        promising = (c for c in pool.able[problem] if _may_win(c, told.get(c.name)))
+        late = pool.compiling > _COMPILING * self._budget
+        promising = (c for c in pool.able[problem] if _may_win(c, told.get(c.name)) and not (late and c.compiles))
         candidates = self._measurer.runnable(problem, promising)
         known = next((t for t in timed if t.problem == problem), None)
         if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):
@@ -180,10 +185,14 @@ class _Calibration:
         share = _NEAR_SHARE if problem == pool.near else _SHARE[self._level]
         near, work = nearest(pool.op, problem, timed), pool.op.features(problem)
         near = near or self._others.nearest(pool.op, problem)
-        once = 1e-4 + (work.flops + work.bytes) / _RATE if near is None else near.seconds * 2 ** (0.2 * near.octaves)
+        rate = _RATES[problem.device != "cpu"]
+        once = 1e-4 + (work.flops + work.bytes) / rate if near is None else near.seconds * 2 ** (0.2 * near.octaves)
         ratios = (math.exp(min(told[c.name].log_ratio, _HOPELESS)) if c.name in told else 1.0 for c in candidates)
         expected = _ONCE + _ROUNDS * once * sum(ratios)
         if pool.slower * expected > min(self._left, share * self._budget):
+            if near is None and problem not in pool.later:  # a measured neighbour may tell that it takes less
+                pool.later.add(problem)
+                pool.waiting.append(problem)
             return
         began, timings, seconds = self._clock(), dict[str, Timing](), min(self._left, _TIMING_SHARE * self._budget)
         self.progress(1 - max(0.0, self._deadline - time.perf_counter()) / self._budget, str(problem))

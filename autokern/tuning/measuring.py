@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ class Measurer:
         self._checked: set[tuple[object, ...]] = set()
         self.banned: list[Ban] = []  # new bans
         self.setup: dict[str, float] = {}  # seconds of the first call of candidates that compile, by "op.candidate"
-        self.compiling = 0.0  # seconds of all these first calls together
+        self.compiling = 0.0  # seconds of all these first calls together, and of those on accelerators
 
     def runnable(self, problem: Problem, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Return the candidates that are not banned and fit the memory twice; empty unless stock is among them."""
@@ -74,11 +75,14 @@ class Measurer:
         for candidate in candidates:
             call = trial(op, candidate.run, problem, args)
             try:
-                if candidate.compiles:
-                    key, first_seconds = f"{op.name}.{candidate.name}", timer.once(call, lambda: None)
-                    self.setup[key] = max(self.setup.get(key, 0.0), first_seconds)
-                    self.compiling += first_seconds
+                began = time.perf_counter()
                 first = call()
+                if candidate.compiles or problem.device != "cpu":  # an accelerator loads libraries at first calls
+                    host.settle()
+                    self.compiling += (spent := time.perf_counter() - began)
+                    if candidate.compiles:
+                        key = f"{op.name}.{candidate.name}"
+                        self.setup[key] = max(self.setup.get(key, 0.0), spent)
                 if candidate.accuracy == "approximate":
                     exact = exact or truth(op, problem, args)
                     relative[candidate.name] = relative_error(op, first, exact)

@@ -195,6 +195,7 @@ def _fields(library: Any) -> dict[str, Any]:
 
     return {
         "CUDAGraph": functools.partial(Graph, library), "Event": Event, "Stream": Stream, "graph": graph,
+        "default_generators": (SimpleNamespace(clone_state=always(None), graphsafe_set_state=always(None)),),
         "set_sync_debug_mode": lambda mode: library.gpu_sync_mode(_MODES[mode]),
         "is_available": always(True), "is_initialized": always(True), "device_count": always(1),
         "current_device": always(0), "is_bf16_supported": always(True), "_is_in_bad_fork": always(False),
