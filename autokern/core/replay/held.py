@@ -6,6 +6,7 @@ import functools
 import operator
 import sys
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from types import CodeType, FunctionType, ModuleType
@@ -82,8 +83,10 @@ class Held:
         ]
         spaces += [f.__kwdefaults__ for f in self._functions if f.__kwdefaults__]
         several = {id(space): space for space in (*self._more, *spaces)}.values()
-        self._partly = [space for space in several if not self._without.isdisjoint(space)]
-        self._spaces = [space for space in several if self._without.isdisjoint(space)]
+        self._partly, self._spaces = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
+        for space in several:
+            partly = weakref.ref in map(type, space.values()) or not self._without.isdisjoint(space)
+            (self._partly if partly else self._spaces).append(space)
         modules = [vars(one) for one in self._objects if isinstance(one, torch.nn.Module)]
         inner = {id(value) for own in modules for name, value in own.items() if name.startswith("_")}
         keyed = [one for one in self._objects if isinstance(one, dict) and id(one) not in inner]
@@ -116,7 +119,7 @@ class Held:
 
     def _contents(self) -> list[Any]:
         found = [*chain.from_iterable(map(_values, self._spaces)), *chain.from_iterable(self._lists)]
-        found += [v for space in self._partly for name, v in space.items() if name not in self._without]
+        found += [_there(v) for space in self._partly for name, v in space.items() if name not in self._without]
         found += map(len, self._spaces)
         found += map(content, self._cells)
         found += [space.get(name) for space, name in self._globals]
@@ -126,6 +129,11 @@ class Held:
 
 
 _values = operator.methodcaller("values")
+
+
+def _there(value: Any) -> Any:
+    """Return a value, None for a dead weak reference: torch 2.11 makes one at each evaluation of a prior."""
+    return None if type(value) is weakref.ref and value() is None else value
 
 
 def _is_own(module: str) -> bool:
