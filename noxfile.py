@@ -9,7 +9,10 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 MAIN = "3.11"
 LOWEST = ["torch==2.11.*", "gpytorch==1.15.2", "linear_operator==0.6.1"]
 """The lower bounds of pyproject.toml."""
-SELECTION = ["tests/core", "tests/runtime/test_api.py", "tests/runtime/test_dispatch.py", "tests/cli/test_cli.py"]
+SELECTION = [
+    "tests/core", "tests/runtime/test_api.py", "tests/runtime/test_dispatch.py", "tests/cli/test_cli.py",
+    "tests/hooks/test_shapes.py", "tests/hooks/test_repeated_changes.py",
+]  # fmt: skip
 
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = False
@@ -44,7 +47,7 @@ def suite(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 @nox.parametrize("versions", ["lowest", "newest"])
 def selection(session: nox.Session, versions: str) -> None:
-    """Import, the command line and some hundred tests."""
+    """Import, the command line and some 900 tests."""
     _install(session, versions)
     _starts(session)
     session.run("pytest", "-q", *SELECTION, *session.posargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import types
@@ -17,12 +18,14 @@ from botorch.acquisition import (
     qLogNoisyExpectedImprovement,
 )
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
+from botorch.generation import gen
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms.input import InputPerturbation
 from botorch.optim import optimize_acqf
 
 import autokern
 from autokern.hooks.later import acquisition as acquisition_hook
+from autokern.hooks.later import generation
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
@@ -193,11 +196,14 @@ def test_the_user_may_forbid_it(monkeypatch):
     ],
 )
 def test_candidates_are_the_same(make):
+    """With SciPy 1.18, only autokern optimises the starts as a batch, which ends at other digits: neither does here."""
+    parallel = False if generation.leaves_batch(gen) else None
+    generate = functools.partial(gen.gen_candidates_scipy, use_parallel_mode=parallel)
     torch.manual_seed(1)
-    found, value = optimised(make())
+    found, value = optimised(make(), gen_candidates=generate)
     with autokern.enabled():
         torch.manual_seed(1)
-        ours, our_value = optimised(make())
+        ours, our_value = optimised(make(), gen_candidates=generate)
     torch.testing.assert_close(ours, found, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(our_value, value, rtol=1e-6, atol=1e-8)
 

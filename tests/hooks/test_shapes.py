@@ -55,18 +55,25 @@ def test_compiled_and_traced_functions_have_torchs():
 
 
 def test_it_stays_the_same_function():
-    before = torch.broadcast_shapes
+    before, stock = torch.broadcast_shapes, scripted()
     with autokern.enabled():
         assert torch.broadcast_shapes is before is torch.functional.broadcast_shapes
         assert pickle.loads(pickle.dumps(before)) is before
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            scripted = torch.jit.script(scripted_sum)
-        assert scripted(torch.ones(3, 1), torch.ones(1, 2)).shape == (3, 2)
+        assert scripted() == stock
 
 
-def scripted_sum(x: torch.Tensor, y: torch.Tensor):
-    return x.expand(torch.broadcast_shapes(x.shape, y.shape))
+def scripted():
+    """Return the shape by TorchScript, or the error: TorchScript of torch 2.11 has no such function."""
+
+    def expanded(x: torch.Tensor, y: torch.Tensor):  # a new one, since torch keeps what it has compiled
+        return x.expand(torch.broadcast_shapes(x.shape, y.shape))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return torch.jit.script(expanded)(torch.ones(3, 1), torch.ones(1, 2)).shape
+        except RuntimeError as error:
+            return str(error)
 
 
 @pytest.mark.slow
