@@ -39,6 +39,7 @@ _HOPELESS = math.log(1.6)  # a candidate whose log ratio on other hosts is large
 _PROVEN = 6  # a quick calibration leaves an op after this many problems in a row with a right shipped choice
 _RATES = 4e9, 4e10  # flops and bytes a second of a CPU and an accelerator before the first measurement: pessimistic
 _COMPILING = 0.05  # part of the budget that an op's candidates on a device may spend on compiling
+_SHORT, _LONG = 0.002, 0.2  # parts of the budget: compiling that is as good as none, and that is not begun
 _ROUNDS, _ONCE = 10.0, 3e-3  # expected calls of each candidate in a trial, and further seconds of a trial
 _OUTERMOST = 10  # nesting of plugins' composite ops that state none
 
@@ -154,6 +155,7 @@ class _Calibration:
     def measure(self, here: list[_Pool], share: float) -> None:
         """Measure within a share of the time left; the next problem is of the pool with the least time by weight."""
         self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
+        self._half = 0.5 * self._left
         pending = list(here)
         while pending and self._left > 0:
             pool = min(pending, key=lambda each: each.spent / max(each.weight, 1.0))
@@ -173,11 +175,18 @@ class _Calibration:
             elif not (trials or pool.disturbed):
                 self._found.fruitless[group_key(*group)] = dated()
 
+    def _may_compile(self, pool: _Pool, candidate: Candidate) -> bool:
+        """Whether to compile: in the second half of an op's time, as the first calls on record were not long."""
+        told = self._known.setup | self._measurer.setup
+        takes = told.get(f"{pool.op.name}.{candidate.name}", _SHORT * self._budget)
+        usual = takes <= _LONG * self._budget and pool.compiling <= _COMPILING * self._budget
+        return takes < _SHORT * self._budget or (usual and self._left < self._half)
+
     def _try(self, pool: _Pool, problem: Problem) -> None:
         """Run a trial and keep its trustworthy timings; a problem that others disturbed is repeated once at the end."""
         timed, told = self._timed.setdefault(key_of(problem), []), self._others.estimates(problem)
-        late = pool.compiling > _COMPILING * self._budget
-        promising = (c for c in pool.able[problem] if _may_win(c, told.get(c.name)) and not (late and c.compiles))
+        may_win = (c for c in pool.able[problem] if _may_win(c, told.get(c.name)))
+        promising = (c for c in may_win if not c.compiles or self._may_compile(pool, c))
         candidates = self._measurer.runnable(problem, promising)
         known = next((t for t in timed if t.problem == problem), None)
         if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):
