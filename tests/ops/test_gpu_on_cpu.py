@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 TESTS = Path(__file__).parents[1]
 pytestmark = [
@@ -17,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(
         shutil.which("c++") is None or sys.platform != "linux", reason="needs a C++ compiler, and Linux"
     ),
+    pytest.mark.skipif(torch.version.cuda is not None, reason="needs a build of torch without CUDA"),
     pytest.mark.skipif("support.gpu_on_cpu" in sys.modules, reason="the CPU plays a GPU already"),
 ]
 
