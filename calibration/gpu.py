@@ -48,7 +48,10 @@ OPTIONS: dict[str, Any] = {"seconds": 0.3, "rounds": (3, 8)}
 """How each problem of a table is timed."""
 SECONDS = {"steps": 0.8, "fantasies": 0.6, "products": 2.0, "program": 100.0}
 """How long a row of steps, of fantasies or of products is timed, and the most that a program may take."""
-IMPORTED = ("torch", "torch._dynamo", "gpytorch", "botorch", "botorch.fit", "botorch.models", "botorch.acquisition", "botorch.optim")
+IMPORTED = (
+    *("torch", "torch._dynamo", "gpytorch", "botorch"),
+    *(f"botorch.{part}" for part in ("acquisition", "fit", "models", "optim")),
+)
 """What a user's program has imported when its time begins."""
 STEPS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 FANTASIES = ((50, 127, 129, 400, 800, 2049), (1, 8, 128))

@@ -181,9 +181,7 @@ def explain(
     rhs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Right-hand sides.")] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Matrices in the batch.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="float32 or float64 (default).")] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="KIND", help="Of the data (default: cpu).")
-    ] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="KIND", help="Of the data (default: cpu).")] = None,
     grad: Annotated[str | None, typer.Option(metavar="WHICH", help=_GRAD)] = None,
     variant: Annotated[str | None, typer.Option(metavar="NAME", help=_VARIANT)] = None,
     json: Json = False,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 GROUP = "autokern.candidates"
 _OWN = {
     "cuda_graphs": ("exact_log_prob",),
-    "cupy": ("cholesky", "qr"),
+    "cupy": ("qr",),
     "keops": ("kernel_matmul",),
     "lower_precision": ("kernel_matmul",),
     "xla": ("kernel_matmul",),

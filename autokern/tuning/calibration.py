@@ -9,6 +9,7 @@ import itertools
 import math
 import operator
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -85,7 +86,8 @@ def calibrate(
     buffers.recycle()  # as in programs
     inside.active = inside.measuring = True
     try:
-        with host.random_states_kept():
+        with host.random_states_kept(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # the first backward pass on a GPU
             form = tuple(dtypes), level, accuracy, near
             waiting = sorted((_Pool(op, device, *form) for device in devices for op in ops), key=nesting)
             left = sum(pool.weight for pool in waiting)

@@ -8,9 +8,11 @@ import sys
 import sysconfig
 from importlib import metadata
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 import autokern
@@ -73,6 +75,16 @@ def test_the_installed_command_imports_no_library_for_its_version():
     assert not _imported(found.stderr) & HEAVY
     assert found.stdout.startswith(f"autokern {autokern.__version__} (torch {metadata.version('torch')}, gpytorch ")
     assert found.stdout.count("\n") == 1
+
+
+def test_options_have_the_names_of_their_parameters() -> None:
+    """Typer 0.27.2 calls an option by its metavar where that is the parameter's name in capitals."""
+    for command in app.registered_commands:
+        for name, kind in get_type_hints(command.callback, include_extras=True).items():
+            option = next((o for o in getattr(kind, "__metadata__", ()) if isinstance(o, OptionInfo)), None)
+            if option is not None and (option.metavar or "").lower() == name:
+                named = option.param_decls or isinstance(option.default, str)  # what typer takes the first name for
+                assert named, f"{command.callback.__name__}: --{name}"
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch, argv: list[str], started_with: list[str]) -> bool:

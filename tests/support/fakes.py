@@ -49,8 +49,8 @@ class FakeCuPy:
             self._raises = before
 
     @contextlib.contextmanager
-    def stream(self, pointer, device_id=-1):
-        self.streams.append((pointer, device_id))
+    def stream(self, theirs):
+        self.streams.append(theirs.cuda_stream)
         yield
 
     def decomposition(self, name):
@@ -71,9 +71,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
     """Let NumPy play CuPy, and the CPU the CUDA device."""
     fake, cupy, cupyx = FakeCuPy(), ModuleType("cupy"), ModuleType("cupyx")
     cupy.from_dlpack = np.from_dlpack
-    cupy.cuda = SimpleNamespace(Device=contextlib.nullcontext, ExternalStream=fake.stream)
-    names = {name: fake.decomposition(name) for name in ("cholesky", "qr")}
-    cupy.linalg = SimpleNamespace(LinAlgError=np.linalg.LinAlgError, **names)
+    cupy.cuda = SimpleNamespace(Device=contextlib.nullcontext, Stream=SimpleNamespace(from_external=fake.stream))
+    cupy.linalg = SimpleNamespace(LinAlgError=np.linalg.LinAlgError, qr=fake.decomposition("qr"))
     cupyx.errstate = fake.errstate
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupyx", cupyx)
