@@ -70,7 +70,7 @@ class Candidate(msgspec.Struct, frozen=True):
         Whether the first call in a process compiles. Only a full calibration measures such a candidate, and it runs
         only where the saving repays compiling.
     threads : int
-        Its number of threads, 0 for torch's; of two equally fast candidates, the one with fewer threads runs.
+        Its number of threads, 0 for torch's; of two equally fast candidates, the one with a single thread runs.
     parts : bool
         Whether it calls other ops, which are then dispatched.
     as_stock : bool

@@ -139,7 +139,7 @@ def _unsupported(problem: Problem) -> str | None:
     return None if problem.n * problem.batch <= _MOST else f"more than {_MOST} points on one thread"
 
 
-@OBJECTIVE.candidate("arrays", unsupported=_unsupported)
+@OBJECTIVE.candidate("arrays", unsupported=_unsupported, threads=1)
 def arrays(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """NumPy and LAPACK from the raw parameters to the gradients, without modules and without autograd."""
     if isinstance(reading, Step) or parameters is None:

@@ -134,7 +134,7 @@ def _unsupported(problem: Problem) -> str | None:
     return None if problem.elements <= _MOST else f"more than {_MOST} covariances on one thread"
 
 
-@POSTERIOR.candidate("arrays", unsupported=_unsupported)
+@POSTERIOR.candidate("arrays", unsupported=_unsupported, threads=1)
 def arrays(reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
     """NumPy and BLAS from the points to mean, covariance and gradients, in one autograd function."""
     found = reading.at(x)

@@ -26,8 +26,8 @@ from autokern.tuning.store import leaves_aside
 NOISE = 0.05  # a smaller predicted gain, in log units, counts as no gain
 CONFIDENCE = 0.3  # standard deviations that must lie between a prediction and a tie
 LEEWAY = 0.13  # extra cost allowed for an exact result where stock approximates, in log units
-# Extra cost allowed for fewer threads, in log units: beside another process every parallel region waits for a core, and
-# a step takes ten times as long.
+# Extra cost allowed for one thread, in log units: beside another process every parallel region waits for a core, and a
+# step takes ten times as long.
 FEWER_THREADS = 0.05
 _ROUGH = "its error was measured to be"
 
@@ -119,15 +119,9 @@ class _Case:
         return None
 
     def _ranked(self, feasible: list[Candidate]) -> list[Candidate]:
-        """Sort candidates: preferred exact ones, then by cautious time; of near ties, the fewest threads first."""
-        stock, known = self.op.stock, self.estimates
-        ranked = sorted(feasible, key=lambda c: (not self._preferred(c), self._cost(c), c is not stock, c.name))
-        if ranked and ranked[0] is not stock and ranked[0].name in known:
-            most = known[ranked[0].name].log_ratio + FEWER_THREADS
-            few = [c for c in ranked if c.threads and c.name in known and known[c.name].log_ratio <= most]
-            frugal = min(few, key=lambda c: c.threads, default=ranked[0])
-            ranked.sort(key=lambda c: c is not frugal)
-        return ranked
+        """Sort candidates: preferred exact ones, then by cost."""
+        stock = self.op.stock
+        return sorted(feasible, key=lambda c: (not self._preferred(c), self._cost(c), c is not stock, c.name))
 
     def _preferred(self, candidate: Candidate) -> bool:
         """Whether it is exact where stock approximates, and predicted to take at most `may_cost` of stock's time."""
@@ -136,11 +130,12 @@ class _Case:
         return found is not None and exact and self.may_cost > 1.0 and found.log_ratio <= math.log(self.may_cost)
 
     def _cost(self, candidate: Candidate) -> float:
-        """Return the cautious log ratio to stock's time, less the leeway of an exact result."""
+        """Return the cautious log ratio to stock's time, less the leeway of an exact result and of one thread."""
         if candidate is self.op.stock:
             return 0.0
         found, favoured = self.estimates.get(candidate.name), candidate.accuracy == "better" and self.loose
-        return math.inf if found is None else found.log_ratio + CONFIDENCE * found.sigma - LEEWAY * favoured
+        leeway = LEEWAY * favoured + FEWER_THREADS * (candidate.threads == 1 and self.problem.device == "cpu")
+        return math.inf if found is None else found.log_ratio + CONFIDENCE * found.sigma - leeway
 
     def _decision(self, name: str, reason: str, source: str = "unmeasured", review: int = 0) -> Decision:
         estimate = self.estimates.get(name, Estimate(0.0, 0.0, source))
@@ -204,9 +199,10 @@ class _Case:
         if self._preferred(chosen):
             most = f"{self.may_cost:.2g} times its time on a sample"
             return f"exact where stock's gradients are loose, in no more than {most}"
-        if estimate.log_ratio + CONFIDENCE * estimate.sigma > -NOISE:
+        if self.loose and estimate.log_ratio + CONFIDENCE * estimate.sigma > -NOISE:
             return "exact where stock approximates, and no slower by more than the noise"
-        if chosen.threads and any(other.log_ratio < estimate.log_ratio for other in self.estimates.values()):
+        near = estimate.log_ratio + FEWER_THREADS
+        if chosen.threads and any(e.log_ratio < near for name, e in self.estimates.items() if name != chosen.name):
             return "as fast as any within the uncertainty, with fewer threads"
         where = " by what other hosts measured" if estimate.source == "other hosts" else ""
         return f"predicted to be the fastest{where}, by more than the uncertainty"

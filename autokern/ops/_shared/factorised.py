@@ -145,6 +145,7 @@ def register(op: Op) -> None:
         "arrays",
         accuracy="better",
         unsupported=arrays_unsupported,
+        threads=1,
         memory=lambda p: in_place(5.0, 5.0)(p.replace(batch=1, dtype="float64")),
     )
     @or_iterate(stock)

@@ -81,7 +81,7 @@ def _register(op: _OfMatrices, log_prob: Callable[..., torch.Tensor | None], acc
         """gpytorch's own operators, and autograd through the Cholesky factor of the whole matrix."""
         return forward(*tensors)
 
-    @op.candidate("arrays", accuracy=accuracy, unsupported=_unsupported)
+    @op.candidate("arrays", accuracy=accuracy, unsupported=_unsupported, threads=1)
     def arrays(forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
         """NumPy and LAPACK in float64, one factor of the points (per task), and no autograd between the tensors."""
         with one_thread:
