@@ -16,7 +16,6 @@ import io
 import json
 import multiprocessing
 import runpy
-import statistics
 import sys
 import time
 import warnings
@@ -24,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import documents
 import gpytorch
 import msgspec
 import products
@@ -31,14 +31,15 @@ import programs
 import regret
 import torch
 from end_to_end import describe
-from figures import console, save
-from measuring import compare, interleave, largest, nothing
+from figures import console, origin, save
+from measuring import compare, geomean, interleave, largest, nothing
 from posteriors import fitted
 from training import DIMENSIONS, disagreement, forced_exact, rewinder
 from workloads import smooth_trainer, uniform
 
 import autokern
 from autokern.core.problem import Problem
+from autokern.core.units import duration
 from autokern.runtime.dispatch import explain
 from autokern.system import host
 from autokern.tuning import timer
@@ -75,6 +76,7 @@ PEAK = {"copy": 2**28, "gemm": 8192}
 """Elements that are copied; rows of square matrices that are multiplied."""
 PAIRS = 2
 
+JSON_PATH, BLOCK = Path(__file__).with_name("gpu.json"), "gpu"
 Row = dict[str, Any]
 
 
@@ -370,9 +372,38 @@ def summary(results: Mapping[str, Any]) -> list[str]:
             ratios = [ratio for ratio in ratios if ratio]
             if ratios:
                 spread = f"least {min(ratios):.2f}, most {max(ratios):.2f}"
-                line += f"; {key} to {of}: geometric mean {statistics.geometric_mean(ratios):.2f}, {spread}"
+                line += f"; {key} to {of}: geometric mean {geomean(ratios):.2f}, {spread}"
         lines.append(line)
     return lines
+
+
+def block(results: Mapping[str, Any]) -> str:
+    """Return the tables of training steps and of programs."""
+    gpu, sections = results["host"]["accelerators"][0]["name"], results["sections"]
+    lines = ["| n | dtype | stock | stock, exact | autokern | × stock | × exact |", "|---|---|---|---|---|---|---|"]
+    for name, row in sections["steps"].items():
+        n, dtype = name.removeprefix("n=").split(", ")
+        usual, exact = row["against_default"], row["against_exact"]
+        seconds = " | ".join(duration(s) for s in (usual["off"], exact["off"], usual["on"]))
+        lines.append(f"| {int(n):,} | {dtype} | {seconds} | {usual['ratio']:.2f} | {exact['ratio']:.2f} |")
+    lines += ["", "| program | stock | autokern | × stock |", "|---|---|---|---|"]
+    for name, row in sections["programs"].items():
+        seconds = " | ".join(duration(row["runs"][side]["seconds"]) for side in ("off", "on"))
+        lines.append(f"| `{name.partition(',')[0]}` | {seconds} | {row['ratio']:.2f} |")
+    means = [
+        f"{geomean(ratios):.2f} (least {min(ratios):.2f})"
+        for ratios in (
+            [row["against_default"]["ratio"] for row in sections["steps"].values()],
+            [row["ratio"] for row in sections["programs"].values()],
+        )
+    ]
+    note = (
+        f"{gpu} beside {origin(results)}; with `AUTOKERN_GRAPHS=on`. Geometric means: steps {means[0]}, programs "
+        f"{means[1]}. A step is one of Adam for a Matérn 5/2 kernel with a lengthscale for each of {DIMENSIONS} "
+        "dimensions; stock iterates above 800 points unless it is told to stay exact. Programs are scripts of "
+        "`calibration/whole/`, everything on the GPU, timed once after the imports."
+    )
+    return "\n".join([*lines, "", note, ""])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -381,8 +412,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(SECTIONS)}; default all")
     parser.add_argument("--device", default="cuda", help="kind of the accelerator (default cuda)")
     parser.add_argument("--seconds", type=float, default=500.0, help="after these, no row is begun (default 500)")
-    parser.add_argument("--output", type=Path, required=True, help="the JSON to write or to go on with")
+    parser.add_argument("--output", type=Path, default=JSON_PATH, help="the JSON to write or to go on with")
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--readme", type=Path, metavar="FILE", help="run nothing, rewrite the tables in FILE")
+    task.add_argument("--check", type=Path, metavar="FILE", help="run nothing, exit 1 if the tables are out of date")
     options = parser.parse_args(arguments)
+    if (status := documents.served(parser, options, {BLOCK: block})) is not None:
+        return status
     if unknown := sorted(set(options.sections) - set(SECTIONS)):
         parser.error(f"unknown section {', '.join(unknown)}; known are {', '.join(SECTIONS)}")
     deadline = time.perf_counter() + options.seconds

@@ -176,7 +176,7 @@ def show(
 def explain(
     op: Annotated[str | None, typer.Argument(metavar="OP", help="Name of an op, e.g. qr.")] = None,
     m: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rows.")] = None,
-    n: Annotated[int | None, typer.Option(metavar="N", min=1, help="Columns, or points.")] = None,
+    n: Annotated[int | None, typer.Option("--n", metavar="N", min=1, help="Columns, or points.")] = None,
     d: Annotated[int | None, typer.Option(metavar="N", min=1, help="Input dimensions of a kernel matrix.")] = None,
     rhs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Right-hand sides.")] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Matrices in the batch.")] = None,

@@ -156,7 +156,7 @@ ROWS = (
     Row(
         "graphs", parsers.one_of("off", "on"), "`off`, `on`",
         "on: small training steps on a GPU may be recorded as CUDA graphs where that is faster, while the process has "
-        "one Python thread (default off: not yet proven on a GPU)",
+        "one Python thread (default off: proven on one GPU only)",
     ),
     Row(
         "replay", parsers.flag, "`1`, `0`",

@@ -451,3 +451,13 @@ def test_the_families_are_all_swept():
     assert swept == {of.name for of in kernels.families(shaped=True) if hooked & set(of.kernels)}
     trees = {p.variant.split("/")[0] for p in grid("exact_log_prob", "float64")}
     assert {name for tree in trees for name in tree.split("+")} >= {"rbf", "matern32", "matern52", "rq", "periodic"}
+
+
+@pytest.mark.parametrize(("op", "device", "n", "expected"), [
+    ("objective", "cpu", 400, "arrays"), ("objective", "cpu", 401, "stock"),
+    ("objective", "cuda", 200, "arrays"), ("objective", "cuda", 201, "stock"),
+    ("posterior", "cuda", 50, "arrays"), ("posterior", "cuda", 20_000, "stock"),
+])  # fmt: skip
+def test_small_models_on_an_accelerator_are_computed_on_the_cpu_unmeasured(op, device, n, expected):
+    problem = Problem(op=op, m=n if op == "objective" else 4, n=n, d=3, device=device, variant="rbf")
+    assert get(op).default_candidate(problem) == expected

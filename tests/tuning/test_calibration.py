@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 import torch
 
 from autokern.core.op import inside
-from autokern.core.problem import Problem
+from autokern.core.problem import Features, Problem
 from autokern.runtime import dispatch
 from autokern.runtime.first_use import FirstUse
-from autokern.tuning import timer
+from autokern.tuning import calibration, timer
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.profile import Profile, Timing
 
@@ -152,3 +154,31 @@ def test_a_problem_at_hand_that_the_op_makes_no_sample_of_does_not_end_the_calib
     near = Problem(op="rare", m=4, n=4, variant="unknown")
     found = calibrate([op], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"], near=near)
     assert {trial.problem.variant for trial in found.trials} == {""}
+
+
+def test_what_compiles_for_long_waits_for_half_of_the_time_and_takes_a_small_part_of_it(make_op):
+    def compiled(a):
+        if a.shape not in shapes:
+            shapes.append(a.shape)
+            time.sleep(0.2)
+        return 2 * a
+
+    shapes: list[torch.Size] = []
+    op = make_op("slow")
+    op.candidate("stock")(lambda a: 2 * a)
+    op.candidate("other")(lambda a: a + a)
+    op.candidate("compiled", compiles=True)(compiled)
+    found = calibrate([op], "full", 2.0, ["cpu"], Profile(), dtypes=["float64"])
+    with_it = [index for index, trial in enumerate(found.trials) if "compiled" in trial.timings]
+    assert len(shapes) <= 1, "then a tenth of the budget is spent"
+    assert all(index >= 3 for index in with_it), "the others come first"
+
+
+def test_a_problem_that_seems_too_long_is_tried_again_beside_a_measured_one(make_op, monkeypatch):
+    op = make_op("deceptive", features=lambda problem: Features(1.0, 4e7 * (problem.n > 10), 1.0))
+    op.candidate("stock")(lambda a: 2 * a)
+    op.candidate("other")(lambda a: a + a)
+    drawn = [Problem(op="deceptive", m=n, n=n) for n in (20, 5)]
+    monkeypatch.setattr(calibration, "draw", lambda *_: drawn)
+    found = calibrate([op], "full", 5.0, ["cpu"], Profile(), dtypes=["float64"])
+    assert [trial.problem.n for trial in found.trials] == [5, 20]

@@ -68,6 +68,16 @@ def test_a_check_that_ran_out_of_memory_is_made_up_for(op, monkeypatch):
     assert [ban.candidate for ban in measurer.banned] == ["no gradient"]
 
 
+def test_first_calls_on_an_accelerator_are_not_the_budgets(op, monkeypatch):
+    monkeypatch.setattr(memory_limit, "fits", lambda *_: True)
+    measurer = Measurer("quick", [])
+    assert measurer.timings(op, square(4), some(op, "other"), 0.1)
+    assert measurer.compiling == 0
+    assert measurer.timings(op, square(4, device="cuda"), some(op, "other"), 0.1)
+    assert measurer.compiling > 0
+    assert measurer.setup == {}, "nothing was compiled"
+
+
 def test_what_does_not_fit_the_memory_is_not_begun(op, monkeypatch):
     measurer, asked = Measurer("quick", []), []
     monkeypatch.setattr(memory_limit, "fits", lambda need, device: asked.append(need) or need <= 1000)
