@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,12 @@ from autokern.core.recovery import caught
 
 _ADVICE = "see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out"
 
+_TRIAL = """
+import torch
+from pykeops.torch import LazyTensor
+x = torch.ones(2, 1, device="cuda")
+assert ((LazyTensor(x[:, None]) - LazyTensor(x[None])).exp() @ x).eq(2).all()
+"""
 _lock = Lock()
 _failure = ""
 
@@ -82,7 +89,8 @@ def at_work(device: str = "cpu") -> Iterator[None]:
     to build, KeOps is not tried again in this process.
     """
     global _failure
-    if (problem := keops_problem(device)) is not None:
+    problem = keops_problem(device) or (_trial() if device == "cuda" else None)
+    if problem is not None:
         raise KeOpsError(f"a product by KeOps was asked for; found: {problem}. {_ADVICE}")
     try:
         with _silence():
@@ -94,6 +102,24 @@ def at_work(device: str = "cpu") -> Iterator[None]:
         if isinstance(error, (ImportError, OSError)):  # a formula that failed to compile fails to import
             found = _failure = f"KeOps could not build or load a formula in this process ({found})"
         raise KeOpsError(f"a product by KeOps was asked for; found: {found}. {_ADVICE}") from error
+
+
+@functools.cache
+def _trial() -> str | None:
+    """Return why KeOps is not tried on a GPU in this process: its first formula ended a child, now or once before.
+
+    KeOps 2.3 beside CUDA 13 ends a process with a segmentation fault.
+    """
+    import pykeops
+
+    if (why := _obstacle(pykeops, "cuda")) is not None:
+        return why
+    mark = Path(pykeops.get_build_folder()) / f"autokern-{torch.__version__}"
+    if not mark.exists():
+        tried = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, check=False)
+        mark.write_text(str(tried.returncode), encoding="utf-8")
+    status = mark.read_text(encoding="utf-8")
+    return None if status == "0" else f"a process of its own ended with status {status} at a small product on the GPU"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
+from contextlib import nullcontext
 
 import pytest
 from support.fakes import as_if_of_autokern
@@ -63,6 +64,25 @@ def test_a_gpu_without_toolkit_is_told_before_it_crashes(pykeops, tmp_path):
     assert "interface" in keops.keops_problem("cuda")
     (tmp_path / "nvrtc").touch()
     assert keops.keops_problem("cuda") is None
+
+
+@pytest.mark.parametrize(("status", "works"), [(0, True), (-11, False)])
+def test_the_first_formula_on_a_gpu_is_tried_once_by_a_child(pykeops, monkeypatch, tmp_path, status, works):
+    tried = []
+    monkeypatch.setattr(
+        keops.subprocess, "run", lambda *a, **_: tried.append(a) or types.SimpleNamespace(returncode=status)
+    )
+    pykeops.config.gpu_available = True
+    (tmp_path / "nvrtc").touch()
+    for _ in range(2):  # two processes
+        keops._trial.cache_clear()
+        with (
+            nullcontext() if works else pytest.raises(KeOpsError, match="ended with status -11"),
+            keops.at_work("cuda"),
+        ):
+            pass
+    assert len(tried) == 1
+    keops._trial.cache_clear()
 
 
 def test_a_build_folder_that_cannot_be_written(pykeops, monkeypatch, tmp_path):
