@@ -68,18 +68,14 @@ def test_a_gpu_without_toolkit_is_told_before_it_crashes(pykeops, tmp_path):
 
 @pytest.mark.parametrize(("status", "works"), [(0, True), (-11, False)])
 def test_the_first_formula_on_a_gpu_is_tried_once_by_a_child(pykeops, monkeypatch, tmp_path, status, works):
-    tried = []
-    monkeypatch.setattr(
-        keops.subprocess, "run", lambda *a, **_: tried.append(a) or types.SimpleNamespace(returncode=status)
-    )
+    tried, ended = [], types.SimpleNamespace(returncode=status)
+    monkeypatch.setattr(keops.subprocess, "run", lambda *command, **_: tried.append(command) or ended)
     pykeops.config.gpu_available = True
     (tmp_path / "nvrtc").touch()
     for _ in range(2):  # two processes
         keops._trial.cache_clear()
-        with (
-            nullcontext() if works else pytest.raises(KeOpsError, match="ended with status -11"),
-            keops.at_work("cuda"),
-        ):
+        raised = nullcontext() if works else pytest.raises(KeOpsError, match="ended with status -11")
+        with raised, keops.at_work("cuda"):
             pass
     assert len(tried) == 1
     keops._trial.cache_clear()
