@@ -377,6 +377,26 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def means(sections: Mapping[str, Any]) -> tuple[str, str]:
+    """Return geometric mean and least ratio of steps and of programs to stock."""
+    steps = [row["against_default"]["ratio"] for row in sections["steps"].values()]
+    whole = [row["ratio"] for row in sections["programs"].values()]
+    first, second = (f"{geomean(ratios):.2f} (least {min(ratios):.2f}) times" for ratios in (steps, whole))
+    return first, second
+
+
+def short(results: Mapping[str, Any]) -> str:
+    """Return the sentence of the README."""
+    sections, gpu = results["sections"], results["host"]["accelerators"][0]["name"]
+    sizes = [int(name.removeprefix("n=").partition(",")[0]) for name in sections["steps"]]
+    steps, whole = means(sections)
+    return (
+        f"On a GPU ({gpu}), training steps of {min(sizes):,} to {max(sizes):,} points are {steps} as fast, and "
+        f"{len(sections['programs'])} programs of BoTorch {whole} after all imports "
+        "([CPU or GPU](docs/cpu-or-gpu.md)).\n"
+    )
+
+
 def block(results: Mapping[str, Any]) -> str:
     """Return the tables of training steps and of programs."""
     gpu, sections = results["host"]["accelerators"][0]["name"], results["sections"]
@@ -390,16 +410,10 @@ def block(results: Mapping[str, Any]) -> str:
     for name, row in sections["programs"].items():
         seconds = " | ".join(duration(row["runs"][side]["seconds"]) for side in ("off", "on"))
         lines.append(f"| `{name.partition(',')[0]}` | {seconds} | {row['ratio']:.2f} |")
-    means = [
-        f"{geomean(ratios):.2f} (least {min(ratios):.2f})"
-        for ratios in (
-            [row["against_default"]["ratio"] for row in sections["steps"].values()],
-            [row["ratio"] for row in sections["programs"].values()],
-        )
-    ]
+    steps, programs = means(sections)
     note = (
-        f"{gpu} beside {origin(results)}; with `AUTOKERN_GRAPHS=on`. Geometric means: steps {means[0]}, programs "
-        f"{means[1]}. A step is one of Adam for a Matérn 5/2 kernel with a lengthscale for each of {DIMENSIONS} "
+        f"{gpu} beside {origin(results)}; with `AUTOKERN_GRAPHS=on`. Geometric means: steps {steps} as fast, programs "
+        f"{programs}. A step is one of Adam for a Matérn 5/2 kernel with a lengthscale for each of {DIMENSIONS} "
         "dimensions; stock iterates above 800 points unless it is told to stay exact. Programs are scripts of "
         "`calibration/whole/`, everything on the GPU, timed once after the imports."
     )
@@ -417,7 +431,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     task.add_argument("--readme", type=Path, metavar="FILE", help="run nothing, rewrite the tables in FILE")
     task.add_argument("--check", type=Path, metavar="FILE", help="run nothing, exit 1 if the tables are out of date")
     options = parser.parse_args(arguments)
-    if (status := documents.served(parser, options, {BLOCK: block})) is not None:
+    if (status := documents.served(parser, options, {BLOCK: block, f"{BLOCK}-in-short": short})) is not None:
         return status
     if unknown := sorted(set(options.sections) - set(SECTIONS)):
         parser.error(f"unknown section {', '.join(unknown)}; known are {', '.join(SECTIONS)}")

@@ -27,6 +27,13 @@ from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, group_key, k
 
 _WORD, _DTYPE = 2.0, 1.0  # distance in octaves of problems that differ in one word, and in the dtype
 _CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # seconds of a call, flops and bytes a second, to scale times to other sizes
+_FULL_RATE = {
+    "6.0",
+    "7.0",
+    "8.0",
+    "9.0",
+    "10.0",
+}  # of GPUs with float64 at half the rate of float32
 UNIT = 0.01  # log units of the integers that store stock's seconds, and the ratios of other candidates to them
 
 
@@ -83,9 +90,16 @@ class Chooser:
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
         """Return Estimates by candidate, where this host or another one measured similar problems."""
         key = key_of(problem)
-        own, shipped = self.profile.forests.get(key), self.shipped.get(key)
+        own, shipped = self.profile.forests.get(key), self.shipped.get(key) if self._is_alike(problem) else None
         forest = shipped if own is None or self.instead(problem) == "shipped" else own
         return {} if forest is None else forest.estimates(problem)
+
+    def _is_alike(self, problem: Problem) -> bool:
+        """Whether other hosts tell of a problem: float64 on an accelerator is a matter of its kind."""
+        if problem.device == "cpu" or problem.dtype != "float64":
+            return True
+        there = (self.profile.host or host.current().fields).get("accelerators", ())
+        return any(gpu.get("capability") in _FULL_RATE for gpu in there)
 
     def instead(self, problem: Problem) -> str:
         """Return whose choices the exam found faster on a problem: ``"shipped"``, ``"stock"``, or empty for these."""

@@ -118,3 +118,11 @@ def test_without_a_measurement_the_trees_of_other_hosts_choose():
     assert {estimate.source for estimate in found.values()} == {"other hosts"}
     assert not known.knows(trial.problem)
     assert Chooser(Profile(), {}).estimates(trial.problem) == {}
+
+
+@pytest.mark.parametrize(("capability", "told"), [("9.0", {"float32", "float64"}), ("8.9", {"float32"})])
+def test_other_hosts_tell_of_float64_on_gpus_that_compute_it_at_full_rate(capability: str, told: set[str]) -> None:
+    here = Profile(host={"accelerators": [{"kind": "cuda", "capability": capability}]})
+    problem = Problem(op="inv_quad_logdet", m=2000, n=2000, rhs=1, device="cuda", variant="cg", grad="a")
+    estimates = {d: Chooser(here).estimates(problem.replace(dtype=d)) for d in ("float32", "float64")}
+    assert {dtype for dtype, found in estimates.items() if "potri" in found} == told
