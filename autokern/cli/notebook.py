@@ -47,9 +47,9 @@ def frame(value: Decision | Explanation | Profile) -> Any:
         ]
     elif isinstance(value, Explanation):
         told = ("candidate", "margin", "uncertainty", "source", "reason")
-        columns = ("calls", *Problem.__struct_fields__, *told, *Solved.__struct_fields__)
+        columns = ("calls", "within", *Problem.__struct_fields__, *told, *Solved.__struct_fields__)
         rows = [
-            {"calls": calls}
+            {"calls": calls, "within": " > ".join(found.within)}
             | msgspec.structs.asdict(found.problem)
             | {name: getattr(found, name) for name in told}
             | ({} if (worst := overall(found.solved)) is None else msgspec.structs.asdict(worst))

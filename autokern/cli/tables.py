@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from rich import box
@@ -21,6 +21,7 @@ from autokern.runtime.api import grouped
 _GAIN, _LOSS = 1.05, 0.95
 _LEAST_ROOM, _LONG_WORD = 14, 40
 """Fewest characters for the last column, and most that a long word in it may require; with less, rows are sentences."""
+Served = Sequence[tuple[Decision, int]]
 _COLOURS = {"✓": "green", "•": "yellow", "✗": "red"}
 
 
@@ -132,14 +133,17 @@ def candidates(decision: Decision, title: str = "") -> Table:
     return Table(title, ("candidate", ">latency", ">throughput", ">memory", ">error", ""), rows)
 
 
-def decisions(found: Sequence[tuple[Decision, int]]) -> Table:
-    """Return a table of the decisions of a process, by op, candidate and reason, most calls first."""
-    rows = [
-        (f"{group.calls:,}", f"{group.op} by {group.candidate}", group.gain, f"{group.sizes}\n{group.why}")
-        for group in grouped(found)
-    ]
+def decisions(found: Served, saved: Callable[[Served], str] | None = None) -> Table:
+    """Return a table of the decisions of a process, by op, candidate and reason, with what calls `saved` if given."""
+    columns, rows = [">calls", "what ran", ">times stock", "on what, and why"], []
+    for group in grouped(found):
+        rows.append([f"{group.calls:,}", group.ran, group.gain, f"{group.sizes}\n{group.why}"])
+        if saved is not None:
+            rows[-1].insert(3, saved(group.pairs))
+    if saved is not None:
+        columns.insert(3, ">saved, predicted")
     title = "decisions of this process" if rows else "autokern took no decision in this process"
-    return Table(title, (">calls", "what ran", ">times stock", "on what, and why"), rows)
+    return Table(title, columns, rows)
 
 
 def counted(count: int, word: str) -> str:

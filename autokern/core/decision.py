@@ -70,6 +70,8 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
     solved : tuple of Solved
         The worst iterative solve of its calls for each preconditioner; empty before the first call, and for direct
         methods.
+    within : tuple of str
+        The composite calls that made its calls, outermost first, as ``op by candidate``; empty for the user's own.
     """
 
     problem: Problem
@@ -86,6 +88,7 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
     nearest: str = ""
     solved: tuple[Solved, ...] = ()
+    within: tuple[str, ...] = ()
 
     @property
     def cell(self) -> tuple[Problem, str]:

@@ -34,6 +34,7 @@ class _Inside(threading.local):
 
     active = False  # it runs a candidate: its nested calls are not dispatched
     measuring = False  # it calibrates
+    within: tuple[str, ...] = ()  # the composite calls that it runs, outermost first, as ``op by candidate``
     formless = False  # it multiplies by kernel matrices without forming them
     repeated = False  # it runs a function that may be replayed as a whole
 

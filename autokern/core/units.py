@@ -8,6 +8,7 @@ from typing import Any
 
 _PLAIN = {ord(one): other for one, other in zip("µ×–→✓•✗é₂⁰¹²³⁴⁵⁶⁷⁸⁹", "ux->+*!e20123456789", strict=True)} | {
     ord("…"): "...",
+    ord("\u00a0"): " ",
     ord("≤"): "<=",
 }
 """ASCII substitutes of the characters that a stream may be unable to write."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,7 +24,7 @@ from autokern.runtime import dispatch
 from autokern.tuning.profile import Profile
 
 _DTYPES = ("float32", "float64")
-_INDENT = 21 * " "
+_INDENT, _NO_BREAK = 21 * " ", "\u00a0"
 _ALLOWED = (
     "sizes are whole numbers, 0 or more; grad and variant are text, as `autokern show` tells it; "
     f"dtypes are {' and '.join(_DTYPES)}"
@@ -79,27 +79,38 @@ class Group(NamedTuple):
 
     calls: int
     gain: str  # predicted time of stock over the candidate's, from least to largest; a dash where it is not known
-    op: str
-    candidate: str
+    ran: str  # op and candidate, indented by no-break spaces where composite calls made these
     sizes: str
     why: str
+    pairs: list[tuple[Decision, int]]
 
 
 def grouped(decisions: Iterable[tuple[Decision, int]]) -> list[Group]:
-    """Return the decisions by op, candidate and reason, most calls first."""
-    of: dict[tuple[str, str, str], list[tuple[Decision, int]]] = {}
+    """Return the decisions by op, candidate and reason, most calls first; parts follow the composite op around them."""
+    of: dict[tuple[tuple[str, ...], str, str, str], list[tuple[Decision, int]]] = {}
     for decision, calls in decisions:
-        of.setdefault((decision.problem.op, decision.candidate, decision.reason), []).append((decision, calls))
-    found = []
-    for (name, candidate, reason), pairs in of.items():
+        key = decision.within, decision.problem.op, decision.candidate, decision.reason
+        of.setdefault(key, []).append((decision, calls))
+    found: dict[tuple[str, ...], list[Group]] = {}
+    for (within, name, candidate, reason), pairs in of.items():
         kinds = [decision for decision, _ in pairs]
         known_ones = [d.margin for d in kinds if d.source != "unmeasured" or candidate == "stock"]
         gain = _range([f"{margin:.2f}" for margin in sorted(known_ones)]) if known_ones else "–"
         solves = overall(solved for decision in kinds for solved in decision.solved)
         why = reason if solves is None else f"{reason}; {solves}"
         calls = sum(count for _, count in pairs)
-        found.append(Group(calls, gain, name, candidate, _sizes([d.problem for d in kinds]), why))
-    return sorted(found, key=lambda group: -group.calls)
+        ran = f"{len(within) * 2 * _NO_BREAK}{name} by {candidate}"
+        found.setdefault(within, []).append(Group(calls, gain, ran, _sizes([d.problem for d in kinds]), why, pairs))
+
+    def following(within: tuple[str, ...]) -> Iterator[Group]:
+        for group in sorted(found.pop(within, ()), key=lambda group: -group.calls):
+            yield group
+            yield from following((*within, group.ran.strip()))
+
+    rows = list(following(()))
+    while found:  # the composite call is no longer kept
+        rows += following(min(found))
+    return rows
 
 
 def _range(ordered: Sequence[str]) -> str:
@@ -138,7 +149,7 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
         if self.decisions:
             lines = [f"{'calls':>8}  {'× stock':>9}  what ran, on what, and why"]
         for group in grouped(self.decisions):
-            ran = ": ".join(filter(None, (f"{group.op} by {group.candidate}", group.sizes)))
+            ran = ": ".join(filter(None, (group.ran, group.sizes)))
             first = f"{group.calls:>8,}  {group.gain:>9}  {ran}"
             lines += textwrap.wrap(first, 80, subsequent_indent=_INDENT)
             lines += textwrap.wrap(group.why, 80, initial_indent=_INDENT, subsequent_indent=_INDENT)

@@ -139,6 +139,8 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
             made = here.entry(of, args, here.settings if overlay is None else overlay.settings)
             entry = here.remember(memo, name, key, made)
         entry.count += 1
+        if flag.within:
+            entry.nested[flag.within] += 1
         if entry.count >= entry.due:
             entry = checks.checked(here, entry, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry, renewed=True)

@@ -37,14 +37,15 @@ class Entry:
     """
 
     __slots__ = (
-        "_due", "before", "candidate", "count", "decision", "due", "failed", "fitting", "ledger", "needs", "op",
-        "parts", "run", "solved", "trial",
+        "_due", "before", "candidate", "count", "decision", "due", "failed", "fitting", "ledger", "needs", "nested",
+        "op", "parts", "run", "solved", "trial",
     )  # fmt: skip
 
     def __init__(self, decision: Decision, op: Op, needs: dict[str, int] | None = None) -> None:
         self.decision, self.op, self.needs = decision, op, needs
         self.fitting, self.failed = frozenset[str](), frozenset[str]()
         self.count = 0  # calls that this entry has served
+        self.nested = Counter[tuple[str, ...]]()  # those that composite calls made, by `inside.within`
         self.before = 0  # calls that earlier entries of the problem served by the same candidate
         self.trial = inside.measuring  # created by a calibration: its calls are not the user's, and are not reported
         self.solved: tuple[Solved, ...] = ()  # reports of its iterative solves
@@ -54,12 +55,15 @@ class Entry:
     def resume(self, count: int, before: int) -> None:
         """Continue the counts of earlier entries of the same key and problem."""
         self.count, self.before, self.solved = count, before, ()
+        self.nested.clear()
 
     def serve(self, candidate: Candidate) -> None:
         """Run a candidate from now on; an approximate one is checked on its next call (`checks`)."""
         self.candidate = candidate
         self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)  # other threads may pass it
         self.run = self._noting(candidate.run) if self.op.approximates(self.decision.problem) else candidate.run
+        if candidate.parts:
+            self.run = self._around(self.run)
         self.parts = candidate.parts
 
     def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,6 +74,20 @@ class Entry:
                 return run(*args)
 
         return noting
+
+    def _around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a composite function so that the calls of its parts are counted as its own."""
+        name = f"{self.op.name} by {self.candidate.name}"
+
+        def around(*args: Any) -> Any:
+            before = inside.within
+            inside.within = (*before, name)
+            try:
+                return run(*args)
+            finally:
+                inside.within = before
+
+        return around
 
     def _keep(self, found: Iterable[Solved]) -> None:
         with _keeping.here():
@@ -123,8 +141,8 @@ def is_large(decision: Decision, table: Feasibility) -> bool:
 
 Memo = dict[str, dict[Any, Entry]]
 """The entries of decided keys, by op and key."""
-Served = dict[tuple[Problem, str], tuple[Decision, int]]
-"""Decision and number of calls by problem and candidate, the most recent last."""
+Served = dict[tuple[Problem, str, tuple[str, ...]], tuple[Decision, int]]
+"""Decision and number of calls by problem, candidate and `within`, the most recent last."""
 
 
 def counted(memo: Memo) -> Counter[tuple[str, str]]:
@@ -139,10 +157,14 @@ def served(memo: Memo, earlier: Served) -> Served:
     """Merge earlier decisions with those of a memo: their calls, and the reports of iterative solves."""
     found = dict(earlier)
     for _, entry in _called(memo):
-        decision, key = entry.decision, (entry.decision.problem, entry.decision.candidate)
-        known, before = found.pop(key, (decision, 0))
-        solved = joined((*known.solved, *entry.solved))
-        found[key] = (msgspec.structs.replace(decision, solved=solved) if solved else decision, before + entry.count)
+        own = entry.count - entry.nested.total()
+        for within, count in [((), own), *entry.nested.items()]:
+            if count <= 0:
+                continue
+            key = (entry.decision.problem, entry.decision.candidate, within)
+            known, before = found.pop(key, (entry.decision, 0))
+            solved = joined((*known.solved, *entry.solved))
+            found[key] = msgspec.structs.replace(entry.decision, solved=solved, within=within), before + count
     return found
 
 

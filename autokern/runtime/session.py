@@ -103,7 +103,9 @@ class Session:
         table = memo.setdefault(name, {})
         if len(table) >= _MOST_KEYS and key not in table:
             self.forget(memo)
-        present = entry if renewed else table.setdefault(key, entry)
+        present = table.setdefault(key, entry)
+        if renewed:
+            entry.nested = present.nested
         if renewed or present.trial != entry.trial:
             table[key] = present = entry
         return present

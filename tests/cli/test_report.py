@@ -118,7 +118,7 @@ def test_the_page_of_a_program_says_what_was_saved_and_why(tmp_path, monkeypatch
         "train.py", "12.3 s", "of which 2.50 s until its first call of a model",
         "1,234 evaluations of losses and", "saved, predicted",
         "predicted from measured times, not measured on this run",
-        "Saved by op", "Saved by key, and why", "Host",
+        "What ran, and why", "Saved by key", "Host",
         "kernel_matrix(m=40, n=40, d=3", "predicted to be the fastest", host.cpu_model(),
     ):  # fmt: skip
         assert part in words, part
@@ -308,7 +308,7 @@ def test_a_browser_shows_it(chromium, pages, name, width, scheme):
     assert chromium.complaints() == []
     assert chromium.value("document.documentElement.scrollWidth") <= width
     text = chromium.value("document.body.innerText")
-    assert {"run": "Saved by op", "show": "Fastest candidates"}[name] in text
+    assert {"run": "What ran, and why", "show": "Fastest candidates"}[name] in text
     ink, paper = (
         chromium.value(f"getComputedStyle(document.body).{what}").removeprefix("rgb(").split(",")[0]
         for what in ("color", "backgroundColor")

@@ -26,7 +26,7 @@ from autokern.density.iterated import log_density
 from autokern.density.mixed_inverse import OF_TRACE
 from autokern.model.library_orders import TOLERANCE
 from autokern.ops._shared import iterations
-from autokern.runtime import api, dispatch, memo
+from autokern.runtime import api, checks, dispatch, memo
 
 N = 1010
 LOOSE = Problem(op="exact_log_prob", m=N, n=N, d=2, variant="rbf/cg", grad="theta")
@@ -277,3 +277,70 @@ def test_repeated_points_are_described_by_their_sizes():
         ((decision, _),) = decided("exact_log_prob")
     assert api.problem("exact_log_prob", m=450, n=900, d=2) == decision.problem
     assert autokern.explain("exact_log_prob", m=450, n=900, d=2).candidate == decision.candidate == "merged"
+
+
+# --- parts of composite calls -----------------------------------------------------------------------------------------
+
+
+def test_parts_stand_below_the_composite_call_that_made_them(make_op):
+    inner, middle, outer = make_op("inner"), *(make_op(name, composite=True) for name in ("middle", "outer"))
+    calls = {op: dispatch.route(op) for op in (inner, middle, outer)}
+    inner.candidate("stock")(lambda a: 2 * a)
+    middle.candidate("stock")(lambda a: calls[inner](calls[inner](a)))
+    outer.candidate("stock")(lambda a: calls[middle](a) + calls[inner](a))
+    for op in (inner, middle, outer, outer):
+        calls[op](A)
+    told = [line[21:].partition(":")[0] for line in str(autokern.explain()).splitlines() if " by " in line]
+    assert [line.replace("\N{NO-BREAK SPACE}", ".") for line in told] == [
+        "outer by stock", "..inner by stock", "..middle by stock", "....inner by stock",
+        "inner by stock", "middle by stock", "..inner by stock",
+    ]  # fmt: skip
+    places = {(decision.problem.op, *decision.within): calls for decision, calls in autokern.explain().decisions}
+    around, between = "outer by stock", "middle by stock"
+    assert places == {
+        ("outer",): 2, ("inner", around): 2, ("middle", around): 2, ("inner", around, between): 4,
+        ("inner",): 1, ("middle",): 1, ("inner", between): 2,
+    }  # fmt: skip
+    assert sum(autokern.stats()["inner"].values()) == 9
+    assert "\N{NO-BREAK SPACE}inner by stock" in autokern.explain()._repr_html_()
+    dispatch.session().forget()
+    calls[outer](A)
+    assert dict(autokern.stats()["inner"]) == {"stock": 12}
+    assert sum(count for d, count in autokern.explain().decisions if d.problem.op == "inner") == 12
+
+
+def test_a_part_is_told_where_its_composite_call_raised_or_is_forgotten(make_op):
+    inner, outer = make_op("inner"), make_op("outer", composite=True)
+    part = dispatch.route(inner)
+    inner.candidate("stock")(lambda a: 2 * a)
+
+    @outer.candidate("stock")
+    def stock(a):
+        part(a)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        dispatch.route(outer)(A)
+    part(A)
+    found = autokern.explain().decisions
+    assert sorted(decision.within for decision, _ in found if decision.problem.op == "inner") == [
+        (),
+        ("outer by stock",),
+    ]
+    alone = autokern.Explanation([pair for pair in found if pair[0].problem.op == "inner"])
+    assert str(alone).count("inner by stock") == 2
+
+
+def test_a_key_that_is_decided_again_keeps_its_places(make_op):
+    inner, outer = make_op("inner"), make_op("outer", composite=True)
+    part = dispatch.route(inner)
+    inner.candidate("stock")(lambda a: 2 * a)
+    outer.candidate("stock")(part)
+    whole = dispatch.route(outer)
+    whole(A)
+    here = dispatch.session()
+    ((key, entry),) = here.memo["inner"].items()
+    fresh = checks._again(here, entry, here.settings)
+    here.remember(here.memo, "inner", key, fresh, renewed=True)
+    part(A)
+    assert sorted(calls for decision, calls in decided("inner")) == [1, 1]

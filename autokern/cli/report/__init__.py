@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +17,7 @@ import markupsafe
 import msgspec
 
 from autokern.cli import tables
-from autokern.cli.tables import Table
-from autokern.core.decision import Decision
+from autokern.cli.tables import Served, Table
 from autokern.core.registry import known as is_known
 from autokern.core.units import duration
 from autokern.core.versions import __version__
@@ -30,7 +28,6 @@ from autokern.system.files import write_whole
 from autokern.tuning.profile import Profile
 
 Page = dict[str, Any]
-Served = Sequence[tuple[Decision, int]]
 
 _MOST_CARDS = 40
 _PATH = re.compile(r"(?<![\w./~\\])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()<>]+){2,}[/\\]?")
@@ -113,7 +110,9 @@ def of_program(name: str, seconds: float, start: float | None = None) -> Page:
     ]
     page: Page = {"kind": "run", "title": Path(name).name, "tiles": tiles, "notes": _notes(served, counted)}
     page["words"] = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} · {_in_short(fields)}"
-    parts = [*_by_op(served), *_by_key(served)] if served else []
+    note = "Parts of a composite op stand below it; what it saved includes what they saved."
+    choices = _clean(tables.decisions(served, lambda rows: str(gain(rows))))
+    parts = [_section("What ran, and why", note, tables=[choices]), *_by_key(served)] if served else []
     return {**page, "sections": [*parts, _host(fields)]}
 
 
@@ -143,23 +142,6 @@ def _notes(served: Served, counted: int) -> list[str]:
     return [*notes, *filter(None, [replayed()]), last]
 
 
-def _by_op(served: Served) -> list[Page]:
-    ops: dict[str, list[tuple[Decision, int]]] = {}
-    for decision, calls in served:
-        ops.setdefault(decision.problem.op, []).append((decision, calls))
-    saved = {op: gain(rows) for op, rows in ops.items()}
-    rows = []
-    for op in sorted(ops, key=lambda op: -saved[op].saved):
-        ran = Counter[str]()
-        for decision, calls in ops[op]:
-            ran[decision.candidate] += calls
-        words = ", ".join(f"{name} {count:,}" for name, count in ran.most_common())
-        rows.append((op, f"{sum(ran.values()):,}", words, str(saved[op])))
-    table = Table("", ("op", ">calls", "what ran, calls", ">saved, predicted"), rows)
-    note = "Ops that call others, which are served too, include those."
-    return [_section("Saved by op", note, tables=[table])]
-
-
 def _by_key(served: Served) -> list[Page]:
     """Return the section of keys, each with its choice, reason and candidates, largest savings or losses first."""
     rows = sorted(served, key=lambda row: (-abs(gain([row]).saved), -row[1]))
@@ -176,7 +158,7 @@ def _by_key(served: Served) -> list[Page]:
     notes = ["The key names a problem; each opens and says why its candidate was chosen. Largest differences first."]
     if rest := rows[_MOST_CARDS:]:
         notes.append(f"{len(rest):,} more keys are not listed (saved, predicted: {gain(rest)}).")
-    return [_section("Saved by key, and why", *notes, cards=cards)]
+    return [_section("Saved by key", *notes, cards=cards)]
 
 
 # --- a profile --------------------------------------------------------------------------------------------------------
