@@ -74,8 +74,8 @@ assert abs(loss - stock_loss) < 1e-6
 
 # %% [markdown]
 # ## What ran, and why
-# The last line of a cell shows a table. Each row is an op and the candidate that ran it, with the factor by which it is
-# expected to be faster than stock (a dash: nobody has measured it), the range of sizes and the reason.
+# Each row is an op and the candidate that ran it: the number of calls, the factor by which the candidate is expected to
+# be faster than stock (a dash: nobody has measured it), the range of sizes, and the reason. A notebook shows a table.
 
 # %%
 autokern.explain()
