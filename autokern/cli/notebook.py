@@ -13,11 +13,13 @@ from autokern.core.decision import Cost, Decision
 from autokern.core.errors import AutokernError
 from autokern.core.problem import Problem
 from autokern.core.solved import Solved, overall
+from autokern.evaluation.served import Served
+from autokern.runtime import api
 from autokern.runtime.api import Explanation
 from autokern.tuning.profile import Profile
 
 
-def html(value: Decision | Explanation | Profile) -> str:
+def html(value: Decision | Explanation | Profile | Served) -> str:
     """Return a value as an HTML table, without colours of its own."""
     notes: list[str] = []
     if isinstance(value, Decision):
@@ -25,17 +27,20 @@ def html(value: Decision | Explanation | Profile) -> str:
         notes = [*value.notes(), *value.meanings()]
     elif isinstance(value, Explanation):
         table = tables.decisions(value.decisions)
+        notes = [api.replayed()]
+    elif isinstance(value, Served):
+        table = tables.Table(value.title, ("part", "served by", "notes"), value.rows)
     else:
         table = tables.ops(summary.known(value), repr(value))
         notes = [
             f"{ban.op}.{ban.candidate} is banned on {ban.device} {ban.dtype}: {ban.reason}" for ban in value.banned
         ]
-    below = "".join(f"<div>{escaped.escape(note)}</div>" for note in notes)
+    below = "".join(f"<div>{escaped.escape(note)}</div>" for note in filter(None, notes))
     return f"<div>{report.html(table)}{below}</div>"
 
 
-def frame(value: Decision | Explanation | Profile) -> Any:
-    """Return a pandas data frame: a row for each candidate, decision, or measured pair of problem and candidate."""
+def frame(value: Decision | Explanation | Profile | Served) -> Any:
+    """Return a pandas data frame: a row for each candidate, decision, part, or measured problem and candidate."""
     columns: tuple[str, ...]
     rows: list[dict[str, Any]]
     if isinstance(value, Decision):
@@ -55,6 +60,9 @@ def frame(value: Decision | Explanation | Profile) -> Any:
             | ({} if (worst := overall(found.solved)) is None else msgspec.structs.asdict(worst))
             for found, calls in sorted(value.decisions, key=lambda pair: -pair[1])
         ]
+    elif isinstance(value, Served):
+        columns = ("part", "by", "why")
+        rows = [dict(zip(columns, row, strict=True)) for row in value.rows]
     else:
         columns = (*Problem.__struct_fields__, "candidate", "seconds", "speedup")
         rows = [

@@ -135,9 +135,9 @@ def candidates(decision: Decision, title: str = "") -> Table:
 
 def decisions(found: Served, saved: Callable[[Served], str] | None = None) -> Table:
     """Return a table of the decisions of a process, by op, candidate and reason, with what calls `saved` if given."""
-    columns, rows = [">calls", "what ran", ">times stock", "on what, and why"], []
+    columns, rows = ["what ran", ">calls", ">times stock", "on what, and why"], []
     for group in grouped(found):
-        rows.append([f"{group.calls:,}", group.ran, group.gain, f"{group.sizes}\n{group.why}"])
+        rows.append([group.ran, f"{group.calls:,}", group.gain, f"{group.sizes}\n{group.why}".strip()])
         if saved is not None:
             rows[-1].insert(3, saved(group.pairs))
     if saved is not None:

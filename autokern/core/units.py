@@ -55,7 +55,7 @@ class Shown:
         return str(importlib.import_module("autokern.cli.notebook").html(self))
 
     def to_frame(self) -> Any:
-        """Return a pandas data frame: a row for each candidate of a decision or of a trial, or for each decision.
+        """Return a pandas data frame: a row for each candidate of a decision or trial, decision, or part of a model.
 
         Times are in seconds, memory in bytes. AutokernError if pandas is not installed.
         """

@@ -8,6 +8,7 @@ import torch
 from support.losses import single
 
 import autokern
+from autokern.evaluation import compared
 
 
 def test_a_function_runs_without_and_with_autokern_in_turn():
@@ -76,7 +77,10 @@ def test_where_it_is_enabled_already_it_is_off_for_the_librarys_turns_only():
     assert not autokern.is_enabled()
 
 
-def test_a_cell_runs_twice_and_leaves_the_names_of_the_second_run(capsys):
+@pytest.mark.parametrize(("short", "runs"), [(10.0, [False, True, False, True]), (0.0, [False, True])])
+def test_a_cell_runs_each_way_and_leaves_the_names_of_the_last_run(capsys, monkeypatch, short, runs):
+    monkeypatch.setattr(compared, "_SHORT", short)
+
     class Shell:
         def __init__(self):
             self.user_ns = {"count": [], "autokern": autokern}
@@ -88,6 +92,6 @@ def test_a_cell_runs_twice_and_leaves_the_names_of_the_second_run(capsys):
     shell = Shell()
     autokern.load_ipython_extension(shell)
     shell.magic("", "count.append(autokern.is_enabled())\nlast = len(count)")
-    assert shell.user_ns["count"] == [False, True]
-    assert shell.user_ns["last"] == 2
+    assert shell.user_ns["count"] == runs
+    assert shell.user_ns["last"] == len(runs)
     assert "by the library" in capsys.readouterr().out

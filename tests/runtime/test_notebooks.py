@@ -7,6 +7,8 @@ import sys
 
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel
+from support.models import ExactModel
 
 import autokern
 from autokern.core.decision import Decision
@@ -69,6 +71,22 @@ def test_the_html_is_well_formed_and_small(make):
     assert len(text) < 20_000
     assert "<script" not in text
     assert "qr" in found.text
+
+
+def test_what_serves_a_model_is_a_table():
+    x = torch.rand(30, 2)
+    made = autokern.explain(ExactModel(x, x.sum(-1), RBFKernel()))
+    found = Parser(made._repr_html_())
+    assert [row[0] for row in found.rows] == ["part", "training step", "prediction", "acquisition"]
+    assert "ExactModel: 30 points" in found.text
+    assert made.to_frame().part.tolist() == ["training step", "prediction", "acquisition"]
+
+
+def test_a_table_without_rows_is_its_title():
+    for empty, told in ((Profile(), "nothing measured"), (autokern.Explanation([]), "took no decision")):
+        found = Parser(empty._repr_html_())
+        assert told in found.text
+        assert found.rows == []
 
 
 def test_text_is_escaped():

@@ -111,8 +111,8 @@ def of_program(name: str, seconds: float, start: float | None = None) -> Page:
     page: Page = {"kind": "run", "title": Path(name).name, "tiles": tiles, "notes": _notes(served, counted)}
     page["words"] = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} · {_in_short(fields)}"
     note = "Parts of a composite op stand below it; what it saved includes what they saved."
-    choices = _clean(tables.decisions(served, lambda rows: str(gain(rows))))
-    parts = [_section("What ran, and why", note, tables=[choices]), *_by_key(served)] if served else []
+    choices = msgspec.structs.replace(tables.decisions(served, lambda rows: str(gain(rows))), title="")
+    parts = [_section("What ran, and why", note, tables=[_clean(choices)]), *_by_key(served)] if served else []
     return {**page, "sections": [*parts, _host(fields)]}
 
 

@@ -57,6 +57,9 @@ class Status(msgspec.Struct, frozen=True):
     unknown: dict[str, str]
     why_off: str = ""
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         versions = [
             f"{name} {text}{'' if tested else ' (not tested)'}" for name, (text, tested) in self.versions.items()
