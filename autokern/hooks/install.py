@@ -72,9 +72,10 @@ def hook(
         asks = before is not None and is_ours(replacement) and isinstance(replacement, FunctionType)
         if asks and (relies is not None or not _takes_all(replacement, before)):
             holds = relied((known.full_name(owner, name), before), *(relies or ())).holds
+            skips = idle if idle is not None and _takes_all(idle, before) else None
 
             def hooked(*args: Any, **kwargs: Any) -> Any:
-                if idle is not None and idle(*args, **kwargs):
+                if skips is not None and skips(*args, **kwargs):
                     return before(*args, **kwargs)
                 # a compiler cannot trace `holds`; while one traces, hooks call the original themselves
                 serves = torch.compiler.is_compiling() or holds()
@@ -91,12 +92,18 @@ def hook(
 
 
 def _takes_all(replacement: Any, before: Any) -> bool:
-    """Whether a hook accepts every argument of the original: a new release may add some."""
-    mine, theirs = replacement.__code__, getattr(inspect.unwrap(before), "__code__", None)
-    if theirs is None or mine.co_flags & inspect.CO_VARKEYWORDS:
+    """Whether a hook accepts every call of the original: a new release may add, drop or rename arguments."""
+    original = inspect.unwrap(before)
+    mine, theirs = replacement.__code__, getattr(original, "__code__", None)
+    if theirs is None:
         return True
+    named = mine.co_varnames[: mine.co_argcount]
+    expected = theirs.co_varnames[: theirs.co_argcount + theirs.co_kwonlyargcount]
+    required = len(named) - len(replacement.__defaults__ or ())
+    if expected[: len(named)] != named or required > theirs.co_argcount - len(original.__defaults__ or ()):
+        return False
     more = theirs.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    return not more and theirs.co_argcount + theirs.co_kwonlyargcount <= mine.co_argcount
+    return bool(mine.co_flags & inspect.CO_VARKEYWORDS) or (not more and len(expected) == len(named))
 
 
 def stock_of(owner: Any, name: str) -> Any:

@@ -104,7 +104,7 @@ def _instead(lazy: Any) -> tuple[Any, bool]:
 _stock_covar_dist = stock_of(Kernel, "covar_dist")
 
 
-def _is_small(kernel: Any, x1: Any, x2: Any, diag: bool = False, *rest: Any, **more: Any) -> bool:
+def _is_small(self: Any, x1: Any, x2: Any, diag: bool = False, *rest: Any, **more: Any) -> bool:
     return diag or stay_out() or x1.numel() * x2.shape[-2] < _WORTH_A_LOOK
 
 

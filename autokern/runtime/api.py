@@ -212,13 +212,7 @@ def problem(op: str, **fields: Any) -> Problem:
 def _form(variant: str) -> str:
     """Return a variant in which the sum of families, if any, is the word ``families``."""
     first, *rest = variant.split("/")
-    names = {
-        "constant",
-        "cosine",
-        "linear",
-        "mixture",
-        "piecewise",
-        "polynomial",
-        *(family.name for family in families(shaped=True)),
-    }
+    from autokern.model.kernel_parts import FAMILIES
+
+    names = FAMILIES - {""} | {family.name for family in families(shaped=True)}
     return "/".join(["families" if {*first.split("+")} <= names else first, *rest])

@@ -28,39 +28,7 @@ family_module = sys.modules[family_of_name.__module__]
 
 GUIDE = Path(__file__).parents[2] / "docs" / "add-a-candidate.md"
 OP = GUIDE.read_text().partition("# autokern/ops/gram.py\n")[2].partition("```")[0]
-FAMILY = """
-import torch
-from gpytorch.kernels import Kernel
-
-from autokern.kernels.family import Family
-
-
-class CauchyKernel(Kernel):
-    has_lengthscale = True
-
-    def forward(self, x1, x2, diag=False, **params):
-        distance = self.covar_dist(x1 / self.lengthscale, x2 / self.lengthscale, diag=diag, square_dist=True, **params)
-        return 1 / (1 + distance)
-
-
-def value(u):
-    return (u + 1) ** -1
-
-
-def slope(u):
-    return -((u + 1) ** -2)
-
-
-def epilogue(u, slopes):
-    k = u.add_(1).reciprocal_()
-    if slopes is not None:
-        torch.mul(k, -k, out=slopes)
-    return k
-
-
-SLOPES = (slope, lambda u: 2 * (u + 1) ** -3)
-CAUCHY = Family("cauchy", 1.0, value, epilogue, SLOPES, CauchyKernel, kernels=(CauchyKernel,))
-"""
+FAMILY = GUIDE.read_text().partition("# autokern/kernels/cauchy.py\n")[2].partition("```")[0]
 LIBRARY = "def gram(a):\n    '''What a library computes.'''\n    return a.mT @ a\n"
 HOOK = """
 from autokern.hooks.install import hook

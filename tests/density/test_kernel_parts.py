@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import types
 import warnings
+from pathlib import Path
 
 import gpytorch
 import numpy as np
@@ -44,6 +45,9 @@ from linear_operator.utils.warnings import NumericalWarning
 from test_exact_objective import D, agree, made, read
 
 from autokern.density.exact_objective import Reading
+from autokern.kernels.arrays import formulas
+from autokern.model import kernel_parts
+from autokern.model.arrays import UnreadError
 
 
 def periodic(**options):
@@ -94,6 +98,25 @@ def test_kernels(kernel, n):
         for p in mll.parameters():
             p.mul_(0.8)
     agree(mll, reading, digits=10.0)
+
+
+def test_a_kernel_is_read_after_what_the_guide_adds(monkeypatch):
+    guide = (Path(__file__).parents[2] / "docs" / "contributing.md").read_text()
+
+    def block(file):
+        return guide.partition(f"# in autokern/{file}\n")[2].partition("```")[0]
+
+    kernel = ScaleKernel(CosineKernel(active_dims=[1]))
+    monkeypatch.setattr(
+        kernel_parts, "_READ", {k: how for k, how in kernel_parts._READ.items() if k is not CosineKernel}
+    )
+    with pytest.raises(UnreadError, match="a kernel CosineKernel"):
+        Reading(made(kernel, n=13))
+    space = dict(vars(formulas))
+    exec(block("kernels/arrays/formulas.py"), space)
+    monkeypatch.setitem(formulas.FORMULAS, "cosine", space["_cosine"])
+    kernel_parts._READ.update(eval(f"{{{block('model/kernel_parts.py')}}}", vars(kernel_parts)))
+    agree(made(kernel, n=13), digits=10.0)
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())

@@ -141,4 +141,8 @@ def test_a_hook_that_asks_by_itself_takes_all_that_its_release_takes():
     assert install._takes_all(hooked, hooked)
     assert not install._takes_all(hooked, newer)
     assert not install._takes_all(hooked, lambda self, *values: values)
+    assert not install._takes_all(hooked, lambda self: self), "it dropped one"
+    assert not install._takes_all(hooked, lambda self, other: other), "it renamed one"
+    assert not install._takes_all(hooked, lambda self, value=None: value), "it needs one no more"
+    assert not install._takes_all(lambda self, value, **kwargs: value, lambda self, **kwargs: kwargs)
     assert install._takes_all(lambda self, *args, **kwargs: args, newer)
