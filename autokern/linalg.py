@@ -17,11 +17,10 @@ from autokern import ops as _ops  # noqa: F401  (declares every op)
 from autokern.core.registry import get
 from autokern.runtime.dispatch import route
 
-__all__ = ["cholesky", "inv_quad_logdet", "matmul", "qr"]
+__all__ = ["cholesky", "inv_quad_logdet", "qr"]
 
 _cholesky = route(get("cholesky"))
 _inv_quad_logdet = route(get("inv_quad_logdet"))
-_matmul = route(get("matmul"))
 _qr = route(get("qr"))
 
 
@@ -112,36 +111,10 @@ def pinverse(root: torch.Tensor) -> torch.Tensor:
 
 
 def matmul(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Return the product of a dense matrix and a few columns, differentiable.
-
-    Parameters
-    ----------
-    matrix : Tensor
-        Shape ``(..., m, n)``, float32 or float64.
-    rhs : Tensor
-        Shape ``(..., n, k)``, or ``(n)`` for a single vector, of the same dtype.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(..., m, k)``, or ``(..., m)`` for a vector, of the same dtype.
-
-    Raises
-    ------
-    RuntimeError
-        If the shapes do not fit each other.
-
-    Notes
-    -----
-    Stock is BLAS's gemm (`torch.matmul`). Candidates change the layout of the columns or pad them.
-
-    Examples
-    --------
-    >>> autokern.linalg.matmul(torch.eye(2), torch.ones(2, 1))
-    tensor([[1.],
-            [1.]])
-    """
-    return cast("torch.Tensor", _matmul(matrix, rhs))
+    """Return the product of two tensors; deprecated, use `torch.matmul`."""
+    message = "autokern.linalg.matmul is torch.matmul, as no program gained: call that"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return torch.matmul(matrix, rhs)
 
 
 def inv_quad_logdet(

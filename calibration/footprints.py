@@ -60,7 +60,6 @@ def op_problems(dtype: str) -> Iterator[tuple[Problem, tuple[str, ...]]]:
         yield batched.replace(variant="matern52/same/ard", grad=grad), ("stock", "gemm")
         yield base.replace(op="inv_quad_logdet", rhs=1, d=0, grad=grad and "a", variant="cholesky"), ()
     yield base.replace(variant="matern52/cross/ard", grad="theta/x"), ("stock", "gemm")
-    yield base.replace(op="matmul", m=200 * n, n=8, d=0, rhs=30, variant="rows"), ()
     yield base.replace(op="cholesky", d=0), ()
     yield batched.replace(op="cholesky", d=0), ()
     yield base.replace(op="cholesky", d=0, grad="a"), ("stock",)
@@ -175,8 +174,6 @@ def run(case: Case) -> tuple[int, int]:
     """Return bytes predicted and measured of one case in this process, after a small one that loads what it needs."""
     problem = case.problem
     small = problem.replace(m=SMALL, n=SMALL if problem.m == problem.n else 30, batch=min(problem.batch, 2))
-    if problem.op == "matmul":
-        small = small.replace(rhs=problem.rhs)
     if problem.op == "predict":
         small = small.replace(m=3 * SMALL if problem.m > problem.n else 30, n=SMALL)
     if problem.op == "fantasy":

@@ -109,7 +109,7 @@ ROWS = (
         "time is left unmeasured for a day, or until `autokern calibrate`",
     ),
     Row(
-        "force", parsers.force, "`qr=cpu,matmul=stock` or `random:SEED`",
+        "force", parsers.force, "`qr=cpu,predict=stock` or `random:SEED`",
         "run this candidate; or, for each call, a random candidate of class same or better",
     ),
     Row(

@@ -1,4 +1,4 @@
-"""Hooks into linear_operator: Cholesky, QR, inv_quad_logdet, dense products.
+"""Hooks into linear_operator: Cholesky, QR, inv_quad_logdet.
 
 Each wrapper runs the library's own function where the dispatcher must stay out: in compiled, traced or transformed
 code, under a library setting that the user changed, and for arguments that the op does not support.
@@ -7,13 +7,12 @@ code, under a library setting that the user changed, and for arguments that the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from linear_operator import settings as library
 from linear_operator import utils
-from linear_operator.operators import DenseLinearOperator, LinearOperator
+from linear_operator.operators import LinearOperator
 from linear_operator.utils import qr as qr_module
 
 from autokern.hooks.bypass import stay_out
@@ -34,11 +33,10 @@ _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
 
 _dispatch_cholesky = route("cholesky", looked=True)
 _dispatch_inv_quad_logdet = route("inv_quad_logdet", looked=True)
-_dispatch_matmul = route("matmul", looked=True)
 _dispatch_qr = route("qr", looked=True)
 
 
-_small_cholesky, _small_matmul, _small_qr = (floors.of(op).covers for op in ("cholesky", "matmul", "qr"))
+_small_cholesky, _small_qr = (floors.of(op).covers for op in ("cholesky", "qr"))
 
 _stock_cholesky = stock_of(_cholesky_module, "_psd_safe_cholesky")
 
@@ -71,19 +69,6 @@ for _importing in (utils, sys.modules.get("linear_operator.utils.pinverse")):
         hook(_importing, "stable_qr", relies=None)(_stable_qr)
 
 
-def _hook_dense(name: str, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Dispatch products with a dense operator: `of` returns its tensor, transposed for `_t_matmul`."""
-    stock = stock_of(DenseLinearOperator, name)
-
-    @hook(DenseLinearOperator, name, idle=lambda self, *_, **__: _small_matmul(self.tensor))
-    def _dense(self: Any, rhs: Any) -> Any:
-        if not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
-            return stock(self, rhs)
-        return _dispatch_matmul(of(self.tensor), rhs)
-
-
-_hook_dense("_matmul", lambda tensor: tensor)
-_hook_dense("_t_matmul", lambda tensor: tensor.mT)
 _stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
 
 

@@ -87,7 +87,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     if here is None:
         return products.product(tree, others, rhs, plan)
     m = rhs.shape[-2]
-    plan = plan._replace(symmetric=True, columns=False)
+    plan = plan._replace(symmetric=True)
 
     def work(out: torch.Tensor) -> None:
         whole = out.view(n, t)

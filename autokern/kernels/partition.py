@@ -34,7 +34,6 @@ class Plan(NamedTuple):
 
     tile: int = 1024  # approximate rows, and columns, of a tile
     symmetric: bool = True  # each tile serves both halves of a symmetric matrix
-    columns: bool = False  # lay right-hand sides out as columns, padded to a multiple of 16, not as rows
     precision: str = ""  # "float16" or "bfloat16" to round points (`tiles`), "" for no rounding
 
 

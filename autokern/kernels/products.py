@@ -53,43 +53,22 @@ def _each_tile(
     thread_pool.run(work, members)
 
 
-def _in_stripes(known: Sides, like: torch.Tensor, plan: Plan, by_rows: bool, add: _OnTile) -> None:
-    """Evaluate all tiles and call `add` with them; each member has its own rows, or its own columns."""
-    members = thread_pool.size(like.device)
-    own, others = known.shape if by_rows else known.shape[::-1]
-    stripes, across = partition.bounds(own, plan.tile, members), partition.bounds(others, plan.tile, 1)
+def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``; each member has columns of its own."""
+    (n, m), members = known.shape, thread_pool.size(vt.device)
+    stripes, rows = partition.bounds(m, plan.tile, members), partition.bounds(n, plan.tile, 1)
+    out = vt.new_zeros(vt.shape[0], m)
 
     def places(member: Member) -> Iterator[Place]:
-        for stripe, other in itertools.product(stripes[member.number :: member.count], across):
+        for columns, some in itertools.product(stripes[member.number :: member.count], rows):
             member.check()
-            yield Place(*stripe, *other) if by_rows else Place(*other, *stripe)
-
-    _each_tile(known, like, plan, min(members, len(stripes)), places, add)
-
-
-def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``."""
-    out = vt.new_zeros(vt.shape[0], known.shape[1])
+            yield Place(*some, *columns)
 
     def add(at: Place, k: torch.Tensor) -> None:
         out[:, at.left : at.right].addmm_(vt[:, at.top : at.bottom], k)
 
-    _in_stripes(known, vt, plan, False, add)
+    _each_tile(known, vt, plan, min(members, len(stripes)), places, add)
     return out
-
-
-def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return ``K v``, shape ``(n, t)``, for ``v`` of shape ``(m, t)``, padded to a multiple of 16 columns."""
-    (n, m), t = known.shape, v.shape[1]
-    wide = v.new_zeros(m, -(-t // partition.ALIGNED) * partition.ALIGNED)
-    wide[:, :t] = v
-    out = v.new_zeros(n, wide.shape[1])
-
-    def add(at: Place, k: torch.Tensor) -> None:
-        out[at.top : at.bottom].addmm_(k, wide[at.left : at.right])
-
-    _in_stripes(known, v, plan, True, add)
-    return out[:, :t]
 
 
 def _multiply(known: Sides, at: Place, vt: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
@@ -122,9 +101,7 @@ def product(
     limits the sum to some tiles.
     """
     inner, scale = peeled(tree)
-    if plan.columns:
-        out = _by_columns(sides(inner, others, precision=plan.precision), rhs, plan)
-    elif others is None:
+    if others is None:
         known, vt = sides(inner, None, precision=plan.precision), rhs.mT.contiguous()
         out = (_symmetric(known, vt, plan, only) if plan.symmetric else _from_left(known, vt, plan)).mT
     else:  # a product from the left of a tile is faster, so the sides are swapped

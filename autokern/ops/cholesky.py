@@ -21,7 +21,6 @@ from autokern.ops._shared.problems import (
     matrix_problem,
     moved,
     on_other_devices,
-    only,
     positive_definite,
     squares,
 )
@@ -108,24 +107,6 @@ on_other_devices(
     "Cholesky factorisation on the {}; the time includes both copies.",
     memory=squares(2.05, 6.2),
 )
-
-
-@CHOLESKY.candidate(
-    "looped",
-    unsupported=only(
-        "only for batches of 2 to 1024 matrices on the CPU: an accelerator takes 1.1 to 32 times as long",
-        lambda p: 1 < p.batch <= 1024 and p.device == "cpu",
-    ),
-    memory=squares(2.05, 6.2),
-)
-@with_ladder
-def one_by_one(a: torch.Tensor) -> Pair:
-    """The matrices of a batch, one by one."""
-    first, *others = a.flatten(0, -3).unbind(0)
-    # gpytorch's tests expect one call of `torch.linalg.cholesky_ex`
-    factors = [_factor(first), *(torch.ops.aten.linalg_cholesky_ex(matrix) for matrix in others)]
-    lower, info = (torch.stack(column) for column in zip(*factors, strict=True))
-    return lower.view(a.shape), info.view(a.shape[:-2])
 
 
 def _pages_unsupported(problem: Problem) -> str | None:

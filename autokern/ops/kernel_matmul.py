@@ -176,12 +176,6 @@ def _add(name: str, plan: Plan, summary: str) -> None:
 
 
 _add("tiled", Plan(1024, symmetric=False), "Tile by tile: evaluate, multiply, drop.")
-_add("tiled@2048", Plan(2048, symmetric=False), "The same with larger tiles.")
-_add(
-    "tiled-columns",
-    Plan(1024, symmetric=False, columns=True),
-    "The same with right-hand sides in columns, padded to 16.",
-)
 _add("tiled-symmetric", Plan(768), "Tile by tile; each tile serves both halves of the matrix.")
 _add("tiled-symmetric@512", Plan(512), "The same with smaller tiles.")
 _add("tiled@4096", Plan(4096, symmetric=False), "Tile by tile, with tiles for an accelerator.")

@@ -18,10 +18,10 @@ _REMOVED = (
     ("eigh", "*"), ("solve_triangular", "*"), ("cholesky_inverse", "*"), ("qr", "looped"), ("*", "*@[248]"),
     ("*", "*@16"), ("exact_log_prob", "recursive"), ("inv_quad_logdet", "recursive"), ("kernel_matrix", "symmetric"),
     ("kernel_matmul", "dense"), ("kernel_matmul", "tiled@512"), ("kernel_matmul", "tiled-symmetric@1536"),
-    ("kernel_matmul", "compiled"), ("kernel_matmul", "compiled-symmetric"), ("matmul", "padded-8"),
-    ("matmul", "padded-12"), ("matmul", "split"), ("predict", "rows@*"), ("exact_log_prob", "kronecker"),
-    ("exact_log_prob", "mixed"), ("inv_quad_logdet", "mixed"), ("kernel_matmul", "tf32"),
-    ("pinverse_root", "*"),
+    ("kernel_matmul", "compiled"), ("kernel_matmul", "compiled-symmetric"), ("matmul", "*"), ("predict", "rows@*"),
+    ("exact_log_prob", "kronecker"), ("exact_log_prob", "mixed"), ("inv_quad_logdet", "mixed"),
+    ("kernel_matmul", "tf32"), ("kernel_matmul", "tiled-columns"), ("kernel_matmul", "tiled@2048"),
+    ("pinverse_root", "*"), ("cholesky", "looped"),
 )  # fmt: skip
 """Removed candidates of earlier versions: patterns of op and candidate."""
 

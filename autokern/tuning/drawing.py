@@ -12,7 +12,7 @@ from autokern.core.registry import get
 from autokern.system import host
 
 # Largest sizes drawn, where these are not the largest of the op's full grid.
-LIMITS = {"qr": {"n": 1500}, "cholesky": {"n": 3000}, "matmul": {"n": 8000, "m": 8000}, "kernel_matrix": {"n": 4000}}
+LIMITS = {"qr": {"n": 1500}, "cholesky": {"n": 3000}, "kernel_matrix": {"n": 4000}}
 # Default limits of flops and bytes of one call of stock: on the CPU (under a second on two cores), and elsewhere.
 _MOST_WORK, _MOST_WORK_ELSEWHERE = (2e10, 1e9), (2e11, 2e10)
 _MOST_BATCH = 256

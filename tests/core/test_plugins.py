@@ -33,7 +33,7 @@ def register():
         import torch
         return torch.linalg.qr(a)
 """
-HALF = GOOD + "    autokern.op('matmul').candidate('half')(lambda a: a)\n    {}\n"
+HALF = GOOD + "    autokern.op('fantasy').candidate('half')(lambda a: a)\n    {}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -87,12 +87,12 @@ def test_a_function_and_a_module(install):
     found = install(
         {"pack:one": "theirs:register", "pack:two": "others"},
         theirs=GOOD,
-        others="from autokern.core.registry import get\nget('matmul').candidate('others')(lambda a: a)",
+        others="from autokern.core.registry import get\nget('fantasy').candidate('others')(lambda a: a)",
     )
     assert [p.state for p in found.values()] == ["loaded", "loaded"]
     assert get("qr")["theirs"].source == "pack:one"
     assert get("qr")["theirs"].summary == "Theirs."
-    assert get("matmul")["others"].source == "pack:two"
+    assert get("fantasy")["others"].source == "pack:two"
     assert get("qr").stock.source == ""
     with autokern.using(force={"qr": "theirs"}):
         q, _ = autokern.linalg.qr(torch.eye(5))
@@ -107,7 +107,7 @@ def test_a_function_and_a_module(install):
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("import no_such_backend", "ModuleNotFoundError: No module named 'no_such_backend'"),
         ("autokern.op('qr').candidate('theirs')", "AutokernError: qr.theirs: registered twice"),
-        ("autokern.op('matmul').candidate('stock')", "AutokernError: matmul.stock: registered twice"),
+        ("autokern.op('fantasy').candidate('stock')", "AutokernError: fantasy.stock: registered twice"),
         ("autokern.op('nonsense')", "SettingsError: unknown op 'nonsense'"),
     ],
 )
@@ -272,9 +272,9 @@ import autokern
 from autokern.core import registry
 
 before = {name for name in sys.modules if name.startswith("autokern.ops.")}
-assert [c.name for c in registry.get("matmul").candidates][0] == "stock"
+assert [c.name for c in registry.get("fantasy").candidates][0] == "stock"
 assert "autokern.backends.xla" not in sys.modules
-assert {name for name in sys.modules if name.startswith("autokern.ops.")} <= before | {"autokern.ops.matmul"}
+assert {name for name in sys.modules if name.startswith("autokern.ops.")} <= before | {"autokern.ops.fantasy"}
 sources = {c.name: c.source for c in registry.get("inv_quad_logdet").candidates}
 assert sources["stock"] == sources["potri"] == ""
 assert "autokern.backends.xla" not in sys.modules

@@ -7,16 +7,14 @@ import os
 import subprocess
 import sys
 import threading
-import warnings
 from pathlib import Path
 from unittest import mock
 
 import gpytorch
-import linear_operator
 import pytest
 import torch
 from linear_operator import settings as library
-from linear_operator.operators import DenseLinearOperator
+from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
@@ -185,16 +183,15 @@ def test_hooks_that_fail_to_go_in_leave_nothing_behind():
 
 def test_a_mock_that_came_later_survives():
     autokern.enable()
-    with mock.patch.object(DenseLinearOperator, "_matmul", autospec=True) as mocked:
+    with mock.patch.object(LinearOperator, "inv_quad_logdet", autospec=True) as mocked:
         autokern.disable()
-        assert vars(DenseLinearOperator)["_matmul"] is mocked
+        assert vars(LinearOperator)["inv_quad_logdet"] is mocked
     # the mock put our wrapper back, which does as stock does while autokern is off, and goes with the next disable
-    op = DenseLinearOperator(torch.randn(20, 20))
-    op._matmul(torch.randn(20, 3))
+    DenseLinearOperator(torch.eye(20)).inv_quad_logdet(torch.randn(20, 3), logdet=True)
     assert autokern.stats() == {}
     autokern.enable()
     autokern.disable()
-    assert vars(DenseLinearOperator)["_matmul"] is ORIGINALS[DenseLinearOperator, "_matmul"]
+    assert vars(LinearOperator)["inv_quad_logdet"] is ORIGINALS[LinearOperator, "inv_quad_logdet"]
 
 
 def test_a_mock_within_a_block_ends_before_it():
@@ -207,20 +204,18 @@ def test_a_mock_within_a_block_ends_before_it():
 
 
 def test_a_mock_that_came_first_stays():
-    with mock.patch.object(DenseLinearOperator, "_t_matmul", autospec=True) as mocked:
+    with mock.patch.object(LinearOperator, "inv_quad_logdet", autospec=True) as mocked:
         with autokern.enabled():
-            assert vars(DenseLinearOperator)["_t_matmul"] is mocked
-        assert vars(DenseLinearOperator)["_t_matmul"] is mocked
+            assert vars(LinearOperator)["inv_quad_logdet"] is mocked
+        assert vars(LinearOperator)["inv_quad_logdet"] is mocked
 
 
 def test_a_wrapper_that_somebody_kept_is_stock_once_disabled():
     with autokern.enabled():
-        kept = CHOLESKY._psd_safe_cholesky, QR.stable_qr, vars(DenseLinearOperator)["_matmul"]
-    cholesky, qr, matmul = kept
+        cholesky, qr = CHOLESKY._psd_safe_cholesky, QR.stable_qr
     a = torch.eye(9) + 0.1
     assert cholesky(a).equal(ORIGINALS[CHOLESKY, "_psd_safe_cholesky"](a))
     qr(a)
-    matmul(DenseLinearOperator(a), a)
     gpytorch.kernels.RBFKernel().forward(a, a)
     assert autokern.stats() == {}
 
@@ -434,49 +429,6 @@ def test_a_threshold_that_the_user_changed_is_obeyed():
         QR.stable_qr(a)
         sys.modules["linear_operator.utils.pinverse"].stable_pinverse(a)
         assert autokern.stats() == {"qr": {"choleskyqr2": 2}}
-
-
-# --- products and conjugate gradients ---------------------------------------------------------------------------------
-
-
-@each_candidate("matmul")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_conjugate_gradients_as_stock(name, dtype, accelerator):
-    k, rhs = covariance(60, dtype=dtype), torch.randn(60, 11, dtype=torch.float64).to(dtype)
-
-    def solve():
-        once = library.max_cholesky_size(0), library.min_preconditioning_size(10**6)
-        with once[0], once[1], library.cg_tolerance(1e-9), library.max_cg_iterations(120):
-            return DenseLinearOperator(k).solve(rhs)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericalWarning)  # float32 cannot reach that tolerance
-        expected = solve()
-        with autokern.enabled(), autokern.using(force={"matmul": name}):
-            found = solve()
-            assert autokern.stats()["matmul"]["stock" if name == "cpu" else name] > 3
-    tolerance = 1e-8 if dtype is torch.float64 else 1e-3
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-@each_candidate("matmul")
-@pytest.mark.parametrize(
-    "shapes", [((30, 20), (20, 5)), ((3, 30, 20), (3, 20, 5)), ((30, 20), (20,)), ((30, 20), (3, 20, 5))]
-)
-def test_products_as_stock(name, shapes, accelerator):
-    generator = torch.Generator().manual_seed(1)
-    k, rhs = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    with autokern.enabled(), autokern.using(force={"matmul": name}):
-        torch.testing.assert_close(DenseLinearOperator(k)._matmul(rhs), k @ rhs)
-        torch.testing.assert_close(DenseLinearOperator(k.mT)._t_matmul(rhs), k @ rhs)
-        torch.testing.assert_close((DenseLinearOperator(k) @ rhs), k @ rhs)
-
-
-def test_the_transposed_product_with_an_operator_is_left_to_the_library():
-    k = torch.randn(9, 9, dtype=torch.float64)
-    with autokern.enabled():
-        found = DenseLinearOperator(k)._t_matmul(DenseLinearOperator(k))
-    torch.testing.assert_close(linear_operator.to_dense(found), k.mT @ k)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ forms = st.recursive(
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     make=forms.filter(lambda make: trees.leaves(trees.form(make()))),
-    plan=st.sampled_from([*PLANS.values(), Plan(32), Plan(1), Plan(48, False, True)]),
+    plan=st.sampled_from([*PLANS.values(), Plan(32), Plan(1), Plan(48, False)]),
     n=st.integers(1, 70),
     m=st.integers(0, 70),
     t=st.integers(1, 20),

@@ -131,8 +131,7 @@ def shrunk(problem: Problem, most: int) -> Problem:
     """A smaller problem of about the same shape, with odd sizes among them."""
     most -= (problem.m + 3 * problem.n) % 7
     factor = min(1.0, most / max(problem.m, problem.n))
-    least = 8 if problem.op == "matmul" else 3
-    sizes = {"m": max(least, int(problem.m * factor)), "n": max(least, int(problem.n * factor))}
+    sizes = {"m": max(3, int(problem.m * factor)), "n": max(3, int(problem.n * factor))}
     return get(problem.op).nearest(problem.replace(**sizes, rhs=min(problem.rhs, 19), batch=min(problem.batch, 3)))
 
 

@@ -109,8 +109,8 @@ def test_a_factor_that_nobody_has_measured_is_a_dash():
     known = Decision(problem=Problem(op="qr", m=60, n=6), candidate="x", reason="r", source="measured", margin=1.5)
     lines = str(autokern.Explanation([(unknown, 3), (known, 2)])).splitlines()
     assert [line.split()[:2] for line in lines[1::2]] == [["3", "–"], ["2", "1.50"]]
-    unread = Decision(problem=Problem(op="matmul"), candidate="stock", reason="not served", source="only choice")
-    assert str(autokern.Explanation([(unread, 3)])).splitlines()[1].endswith("matmul by stock"), "no sizes are invented"
+    unread = Decision(problem=Problem(op="qr"), candidate="stock", reason="not served", source="only choice")
+    assert str(autokern.Explanation([(unread, 3)])).splitlines()[1].endswith("qr by stock"), "no sizes are invented"
 
 
 def test_a_last_line_on_a_terminal_is_short():

@@ -59,7 +59,6 @@ KERNELS = {
 PLANS = {
     "symmetric": Plan(16),
     "from the left": Plan(16, symmetric=False),
-    "columns": Plan(16, symmetric=False, columns=True),
     "one tile": Plan(512),
 }
 FOR_OPERATORS = pytest.mark.usefixtures("only_tiles")

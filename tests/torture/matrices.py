@@ -32,7 +32,7 @@ class Recipe:
     op: str
     dtype: torch.dtype
     n: int
-    more: int  # rows more than columns; columns less, for `matmul`
+    more: int  # rows more than columns
     batch: Batch
     condition: float  # the largest singular value over the smallest
     scale: float  # the largest singular value
@@ -40,7 +40,6 @@ class Recipe:
     layout: str
     spoilt: str  # what replaces an entry, all or the sign
     shift: float  # the diagonal that is added before a factorisation, in units of the largest entry
-    columns: int  # right-hand sides, where there are any
     requires_grad: bool
     seed: int
 
@@ -52,10 +51,7 @@ class Recipe:
             a = _spoilt(a, self.spoilt)
         a = a.to(self.dtype).requires_grad_(self.requires_grad)
         a = _LAYOUTS[self.layout](a)
-        if self.op != "matmul":
-            return (a,)
-        rhs = torch.randn(*a.shape[:-2], a.shape[-1], self.columns, dtype=self.dtype)
-        return a, rhs.requires_grad_(self.requires_grad)
+        return (a,)
 
     def singular_values(self, k: int) -> torch.Tensor:
         """Return the singular values that the matrix has before it is rounded."""
@@ -102,14 +98,9 @@ def _tall(recipe: Recipe) -> torch.Tensor:
     return _general(recipe, recipe.n + recipe.more, recipe.n)
 
 
-def _wide(recipe: Recipe) -> torch.Tensor:
-    return _general(recipe, recipe.n, max(1, recipe.n - recipe.more))
-
-
 _MAKERS: dict[str, Callable[[Recipe], torch.Tensor]] = {
     "cholesky": _shifted,
     "qr": _tall,
-    "matmul": _wide,
 }
 
 
@@ -141,7 +132,6 @@ def recipes(draw: st.DrawFn, op: str, largest: int) -> Recipe:
         layout=draw(st.sampled_from(tuple(_LAYOUTS)[: 5 if len(batch) == 0 else 4])),
         spoilt=draw(st.one_of(st.just(""), st.just(""), st.just(""), st.sampled_from(_SPOILT))),
         shift=draw(st.floats(-18, 0)),
-        columns=draw(st.sampled_from((1, 11, 64))),
         requires_grad=draw(st.booleans()),
         seed=draw(st.integers(0, 2**20)),
     )
@@ -162,15 +152,12 @@ def corpus(op: str) -> Iterator[tuple[Any, ...]]:
             eye * 1e30, eye * 1e-30, eye * 1e-42, eye[:4, :4].flip(0), torch.stack((eye, ones[:1, :1] * eye, -eye)),
             torch.diag(torch.tensor([1.0, 1e-16, 1.0, 1e-8], dtype=dtype)), hilbert.expand(3, 12, 12), nan, inf,
             torch.stack((nan, eye[:3, :3])), eye.new_empty(0, 0), eye.new_empty(0, 3, 3), eye.new_empty(3, 0, 0),
-            *((arrow, eye.new_empty(4, 0)) if op in ("qr", "matmul") else ()),
+            *((arrow, eye.new_empty(4, 0)) if op == "qr" else ()),
         ):  # fmt: skip
-            if op == "matmul":
-                yield a, torch.ones(*a.shape[:-2], a.shape[-1], 2, dtype=dtype)
-            else:
-                yield (a,)
+            yield (a,)
         for half in range(33):
             yield Recipe(
                 op, dtype, n=2 + half % 3, more=3, batch=((), (64,))[half % 2], condition=half / 2, scale=0.0,
-                spectrum="geometric", layout="contiguous", spoilt="", shift=-18.0, columns=1, requires_grad=False,
+                spectrum="geometric", layout="contiguous", spoilt="", shift=-18.0, requires_grad=False,
                 seed=half,
             ).arguments()  # fmt: skip

@@ -32,7 +32,6 @@ class Tolerance(NamedTuple):
 TOLERANCES = {
     "cholesky": Tolerance((20, 1), (100, 1), "A", "Higham 2002, theorem 10.8; two solves with L in the gradient"),
     "qr": Tolerance((50, 1), (100, 2), "A", "Higham 2002, section 19.9; R is inverted twice in the gradient"),
-    "matmul": Tolerance((4, 0), (40, 0), "", "entries in units of those of abs(A) abs(B): Higham 2002, section 3.5"),
 }
 
 

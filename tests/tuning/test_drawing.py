@@ -34,15 +34,15 @@ def test_problems_of_each_op_offer_a_choice_within_the_limits(op):
 
 
 def test_sizes_are_off_the_grid_and_spread_over_octaves():
-    found = draw(get("cholesky"), 200, ["float64"], "cpu", "1")
-    grid = {p.n for p in get("cholesky").grid("full", "float64", "cpu")}
+    found = draw(get("kernel_matrix"), 200, ["float64"], "cpu", "1")
+    grid = {p.n for p in get("kernel_matrix").grid("full", "float64", "cpu")}
     assert sum(p.n not in grid for p in found) > 0.8 * len(found)
     octaves = Counter(p.n.bit_length() for p in found)
     assert len(octaves) > 4
 
 
 def test_the_same_seed_gives_the_same_and_a_study_measures_nothing_that_was_calibrated():
-    op = get("matmul")
+    op = get("kernel_matmul")
     one, again, other = (draw(op, 60, ["float64"], "cpu", seed) for seed in ("a", "a", "b"))
     assert one == again
     assert len(set(one) & set(other)) < 10

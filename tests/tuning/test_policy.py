@@ -299,26 +299,26 @@ any_trial = st.builds(
     Trial,
     st.builds(
         Problem,
-        op=st.just("matmul"),
+        op=st.just("kernel_matmul"),
         m=st.integers(1, 2**40),
         n=st.integers(1, 2**40),
         rhs=st.integers(0, 2**40),
         batch=st.integers(1, 2**40),
-        variant=st.sampled_from(["", "rows", "columns", "a/b/c/d", "/", "rows+columns"]),
+        variant=st.sampled_from(["", "rbf/same", "rbf/cross", "a/b/c/d", "/", "rbf+rq"]),
         grad=st.sampled_from(["", "a", "theta/x"]),
     ),
-    st.dictionaries(st.sampled_from(["stock", "transposed", "gone"]), wild, max_size=3),
+    st.dictionaries(st.sampled_from(["stock", "tiled", "gone"]), wild, max_size=3),
 )
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(any_trial, max_size=6), st.integers(8, 5000), st.integers(2, 64))
 def test_any_valid_profile_costs_only_speed(trials, n, columns):
-    problem = Problem(op="matmul", m=n, n=n, rhs=columns, variant="rows")
+    problem = Problem(op="kernel_matmul", m=n, n=n, d=3, rhs=columns, variant="rbf/same")
     known = fitted(Profile(trials=trials))
     assert all(forest.is_whole for forest in known.forests.values())
-    found = decide(Feasibility(get("matmul"), problem), Chooser(known, {}), ORDERS_NOTHING)
-    assert found.candidate in [c.name for c in get("matmul").feasible(problem)]
+    found = decide(Feasibility(get("kernel_matmul"), problem), Chooser(known, {}), ORDERS_NOTHING)
+    assert found.candidate in [c.name for c in get("kernel_matmul").feasible(problem)]
     assert described(found, Chooser(known, {}), ORDERS_NOTHING).costs
 
 

@@ -20,7 +20,7 @@ PROBLEMS = (
     Problem(op="kernel_matrix", m=300, n=200, d=7, dtype="float32", variant="rbf/cross/ard", grad="theta/x"),
     Problem(op="kernel_matrix", m=2**20, n=1, d=1, batch=3, variant="matern52/same/iso"),
     Problem(op="kernel_matrix", m=5, n=5, d=2, device="cuda"),
-    Problem(op="matmul", m=17, n=16, rhs=4),
+    Problem(op="kernel_matmul", m=17, n=16, rhs=4),
 )
 _HONEST = chooser.recorded
 
@@ -52,7 +52,7 @@ def read(data: bytes) -> Shipped:
 def test_trials_that_are_packed_come_out_to_half_a_percent_and_without_lower_precision():
     found = read(pack([profile()]))
     assert found.hosts == [{"cpu": {"model": "x"}}], "remarks tell nothing of likeness"
-    assert set(found.trials) == {"kernel_matrix@cpu", "kernel_matrix@cuda", "matmul@cpu"}
+    assert set(found.trials) == {"kernel_matrix@cpu", "kernel_matrix@cuda", "kernel_matmul@cpu"}
     trials = {t.problem: t for data in found.trials.values() for t in unpacked(data)}
     assert set(trials) == set(PROBLEMS)
     for known in profile().trials:
