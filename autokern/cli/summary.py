@@ -171,7 +171,7 @@ def _threshold(op: Op, chooser: Chooser, settings: Settings, problems: Sequence[
     splits = {n for size in (forest.sizes if forest else ()) for n in (size, size + 1) if low < n < high}
     steps: list[tuple[int, str]] = []
     for n in sorted({low, high, *splits}):
-        problem = op.nearest(base.replace(n=n, m=n if first.m == first.n else max(1, round(ratio * n))))
+        problem = base.replace(n=n, m=n if first.m == first.n else max(1, round(ratio * n)))
         name = decide(Feasibility(op, problem), chooser, settings).candidate
         if steps and steps[-1][1] == name:
             steps.pop()

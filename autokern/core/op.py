@@ -150,10 +150,6 @@ class Op(abc.ABC):
         with torch.set_grad_enabled(graded):
             return [t.detach() for t in tensors_in((self.materialize(run(*there)),))]
 
-    def nearest(self, problem: Problem) -> Problem:
-        """Return a valid problem near to one of random sizes: a structure may not allow every number of points."""
-        return problem
-
     def canonical(self, out: Any) -> Any:
         """Return a result in its unique form (the signs of a QR fixed, say), by which gradients are compared."""
         return out

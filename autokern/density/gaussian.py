@@ -25,7 +25,6 @@ from autokern.kernels.tree import Parts, Tree, apart, flattened
 from autokern.model.originals import psd_safe_cholesky
 from autokern.system import buffers, threads
 
-Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
 Gradients = Callable[..., list[torch.Tensor | None]]
 """``gradients(tree, state, noise, wanted)``: gradients by noise, residual and the tree's tensors, None if unwanted."""
@@ -35,22 +34,17 @@ _LOG_2_PI = math.log(2 * math.pi)
 
 
 def log_prob(
-    tree: Tree,
-    noise: torch.Tensor,
-    residual: torch.Tensor,
-    gradients: Gradients | None = None,
-    ladder: Ladder = psd_safe_cholesky,
+    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, gradients: Gradients | None = None
 ) -> torch.Tensor:
     """Return the log density of a residual ``(..., n)``.
 
-    The tree is without noise; `noise` is ``(..., 1)`` or ``(..., n)``. `ladder` gets a matrix whose factorisation
-    failed; it raises, or warns and returns a lower factor with jitter. `gradients` computes the first derivatives, by
+    The tree is without noise; `noise` is ``(..., 1)`` or ``(..., n)``. `gradients` computes the first derivatives, by
     default from potri's inverse.
     """
     parts, shape, tensors = arranged(tree, noise, residual)
     differentiated, most = torch.is_grad_enabled() and any(t.requires_grad for t in tensors), threads.current()
     with torch.no_grad():
-        state = _stated(parts, ladder, tensors, keep=differentiated)
+        state = _stated(parts, tensors, keep=differentiated)
         density = _density(state.factor, state.white)
     if not differentiated:
         return density if density.shape == shape else density.view(shape)
@@ -58,7 +52,7 @@ def log_prob(
 
     def found(wanted: Sequence[bool]) -> list[torch.Tensor | None]:
         # a second backward pass factorises again, since the first one overwrote the factor
-        state = states.pop() if states else _stated(parts, ladder, tensors, keep=True)
+        state = states.pop() if states else _stated(parts, tensors, keep=True)
         return (gradients or _by_potri)(parts.tree(tensors[2:]), state, tensors[0], wanted)
 
     def plainly(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -187,9 +181,7 @@ def _inverse(factor: torch.Tensor) -> torch.Tensor:
     return root.mT @ root
 
 
-def _factorise(
-    tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder: Ladder, keep: bool
-) -> torch.Tensor:
+def _factorise(tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> torch.Tensor:
     """Return the lower factor of the noisy covariance, in `buffer` if that is faster.
 
     With `keep`, a small matrix is evaluated with the intermediate results for its gradients.
@@ -203,7 +195,7 @@ def _factorise(
         buffer[:start, start:stop] = buffer[start:stop, :start].mT
     if buffer.isnan().any():  # the error counts all NaNs, and blocks set the diagonal without computing it
         buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
-    return ladder(buffer)
+    return psd_safe_cholesky(buffer)  # raises, or warns and adds jitter
 
 
 class State(NamedTuple):
@@ -214,13 +206,13 @@ class State(NamedTuple):
     white: torch.Tensor  # ``L^-1 r``, ``(..., n, 1)``
 
 
-def _stated(parts: Parts, ladder: Ladder, tensors: Sequence[torch.Tensor], keep: bool) -> State:
+def _stated(parts: Parts, tensors: Sequence[torch.Tensor], keep: bool) -> State:
     """Return the state of the forward pass, factorised in memory of huge pages."""
     noise, residual, *rest = tensors
     tree = parts.tree(rest)
     blocks = Blocks(tree)
     buffer = buffers.huge((*residual.shape, residual.shape[-1]), residual)
-    factor = _factorise(tree, blocks, noise, buffer, ladder, keep)
+    factor = _factorise(tree, blocks, noise, buffer, keep)
     return State(factor, blocks, torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False))
 
 

@@ -54,7 +54,7 @@ def calibrate(
 
     Examples
     --------
-    >>> profile = autokern.calibrate(["cholesky"], budget=0.3, devices=["cpu"], progress=False)
+    >>> profile = autokern.calibrate(["qr"], budget=0.3, devices=["cpu"], progress=False)
     >>> isinstance(profile, autokern.Profile)
     True
     """

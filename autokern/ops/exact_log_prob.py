@@ -21,7 +21,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from autokern.core.op import inside
 from autokern.core.problem import Features, Problem
 from autokern.core.recovery import caught
-from autokern.density import array_density, gaussian, repeated_points
+from autokern.density import array_density, gaussian
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
 from autokern.model import originals
@@ -43,14 +43,12 @@ from autokern.ops._shared.problems import (
     of_trees,
     random_matrix,
 )
-from autokern.ops._shared.sample_models import kernel_of, points_of
+from autokern.ops._shared.sample_models import kernel_of
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _FUSED = 1500
 """Number of points up to which `fused` was faster than stock's factorisation on every recorded CPU."""
-_ROWS, _PER_PAIR = 8000, 400
-"""Distinct points up to which `merged` may replace iterations, and operations of iterations per pair of points."""
 
 
 def _stock_memory(problem: Problem) -> int:
@@ -75,7 +73,6 @@ class _ExactLogProb(Iterated, OpOfParts):
             trees.key(lazy.kernel), x.__class__, x.shape, x.dtype, x.device, x.requires_grad, noise.shape, noise.dtype,
             noise.requires_grad, mean.__class__, mean.shape, mean.dtype, mean.requires_grad, value.__class__,
             value.shape, value.dtype, value.requires_grad, exact, words(exact, TRACES), torch.is_grad_enabled(),
-            repeated_points.distinct(x),
         )  # fmt: skip
 
     def problem_of(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> Problem | None:
@@ -102,7 +99,7 @@ class _ExactLogProb(Iterated, OpOfParts):
         return matrix_problem(
             "exact_log_prob",
             x,
-            m=n if batch else repeated_points.distinct(x),
+            m=n,
             n=n,
             d=x.shape[-1],
             batch=batch.numel(),
@@ -116,7 +113,7 @@ class _ExactLogProb(Iterated, OpOfParts):
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         kernel = kernel_of(problem, generator)
-        x = points_of(problem, generator).requires_grad_("x" in problem.grad.split("/"))
+        x = random_matrix(problem, generator, problem.n, problem.d).requires_grad_("x" in problem.grad.split("/"))
         value = random_matrix(problem, generator, problem.n)
         noise = x.new_full((*value.shape[:-1], 1), 0.1).requires_grad_()
         mean = torch.zeros_like(value).requires_grad_()
@@ -135,16 +132,11 @@ class _ExactLogProb(Iterated, OpOfParts):
         problems = [base.replace(m=n, n=n, variant=f"{w}/{how}") for n, how in whole for w in both]
         problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
         problems += [base.replace(m=n, n=n, grad="theta/x") for n in sizes[:2]]
-        several = [(300, "cholesky"), (1000, "cg"), *(((750, "cholesky"), (2400, "cg")) * full)]
-        problems += [base.replace(m=n // 3, n=n, variant=f"rbf/{how}") for n, how in several]
         problems += [base.replace(m=n, n=n, variant="periodic+rbf/cholesky", d=1) for n in sizes[: 3 if full else 1]]
         if full:
             problems += [base.replace(m=n, n=n, d=d) for n, d in ((100, 2), (500, 20), (1500, 8))]
             problems += [base.replace(m=n, n=n, variant="matern32+rq/cholesky") for n in (60, 400)]
         return problems
-
-    def nearest(self, problem: Problem) -> Problem:
-        return problem.replace(m=min(problem.m, problem.n))
 
     def features(self, problem: Problem) -> Features:
         elements, leaves = problem.batch * problem.n**2, len(families(problem))
@@ -161,16 +153,9 @@ class _ExactLogProb(Iterated, OpOfParts):
         if state_space.unsupported(problem) is None:
             return "state-space"
         most = exact_up_to(problem) if iterates(problem) else _FUSED
-        iterated, merged = self["preconditioned"], self["merged"]
-        large = problem.n > most and iterated.unsupported(problem) is None
-        if problem.m < problem.n and merged.unsupported(problem) is None:
-            few = 2 * problem.m <= problem.n and problem.m <= _FUSED
-            little = large and problem.m <= _ROWS and problem.m**3 < _PER_PAIR * problem.n**2
-            if few or little:
-                return "merged"
         if super().default_candidate(problem) == "arrays" and arrays_unsupported(problem) is None:
             return "arrays"
-        if large:
+        if problem.n > most and self["preconditioned"].unsupported(problem) is None:
             return "preconditioned"
         if iterates(problem) and problem.n <= most and self["mixed-inverse"].unsupported(problem) is None:
             return "mixed-inverse"

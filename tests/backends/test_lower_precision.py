@@ -180,7 +180,7 @@ def test_lower_precision_is_not_among_the_fastest():
 
 def test_the_fastest_candidates_are_counted_where_none_always_wins():
     """Few candidates serve all problems of densities: counted over those alone, stock seemed to be the fastest."""
-    winners = ["fused", "stock", "fused", "arrays", "fused", "merged", "mixed-inverse", "arrays"]
+    winners = ["fused", "stock", "fused", "arrays", "fused", "state-space", "mixed-inverse", "arrays"]
     trials = [
         Trial(
             Problem(op="exact_log_prob", m=10, n=10, d=k, grad="theta", variant="rbf/cholesky"),
@@ -189,8 +189,8 @@ def test_the_fastest_candidates_are_counted_where_none_always_wins():
         for k, name in enumerate(winners, 1)
     ]
     (line,) = summary.summaries(found := Profile(trials=trials), summary.winners(found))
-    assert line.won == {"fused": 3, "arrays": 2, "merged": 1, "mixed-inverse": 1, "stock": 1}
-    assert line.fastest == "fused (3 of 8), arrays (2), merged (1), mixed-inverse (1), 1 more"
+    assert line.won == {"fused": 3, "arrays": 2, "mixed-inverse": 1, "state-space": 1, "stock": 1}
+    assert line.fastest == "fused (3 of 8), arrays (2), mixed-inverse (1), state-space (1), 1 more"
     (line,) = summary.summaries(found := Profile(trials=trials[:1]), summary.winners(found))
     assert line.fastest == "fused"
 

@@ -85,7 +85,7 @@ DEEP = {
     "polynomial": lambda: PolynomialKernel(2) + RBFKernel(active_dims=[1]),
     "spectral mixture": lambda: SpectralMixtureKernel(3, ard_num_dims=D),
 }
-each_way = pytest.mark.parametrize("way", ["objective", "arrays", "fused", "dense", "tasks", "merged"])
+each_way = pytest.mark.parametrize("way", ["objective", "arrays", "fused", "dense", "tasks"])
 by_arrays = pytest.mark.parametrize("way", ["objective", "arrays"])
 
 
@@ -331,7 +331,7 @@ def test_backward_again_and_batches_of_cotangents(way, served):
     assert served[way] == 1
 
 
-@pytest.mark.parametrize("way", ["stock", "objective", "arrays", "fused", "dense", "tasks", "merged"])
+@pytest.mark.parametrize("way", ["stock", "objective", "arrays", "fused", "dense", "tasks"])
 def test_a_second_backward_raises_and_frees(way, served):
     mll = of(way)
     with by(way):

@@ -26,7 +26,6 @@ from autokern.core.errors import AutokernWarning
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
-from autokern.density import repeated_points
 from autokern.kernels import graph, tiles
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
@@ -86,7 +85,6 @@ def _everywhere(monkeypatch):
     monkeypatch.setattr(threads, "ceiling", lambda: 64)
     monkeypatch.setattr(threads, "current", lambda: 64)
     monkeypatch.setattr(matrices, "CACHED", 2**14)
-    monkeypatch.setattr(repeated_points, "LEAST", 20)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
     monkeypatch.setattr(keops_product, "product", lambda tree, others, rhs, plan: trees.dense(tree, others) @ rhs)
@@ -132,7 +130,7 @@ def shrunk(problem: Problem, most: int) -> Problem:
     most -= (problem.m + 3 * problem.n) % 7
     factor = min(1.0, most / max(problem.m, problem.n))
     sizes = {"m": max(3, int(problem.m * factor)), "n": max(3, int(problem.n * factor))}
-    return get(problem.op).nearest(problem.replace(**sizes, rhs=min(problem.rhs, 19), batch=min(problem.batch, 3)))
+    return problem.replace(**sizes, rhs=min(problem.rhs, 19), batch=min(problem.batch, 3))
 
 
 def sample(op: Op, problem: Problem) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import gpytorch
 import msgspec
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, ScaleKernel
 from linear_operator import settings as library
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel, step
@@ -26,7 +26,7 @@ from autokern.density.iterated import log_density
 from autokern.density.mixed_inverse import OF_TRACE
 from autokern.model.library_orders import TOLERANCE
 from autokern.ops._shared import iterations
-from autokern.runtime import api, checks, dispatch, memo
+from autokern.runtime import checks, dispatch, memo
 
 N = 1010
 LOOSE = Problem(op="exact_log_prob", m=N, n=N, d=2, variant="rbf/cg", grad="theta")
@@ -269,14 +269,6 @@ def test_an_error_that_a_plugin_cannot_tell_is_within_the_bound(make_op):
     assert {name: cost.error for name, cost in costs.items()} == {
         "stock": WITHIN.word, "theirs": "rough", "broken": WITHIN.word,
     }  # fmt: skip
-
-
-def test_repeated_points_are_described_by_their_sizes():
-    with autokern.enabled():
-        step(model(uniform(450, 2).repeat(2, 1), RBFKernel))
-        ((decision, _),) = decided("exact_log_prob")
-    assert api.problem("exact_log_prob", m=450, n=900, d=2) == decision.problem
-    assert autokern.explain("exact_log_prob", m=450, n=900, d=2).candidate == decision.candidate == "merged"
 
 
 # --- parts of composite calls -----------------------------------------------------------------------------------------

@@ -131,16 +131,12 @@ def test_exact_is_the_default_up_to_some_thousand_points():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"n": 100_000, "m": 1000}, "merged"),
-        ({"n": 100_000, "m": 2500}, "merged"),
-        ({"n": 20_000, "m": 10_000}, "preconditioned"),
-        ({"n": 10**6, "m": 20_000}, "preconditioned"),  # no room for such a factor
-        ({"n": 300, "m": 100, "variant": "rbf/cholesky"}, "merged"),
-        ({"n": 300, "m": 200, "variant": "rbf/cholesky"}, "arrays"),
-        ({"n": 400_000, "m": 2000, "device": "cuda"}, "stock"),
+        ({"n": 20_000}, "preconditioned"),
+        ({"n": 300, "variant": "rbf/cholesky"}, "arrays"),
+        ({"n": 400_000, "device": "cuda"}, "stock"),
     ],
 )
-def test_structure_serves_large_models_where_it_takes_less_than_iterations(changes, expected):
+def test_iterations_serve_large_models_on_the_cpu(changes, expected):
     assert get("exact_log_prob").default_candidate(LOOSE.replace(**changes)) == expected
 
 

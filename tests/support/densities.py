@@ -19,7 +19,6 @@ WAYS = {
     "fused": {"exact_log_prob": "fused", "objective": "stock"},
     "dense": {"dense_log_prob": "arrays"},
     "tasks": {"task_log_prob": "arrays"},
-    "merged": {"exact_log_prob": "merged", "objective": "stock"},
     "stock": {"exact_log_prob": "stock", "objective": "stock"},
 }
 
@@ -61,7 +60,7 @@ class Tasks(Model):
 
 
 def of(way, n=N):
-    """A density that a way serves: of a matrix without a formula, of several tasks, of points that are there again."""
+    """A density that a way serves: of a matrix without a formula, of several tasks."""
     if way == "tasks":
         torch.manual_seed(0)
         kernel = MultitaskKernel(RBFKernel(ard_num_dims=D), num_tasks=2, rank=1)
@@ -70,11 +69,7 @@ def of(way, n=N):
         y = mll.model.train_targets
         mll.model.set_train_data(targets=torch.stack((y, y.sin()), -1), strict=False)
         return mll
-    mll = made(PiecewisePolynomialKernel(0, ard_num_dims=D) if way == "dense" else RBFKernel(), n=n)
-    if way == "merged":
-        x = mll.model.train_inputs[0].repeat(240 // n, 1)
-        mll.model.set_train_data(x, x.sum(-1).cos() + 0.1 * torch.arange(len(x)).sin(), strict=False)
-    return mll
+    return made(PiecewisePolynomialKernel(0, ard_num_dims=D) if way == "dense" else RBFKernel(), n=n)
 
 
 def without_factor(kernel):

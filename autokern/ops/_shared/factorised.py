@@ -1,4 +1,4 @@
-"""Candidates of `exact_log_prob`: fused, by arrays, with equal points merged, on other devices, and of large models.
+"""Candidates of `exact_log_prob`: fused, by arrays, on other devices, and of large models.
 
 ``mixed-inverse`` computes the value like `fused`, and gradients from a single-precision inverse. It checks that inverse
 on the caller's own system: ``tr(K^-1 K) = n`` to 1e-4 effective degrees of freedom, the solution to 1e-3 of its norm,
@@ -14,7 +14,7 @@ from linear_operator import settings as library
 from autokern.core.candidate import Error
 from autokern.core.op import Op
 from autokern.core.problem import Problem
-from autokern.density import array_density, gaussian, repeated_points
+from autokern.density import array_density, gaussian
 from autokern.density.iterated import log_density
 from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
 from autokern.density.preconditioners.choice import footprint, kept_for
@@ -64,18 +64,6 @@ def arrays_unsupported(problem: Problem) -> str | None:
     if families(problem) == ["linear"]:
         return LOW_RANK
     return None if set(families(problem)) <= kernel_parts.FAMILIES else "for kernels that are taken apart"
-
-
-def _merged_unsupported(problem: Problem) -> str | None:
-    if problem.n < repeated_points.LEAST or not 0 < problem.m <= repeated_points.MOST_DISTINCT * problem.n:
-        return "too few points repeat"
-    if problem.device != "cpu" or problem.batch > 1 or "x" in problem.grad.split("/"):
-        return "for single models on the CPU, without gradients by the points"
-    return of_trees(problem)
-
-
-def _of_points(problem: Problem) -> int:
-    return 12 * problem.n * (problem.d + 4) * problem.itemsize
 
 
 def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -157,16 +145,6 @@ def register(op: Op) -> None:
             return found
         unread = trees.form(marginal.lazy.kernel, keops=exact) is None
         return (stock if unread else fused)(marginal, value, exact)
-
-    def rows_memory(problem: Problem) -> int:
-        return op.memory(problem.replace(n=min(problem.m, problem.n))) + _of_points(problem)
-
-    @op.candidate("merged", accuracy="better", unsupported=_merged_unsupported, memory=rows_memory)
-    @or_iterate(stock)
-    def merged(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        """The density of the mean observation at each distinct point, with the noise of that mean: fewer rows."""
-        found = repeated_points.log_prob(marginal, value, exact)
-        return (fused if exact else stock)(marginal, value, exact) if found is None else found
 
     on_other_devices(
         op,

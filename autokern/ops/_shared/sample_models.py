@@ -36,12 +36,6 @@ def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
     return total.to(dtype=dtype_of(problem), device=device_of(problem))
 
 
-def points_of(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """Return `n` points, `m` of them distinct."""
-    x = random_matrix(problem, generator, problem.m, problem.d)
-    return x[..., torch.arange(problem.n, device=x.device) % problem.m, :] if problem.m < problem.n else x
-
-
 class Trained(NamedTuple):
     """A prediction strategy with its kernel, training points and targets."""
 
