@@ -89,7 +89,7 @@ class TestRecordedHost:
         densities = {f"{op} recursive" for op in ("exact_log_prob", "inv_quad_logdet")}
         threads = {name for name in gone if name.endswith(("@2", "@4", "@8", "@16"))}
         others = {"qr looped", "kernel_matrix symmetric", "exact_log_prob kronecker", "exact_log_prob mixed"}
-        others |= {"inv_quad_logdet mixed", "cholesky looped"}
+        others |= {"inv_quad_logdet mixed", "cholesky cupy", "cholesky looped", "exact_log_prob merged"}
         assert gone <= {*others, *predictions, *tiles, *densities, *threads}
         left = {trial.problem: trial for trial in summary.present(profile).trials}
         for trial in served(profile):
