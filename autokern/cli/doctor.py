@@ -258,14 +258,17 @@ def _of_plugin(name: str, plugin: Plugin) -> Finding:
     if not own:
         return Finding(name, "note", "adds no candidate", "ask its author")
     words = ", ".join(f"{op.name}.{candidate.name}" for op, candidate in own)
-    if obstacle := _obstacle(own):
-        return Finding(name, "note", f"{words}: {obstacle}", "optional; left out until then")
-    return Finding(name, "ok", f"{words}: available")
+    obstacles = {device: _obstacle(own, device) for device in host.current().devices}
+    there = [device for device, obstacle in obstacles.items() if obstacle is None]
+    obstacle = obstacles[host.current().devices[-1]]  # on the accelerator, if there is one
+    if obstacle is None:
+        return Finding(name, "ok", f"{words}: available")
+    text = f"{words}: {f'available on {there[0]} only; ' if there else ''}{obstacle}"
+    return Finding(name, "note", text, "optional; left out until then")
 
 
-def _obstacle(own: list[tuple[Op, Candidate]]) -> str | None:
+def _obstacle(own: list[tuple[Op, Candidate]], device: str) -> str | None:
     """Return the commonest reason why candidates serve no problem of the quick grids, or None if one serves."""
-    kinds = [(dtype, device) for device in host.current().devices for dtype in ("float64", "float32")]
-    problems = {op: [p for kind in kinds for p in op.grid("quick", *kind)] for op, _ in own}
-    reasons = Counter(candidate.why_not(problem) for op, candidate in own for problem in problems[op])
+    grids = {op: [p for dtype in ("float64", "float32") for p in op.grid("quick", dtype, device)] for op, _ in own}
+    reasons = Counter(candidate.why_not(problem) for op, candidate in own for problem in grids[op])
     return None if None in reasons or not reasons else reasons.most_common(1)[0][0]

@@ -22,7 +22,7 @@ import torch
 
 from autokern.core.errors import KeOpsError
 from autokern.core.locks import Lock
-from autokern.core.recovery import caught
+from autokern.core.recovery import caught, suppressed
 
 _ADVICE = "see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out"
 
@@ -32,6 +32,8 @@ from pykeops.torch import LazyTensor
 x = torch.ones(2, 1, device="cuda")
 assert ((LazyTensor(x[:, None]) - LazyTensor(x[None])).exp() @ x).eq(2).all()
 """
+_PATIENCE = 120.0
+"""Seconds for the child."""
 _lock = Lock()
 _failure = ""
 
@@ -108,18 +110,28 @@ def at_work(device: str = "cpu") -> Iterator[None]:
 def _trial() -> str | None:
     """Return why KeOps is not tried on a GPU in this process: its first formula ended a child, now or once before.
 
-    KeOps 2.3 beside CUDA 13 ends a process with a segmentation fault.
+    KeOps 2.3 beside CUDA 13 ends a process with a segmentation fault. Another failure may be the moment's, such as a
+    lack of memory, and is not kept.
     """
     import pykeops
 
     if (why := _obstacle(pykeops, "cuda")) is not None:
         return why
-    mark = Path(pykeops.get_build_folder()) / f"autokern-{torch.__version__}"
-    if not mark.exists():
-        tried = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, check=False)
-        mark.write_text(str(tried.returncode), encoding="utf-8")
-    status = mark.read_text(encoding="utf-8")
-    return None if status == "0" else f"a process of its own ended with status {status} at a small product on the GPU"
+    mark, status = Path(pykeops.get_build_folder()) / f"autokern-{torch.__version__}", None
+    with suppressed(OSError, ValueError):
+        status = int(mark.read_text(encoding="utf-8"))
+    if status is None:
+        environment, command, none = {**os.environ, "AUTOKERN": "0"}, [sys.executable, "-c", _TRIAL], subprocess.DEVNULL
+        try:
+            ended = subprocess.run(
+                command, stdin=none, stdout=none, stderr=none, env=environment, timeout=_PATIENCE, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"a process that tries it on the GPU could not be started, or took too long ({type(error).__name__})"
+        if (status := ended.returncode) <= 0:
+            with suppressed(OSError):
+                mark.write_text(str(status), encoding="utf-8")
+    return f"a process of its own ended with status {status} at a small product on the GPU" if status else None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Calibration: check and time the candidates on random problems, innermost ops first, then fit the trees.
 
-The budget is hard: the time of a trial is predicted, and a trial that does not fit the budget is skipped.
+The budget is hard: the time of a trial is predicted, and a trial that does not fit the budget is skipped. One that
+takes far longer than predicted is given up.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class _Calibration:
         """Whether to compile: in the second half of an op's time, as the first calls on record were not long."""
         told = self._known.setup | self._measurer.setup
         takes = told.get(f"{pool.op.name}.{candidate.name}", _SHORT * self._budget)
-        usual = takes <= _LONG * self._budget and pool.compiling <= _COMPILING * self._budget
+        usual = takes <= min(_LONG * self._budget, self._left) and pool.compiling <= _COMPILING * self._budget
         return takes < _SHORT * self._budget or (usual and self._left < self._half)
 
     def _try(self, pool: _Pool, problem: Problem) -> None:
@@ -195,7 +196,8 @@ class _Calibration:
             return
         share = _NEAR_SHARE if problem == pool.near else _SHARE[self._level]
         near, work = nearest(pool.op, problem, timed), pool.op.features(problem)
-        near = near or self._others.nearest(pool.op, problem)
+        if near is None and problem.device == "cpu":  # accelerators differ by orders of magnitude
+            near = self._others.nearest(pool.op, problem)
         rate = _RATES[problem.device != "cpu"]
         once = 1e-4 + (work.flops + work.bytes) / rate if near is None else near.seconds * 2 ** (0.2 * near.octaves)
         ratios = (math.exp(min(told[c.name].log_ratio, _HOPELESS)) if c.name in told else 1.0 for c in candidates)
@@ -208,7 +210,8 @@ class _Calibration:
         began, timings, seconds = self._clock(), dict[str, Timing](), min(self._left, _TIMING_SHARE * self._budget)
         self.progress(1 - max(0.0, self._deadline - time.perf_counter()) / self._budget, str(problem))
         try:
-            timings = self._measurer.timings(pool.op, problem, candidates, seconds)
+            until = self._ends + share * self._budget
+            timings = self._measurer.timings(pool.op, problem, candidates, seconds, until)
         except (MemoryError, torch.OutOfMemoryError):
             pass
         except Exception as error:  # the op may be unable to make a sample of the problem at hand

@@ -27,13 +27,7 @@ from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, group_key, k
 
 _WORD, _DTYPE = 2.0, 1.0  # distance in octaves of problems that differ in one word, and in the dtype
 _CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # seconds of a call, flops and bytes a second, to scale times to other sizes
-_FULL_RATE = {
-    "6.0",
-    "7.0",
-    "8.0",
-    "9.0",
-    "10.0",
-}  # of GPUs with float64 at half the rate of float32
+_FULL_RATE = {"6.0", "7.0", "8.0", "9.0", "10.0"}  # of GPUs with float64 at half the rate of float32
 UNIT = 0.01  # log units of the integers that store stock's seconds, and the ratios of other candidates to them
 
 

@@ -62,8 +62,13 @@ class Measurer:
         found = [c for c in usual if memory_limit.fits(_BESIDE * c.memory(problem), problem.device)]
         return found if any(c.name == "stock" for c in found) else []
 
-    def timings(self, op: Op, problem: Problem, candidates: list[Candidate], seconds: float) -> dict[str, Timing]:
-        """Time candidates for about so many seconds; return an empty dict if the timings cannot be trusted."""
+    def timings(
+        self, op: Op, problem: Problem, candidates: list[Candidate], seconds: float, until: float = math.inf
+    ) -> dict[str, Timing]:
+        """Time candidates for about so many seconds; return an empty dict if the timings cannot be trusted.
+
+        The trial is given up, with an empty dict too, where its candidates are not checked at the time `until`.
+        """
         candidates = self.runnable(problem, candidates)
         if len(candidates) < 2:
             return {}
@@ -110,6 +115,8 @@ class Measurer:
                 self._ban(candidate, problem, f"error {errors[candidate.name]:.3g} times its bound on {problem}")
             else:
                 calls[candidate.name] = call
+            if time.perf_counter() > until:
+                return {}
         if len(calls) < 2:
             return {}
         limits: dict[str, Any] = {"min_time": _MIN_TIME[self._level], "rounds": _ROUNDS[self._level]}

@@ -201,8 +201,8 @@ class _Case:
             return f"exact where stock's gradients are loose, in no more than {most}"
         if self.loose and estimate.log_ratio + CONFIDENCE * estimate.sigma > -NOISE:
             return "exact where stock approximates, and no slower by more than the noise"
-        near = estimate.log_ratio + FEWER_THREADS
-        if chosen.threads and any(e.log_ratio < near for name, e in self.estimates.items() if name != chosen.name):
+        near, favoured = estimate.log_ratio + FEWER_THREADS, chosen.threads == 1 and self.problem.device == "cpu"
+        if favoured and any(e.log_ratio < near for name, e in self.estimates.items() if name != chosen.name):
             return "as fast as any within the uncertainty, with fewer threads"
         where = " by what other hosts measured" if estimate.source == "other hosts" else ""
         return f"predicted to be the fastest{where}, by more than the uncertainty"

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from autokern.cli import doctor
 from autokern.cli.commands import app
 from autokern.core.problem import Problem
+from autokern.core.registry import plugins
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch
 from autokern.system import host
@@ -187,3 +188,14 @@ def test_precision_set_by_the_newer_api_is_seen(precisions, which, precision, wo
     assert found.status == "problem"
     assert f"{precision} on" in found.found
     assert word in found.found
+
+
+def test_a_plugin_is_judged_by_the_accelerator_if_there_is_one(monkeypatch):
+    here = host.current()
+    monkeypatch.setattr(host, "current", lambda: msgspec.structs.replace(here, devices=("cpu", "cuda")))
+    found = {plugin.source: doctor._of_plugin("plugin", plugin) for plugin in plugins()}
+    graphs = found["cuda_graphs"]
+    assert "AUTOKERN_GRAPHS=on allows it" in graphs.found, "not why the CPU has no graphs"
+    assert found["lower_precision"].status == "ok"
+    if "available" in found["keops"].found:
+        assert "available on cpu only; KeOps" in found["keops"].found

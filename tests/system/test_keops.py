@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import types
-from contextlib import nullcontext
 
 import pytest
 from support.fakes import as_if_of_autokern
@@ -66,19 +66,46 @@ def test_a_gpu_without_toolkit_is_told_before_it_crashes(pykeops, tmp_path):
     assert keops.keops_problem("cuda") is None
 
 
-@pytest.mark.parametrize(("status", "works"), [(0, True), (-11, False)])
-def test_the_first_formula_on_a_gpu_is_tried_once_by_a_child(pykeops, monkeypatch, tmp_path, status, works):
-    tried, ended = [], types.SimpleNamespace(returncode=status)
-    monkeypatch.setattr(keops.subprocess, "run", lambda *command, **_: tried.append(command) or ended)
+def _tried(pykeops, monkeypatch, tmp_path, ends) -> list[str]:
+    """Use KeOps on a GPU in two processes; return what each was told, nothing where it worked."""
+    tried, told = [], []
+    monkeypatch.setattr(keops.subprocess, "run", lambda *command, **_: tried.append(command) or ends())
     pykeops.config.gpu_available = True
     (tmp_path / "nvrtc").touch()
-    for _ in range(2):  # two processes
+    for _ in range(2):
         keops._trial.cache_clear()
-        raised = nullcontext() if works else pytest.raises(KeOpsError, match="ended with status -11")
-        with raised, keops.at_work("cuda"):
-            pass
-    assert len(tried) == 1
+        for _ in range(2):
+            try:
+                with keops.at_work("cuda"):
+                    told.append("")
+            except KeOpsError as error:
+                told.append(str(error))
     keops._trial.cache_clear()
+    assert told[::2] == told[1::2], "each process tries once"
+    return [*told[::2], f"{len(tried)} children"]
+
+
+@pytest.mark.parametrize(("status", "says", "children"), [(0, "", 1), (-11, "status -11", 1), (1, "status 1", 2)])
+def test_the_first_formula_on_a_gpu_is_tried_by_a_child(pykeops, monkeypatch, tmp_path, status, says, children):
+    """Once, unless it raises an error: memory may be there another time."""
+    *told, count = _tried(pykeops, monkeypatch, tmp_path, lambda: types.SimpleNamespace(returncode=status))
+    assert all(says in one for one in told)
+    assert count == f"{children} children"
+
+
+@pytest.mark.parametrize("error", [OSError("no more processes"), subprocess.TimeoutExpired("python", 120)])
+def test_a_child_that_does_not_start_or_end_is_told_and_not_kept(pykeops, monkeypatch, tmp_path, error):
+    def ends():
+        raise error
+
+    *told, count = _tried(pykeops, monkeypatch, tmp_path, ends)
+    assert all(type(error).__name__ in one for one in told)
+    assert count == "2 children"
+
+
+def test_a_mark_that_another_process_has_not_written_yet_counts_as_none(pykeops, monkeypatch, tmp_path):
+    (tmp_path / f"autokern-{keops.torch.__version__}").touch()
+    assert _tried(pykeops, monkeypatch, tmp_path, lambda: types.SimpleNamespace(returncode=0)) == ["", "", "1 children"]
 
 
 def test_a_build_folder_that_cannot_be_written(pykeops, monkeypatch, tmp_path):

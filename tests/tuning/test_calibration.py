@@ -14,7 +14,8 @@ from autokern.runtime import dispatch
 from autokern.runtime.first_use import FirstUse
 from autokern.tuning import calibration, timer
 from autokern.tuning.calibration import calibrate
-from autokern.tuning.profile import Profile, Timing
+from autokern.tuning.chooser import Nearest
+from autokern.tuning.profile import Profile, Timing, Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -175,10 +176,59 @@ def test_what_compiles_for_long_waits_for_half_of_the_time_and_takes_a_small_par
 
 
 def test_a_problem_that_seems_too_long_is_tried_again_beside_a_measured_one(make_op, monkeypatch):
-    op = make_op("deceptive", features=lambda problem: Features(1.0, 4e7 * (problem.n > 10), 1.0))
+    op = make_op("deceptive", features=lambda problem: Features(1.0, 1.5e7 * (problem.n > 10), 1.0))
     op.candidate("stock")(lambda a: 2 * a)
     op.candidate("other")(lambda a: a + a)
     drawn = [Problem(op="deceptive", m=n, n=n) for n in (20, 5)]
     monkeypatch.setattr(calibration, "draw", lambda *_: drawn)
     found = calibrate([op], "full", 5.0, ["cpu"], Profile(), dtypes=["float64"])
     assert [trial.problem.n for trial in found.trials] == [5, 20]
+
+
+def test_another_hosts_accelerator_tells_nothing_of_this_ones_time(make_op, monkeypatch):
+    """Consumers' GPUs take hundreds of times as long as a recorded one in float64: --budget 5 took 50 s."""
+    tried: list[Problem] = []
+    op = make_op("elsewhere", features=lambda problem: Features(1.0, 1e12, 1.0))
+    op.candidate("stock")(lambda a: 2 * a)
+    op.candidate("other")(lambda a: a + a)
+    there = Trial(Problem(op="elsewhere", m=4, n=4, device="cuda"), {"stock": Timing(1e-6)})
+    drawn = Problem(op="elsewhere", m=4, n=4)
+    monkeypatch.setattr(calibration, "draw", lambda _, __, ___, device, *rest: [drawn.replace(device=device)])
+    monkeypatch.setattr(calibration.Chooser, "nearest", lambda *_: Nearest(there, 0.0, 1e-6, here=False))
+    monkeypatch.setattr(calibration.Measurer, "runnable", lambda self, problem, candidates: list(candidates))
+    monkeypatch.setattr(calibration.Measurer, "timings", lambda self, op, problem, *_: tried.append(problem) or {})
+    for device in ("cuda", "cpu"):
+        calibrate([op], "quick", 0.5, [device], Profile(), dtypes=["float64"])
+    assert tried
+    assert {problem.device for problem in tried} == {"cpu"}
+
+
+def test_a_trial_that_takes_far_longer_than_predicted_is_given_up(make_op):
+    calls: list[str] = []
+
+    def slow(name: str):
+        def run(a):
+            calls.append(name)
+            time.sleep(0.8)
+            return 2 * a
+
+        return run
+
+    op = make_op("slow")
+    for name in ("stock", "other", "third"):
+        op.candidate(name)(slow(name))
+    found = calibrate([op], "quick", 0.6, ["cpu"], Profile(), dtypes=["float64"])
+    assert set(calls) == {"stock"}, "the budget is over then"
+    assert not found.trials
+    assert not found.banned
+
+
+@pytest.mark.parametrize(("left", "begun"), [(0.5, False), (3.0, True), (9.0, False)])
+def test_what_compiles_is_begun_where_the_time_left_allows_it(make_op, left, begun):
+    op = make_op("late")
+    op.candidate("stock")(lambda a: 2 * a)
+    op.candidate("compiled", compiles=True)(lambda a: a + a)
+    run = calibration._Calibration("full", 10.0, Profile(setup={"late.compiled": 1.0}), lambda *_: None)
+    run._half, run._ends = 5.0, time.perf_counter() + left
+    pool = calibration._Pool(op, "cpu", ("float64",), "full", "same", None)
+    assert run._may_compile(pool, op["compiled"]) == begun

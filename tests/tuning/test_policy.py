@@ -133,6 +133,16 @@ def test_exact_results_come_first_up_to_what_the_op_allows(make_op, ratio, winne
     assert ("exact where stock's gradients are loose" in found.reason) == (winner == "exact")
 
 
+def test_fewer_threads_are_no_reason_on_an_accelerator(make_op):
+    op = make_op("synthetic", features=lambda p: Features(calls=1, flops=float(p.m * p.n * p.n)))
+    for name, threads in (("stock", 0), ("fast", 0), ("arrays", 1)):
+        op.candidate(name, threads=threads)(lambda a: a)
+    known = fitted(profile({"fast": 0.51, "arrays": 0.5}, device="cuda"))
+    found = decide(Feasibility(op, square(64, device="cuda")), Chooser(known, {}), ORDERS_NOTHING)
+    assert found.candidate == "arrays"
+    assert "threads" not in found.reason
+
+
 def with_default(make_op, **options):
     return with_candidates(make_op, default_candidate=lambda problem: "fast", **options)
 
