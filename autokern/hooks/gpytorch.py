@@ -124,13 +124,11 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     if noise is None and likelihood is not None:
         return None
     dense = marginal.read_matrix(distribution, noise)
-    if dense is None or not density.holds():
+    if dense is None:
         return None
     n = distribution.loc.shape[-1]
     exact = regime(n) == EXACT
     served = _served(dense if marginal.is_plain(dense.lazy) else None, exact)
-    if served is not None or not exact or n > _MOST:
-        return served
 
     def of(value: Any) -> Any:
         k = marginal.matrix_of(dense)
@@ -140,7 +138,8 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
             lambda *_: _stock_log_prob(dense.noisy(), value), k, dense.noise, distribution.loc, value
         )
 
-    return of
+    serves = served is not None or (exact and n <= _MOST)
+    return (served or of) if serves and density.holds() else None
 
 
 def _served(found: marginal.Marginal | None, exact: bool) -> Callable[[Any], Any] | None:

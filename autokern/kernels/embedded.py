@@ -72,7 +72,7 @@ def _own_centre(kernel: Kernel, x1: torch.Tensor) -> torch.Tensor:
     For these families, stock forms differences, so that a far or NaN point affects only its own row and column; such a
     point does not move the median either.
     """
-    node = trees.form(kernel, keops=True)
+    node = trees.described(kernel, True, set())  # the caller has asked whether its code is known
     differences = node is not None and any(of.differences for of in trees.families_of(node))
     if not differences or not x1.shape[-2]:
         return centre_of(x1)

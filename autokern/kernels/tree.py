@@ -60,12 +60,12 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
     `keops`, for code that forms no matrix, or none larger than gpytorch would.
     """
     kinds: set[type] = set()
-    node = _form(kernel, keops, kinds)
+    node = described(kernel, keops, kinds)
     return node if node is not None and are_known(kinds) else None
 
 
-def _form(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
-    """Return the form of a kernel or None, and add its classes to `kinds`."""
+def described(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
+    """Return the form of a kernel or None, whether or not its code is known, and add its classes to `kinds`."""
     kind = type(kernel)
     kinds.add(kind)
     if not OWN.isdisjoint(kernel.__dict__):
@@ -79,11 +79,11 @@ def _form(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
         return Node("constant")
     if kind is MultiDeviceKernel:  # without devices it only wraps its kernel
         alone = not kernel.device_ids and kernel.module.active_dims is None
-        return _form(kernel.module, keops, kinds) if alone else None
+        return described(kernel.module, keops, kinds) if alone else None
     if kind is ScaleKernel:
-        inner = _form(kernel.base_kernel, keops, kinds)
+        inner = described(kernel.base_kernel, keops, kinds)
         return None if inner is None else Node("scale", children=(inner,))
-    children = tuple(_form(child, keops, kinds) for child in kernel.kernels)
+    children = tuple(described(child, keops, kinds) for child in kernel.kernels)
     return None if None in children else Node(BRANCHES[kind], children=children)  # type: ignore[arg-type]
 
 
