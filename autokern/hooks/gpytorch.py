@@ -129,17 +129,18 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     n = distribution.loc.shape[-1]
     exact = regime(n) == EXACT
     served = _served(dense if marginal.is_plain(dense.lazy) else None, exact)
+    if served is not None or not exact or n > _MOST:
+        return served if served is not None and density.holds() else None
 
     def of(value: Any) -> Any:
         k = marginal.matrix_of(dense)
-        if k is None:
+        if k is None or not density.holds():
             return None
         return _dispatch_dense(
             lambda *_: _stock_log_prob(dense.noisy(), value), k, dense.noise, distribution.loc, value
         )
 
-    serves = served is not None or (exact and n <= _MOST)
-    return (served or of) if serves and density.holds() else None
+    return of
 
 
 def _served(found: marginal.Marginal | None, exact: bool) -> Callable[[Any], Any] | None:

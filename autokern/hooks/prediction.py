@@ -36,6 +36,7 @@ from autokern.runtime.dispatch import explain, route
 
 _dispatch_predict = route("predict", looked=True)
 _dispatch_fantasy = route("fantasy", looked=True)
+_OURS = DefaultPredictionStrategy, type(None)
 
 
 def _stay_out() -> bool:
@@ -57,8 +58,8 @@ _stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
 @hook(ExactGP, "_get_test_prior_mean_and_covariances", relies=None)
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points lazy: variances do not need the whole matrix."""
-    odd = kwargs or any(t.dim() < 2 for t in test_inputs) or _is_small_of_tasks(self, test_inputs) or _stay_out()
-    strategy = None if odd else origin.ours(self)
+    odd = kwargs or any(t.dim() < 2 for t in test_inputs) or _is_small_of_tasks(self, test_inputs)
+    strategy = None if odd or type(self.prediction_strategy) not in _OURS or _stay_out() else origin.ours(self)
     if strategy is None:
         origin.made(None)  # keywords or modes may affect the strategy
         return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
@@ -160,9 +161,9 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
 
 
 def _is_left(strategy: Any) -> bool:
-    """Whether a strategy is left to the library: it factorises, and autokern neither adopted it nor has its factor."""
+    """Whether a strategy is left to the library: of another class, or not adopted, without a factor, and exact."""
     known = origin.is_ours(strategy) or factor_cache.found(strategy) is not None
-    return not known and regime(strategy.num_train, SOLVE) == EXACT
+    return not known and (type(strategy) not in _OURS or regime(strategy.num_train, SOLVE) == EXACT)
 
 
 @contextlib.contextmanager
