@@ -54,6 +54,11 @@ def weighted(x: torch.Tensor, weight: float = 2.0) -> torch.Tensor:
     return (x * weight - TARGET).square().sum(-1)
 
 
+def summed(x: torch.Tensor) -> Any:
+    bend = torch.nn.functional.softplus(x)  # a cell of this call, which the generator reads
+    return sum(torch.asinh(bend * y) / bend for y in (x, 2 * x))
+
+
 def nested(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([weighted(x) for _ in range(2)]).sum(0)
 
@@ -118,7 +123,7 @@ def writing(x: torch.Tensor) -> torch.Tensor:
         weighted, nested, functools.partial(weighted, weight=3.0), torch.exp, torch.nn.Linear(2, 1), Own(),
         lambda samples, X=None: -(samples - TARGET).square().sum(-1), [weighted, 3.0, {"a": nested}],
         gpytorch.kernels.RBFKernel(), lambda x: KNOWN["a"] * x, lambda x: torch.where(x > 0, x, -x).max(),
-        Own().forward,
+        Own().forward, summed,
     ],
 )  # fmt: skip
 def test_objects_that_only_compute(free: Any) -> None:

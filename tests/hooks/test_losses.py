@@ -68,6 +68,21 @@ CASES = {
 }
 
 
+def test_what_serves_without_a_replay_is_timed_warm(monkeypatch):
+    mll, now, took = single(), [0.0], iter((2.0, 0.1, 0.2))
+    prior, target, stock = mll.model(*mll.model.train_inputs), mll.model.train_targets, type(mll).forward
+
+    def ours(*call):
+        now[0] += next(took)
+        return stock(*call)
+
+    known = losses.Loss(mll)
+    monkeypatch.setattr(losses.time, "thread_time", lambda: now[0])
+    assert not isinstance(known.consists(mll, stock, ours, prior, target), str)
+    known.stock(mll, stock, ours, prior, target)
+    assert known._seconds == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_replayed_loss_is_that_of_the_library(case):
     theirs = trained(CASES[case])
