@@ -26,36 +26,33 @@ def known(distribution: Any, likelihood: Any) -> bool:
         return False
     if distribution.__dict__.get("_covar").__class__ not in _OPERATORS or not distribution._interleaved:
         return False
-    if not torch.is_grad_enabled() or distribution.loc.dim() != 1:
-        return False
+    plain = torch.is_grad_enabled() and distribution.loc.dim() == 1
     ignored = gpytorch.settings.observation_nan_policy.value() == "ignore"
-    return ignored and regime(distribution.loc.shape[-1]) != ORDERED
+    return plain and ignored and regime(distribution.loc.shape[-1]) != ORDERED
 
 
 def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:
     """Return the covariances of points, tasks and noise, and the mean, None if there is no Kronecker product."""
     product = distribution._covar.evaluate_kernel()
     pair = product.__class__ is KroneckerProductLinearOperator and len(product.linear_ops) == 2
-    noise = _noise(likelihood, distribution.num_tasks) if pair else None
-    if noise is None:
+    if not pair or not originals.noise_in_place(likelihood):
         return None
+    noise = _noise(likelihood, distribution.num_tasks)
     points, tasks = product.representation_tree()(*product.representation()).linear_ops  # a copy: its caches stay empty
     return points.to_dense(), tasks.to_dense(), noise if noise.dim() == 2 else torch.diag(noise), distribution.mean
 
 
 def independent(distribution: Any, likelihood: Any) -> marginal.Marginal | None:
     """Return the marginal of tasks in blocks as a batch over tasks, None if the noise is unsupported."""
-    noise = _noise(likelihood, distribution.num_tasks)
+    noise = _noise(likelihood, distribution.num_tasks) if originals.noise_in_place(likelihood) else None
     if noise is None or noise.dim() != 1:  # noise is correlated between tasks
         return None
     batch = MultivariateNormal(distribution.mean.mT, distribution._covar.base_linear_op)
     return marginal.read(batch, noise.unsqueeze(-1))
 
 
-def _noise(likelihood: Any, tasks: int) -> torch.Tensor | None:
-    """Return the variances of the tasks' noise ``(t,)``, or its covariance ``(t, t)``; None if its code is unknown."""
-    if not originals.noise_in_place(likelihood):
-        return None
+def _noise(likelihood: Any, tasks: int) -> torch.Tensor:
+    """Return the variances of the tasks' noise ``(t,)``, or its covariance ``(t, t)``."""
     if not likelihood.has_task_noise:
         alone: torch.Tensor = likelihood.noise.expand(tasks)
         return alone

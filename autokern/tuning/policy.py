@@ -95,7 +95,8 @@ class _Case:
         self.estimates = {n: e for n, e in found.items() if n == "stock" or n not in self.excluded}
         self.loose = self.op.approximates(self.problem)
         self.may_cost = self.op.may_cost(self.problem) if self.loose else 1.0
-        self.ranked = self._ranked([c for c in self.able if c.name not in self.excluded])
+        feasible, stock = [c for c in self.able if c.name not in self.excluded], self.op.stock
+        self.ranked = sorted(feasible, key=lambda c: (not self._preferred(c), self._cost(c), c is not stock, c.name))
 
     def _why_not(self, candidate: Candidate) -> str | None:
         """Return why a candidate other than stock cannot serve, apart from memory, or None."""
@@ -117,11 +118,6 @@ class _Case:
             if (ban.op, ban.dtype, ban.device, ban.candidate) == (*problem.group, name):
                 return f"banned on this host: {ban.reason}"
         return None
-
-    def _ranked(self, feasible: list[Candidate]) -> list[Candidate]:
-        """Sort candidates: preferred exact ones, then by cost."""
-        stock = self.op.stock
-        return sorted(feasible, key=lambda c: (not self._preferred(c), self._cost(c), c is not stock, c.name))
 
     def _preferred(self, candidate: Candidate) -> bool:
         """Whether it is exact where stock approximates, and predicted to take at most `may_cost` of stock's time."""

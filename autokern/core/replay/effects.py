@@ -37,7 +37,6 @@ _BUILTINS = frozenset(
      round, slice, sum, super, tuple, type, zip)
 )  # fmt: skip
 _STORES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "STORE_SUBSCR", "STORE_NAME", "STORE_SLICE")
-_INNER = "YIELD_VALUE", "<genexpr>"
 _OTHERS = ("BEFORE_WITH", "DELETE_", "GET_AWAITABLE", "IMPORT_", "INPLACE_", "LOAD_SPECIAL", "SETUP_WITH", "YIELD_")
 _NAMES = frozenset(
     ("manual_seed", "seed", "set_rng_state", "save", "load", "backward", "compile", "distributed",
@@ -200,8 +199,9 @@ def _of_function(function: FunctionType) -> list[Any] | str:
             name, what = instruction.opname, instruction.argval
             if name == "BINARY_OP" and instruction.argrepr.endswith("="):
                 name = "INPLACE_"
-            if (name, code.co_name) == _INNER or (name == "STORE_DEREF" and what in code.co_cellvars):
-                continue  # within this call
+            own = name == "STORE_DEREF" and what in code.co_cellvars  # of this call
+            if own or (name, code.co_name) == ("YIELD_VALUE", "<genexpr>"):
+                continue
             if name in _STORES or name.startswith(_OTHERS) or (isinstance(what, str) and _is_named(what)):
                 return f"{named} may change what others see ({name} {what})"
             if name in ("LOAD_GLOBAL", "LOAD_NAME"):

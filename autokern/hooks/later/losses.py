@@ -34,8 +34,6 @@ MOST = 2**18
 """Elements of tensors whose numbers are compared before each replay, at most."""
 _LARGEST = 500
 """Points above which a computation is too large to be recorded, or too slow to gain."""
-_TIMES = 3
-"""How often what serves without a replay is timed: the first time it takes twice as long."""
 _SPACES = "_modules", "_priors", "_added_loss_terms"
 
 
@@ -199,7 +197,7 @@ class Loss(OfLosses):
     def stock(self, mll: Any, *call: Any) -> None:
         """Compute the marginal likelihood by the library, and time what serves without a replay."""
         super().stock(mll, *call)
-        for _ in range(_TIMES if self._expected and self._compared == 0 else 0):
+        for _ in range(3 if self._expected and self._compared == 0 else 0):  # the first time it takes twice as long
             self._timed(mll, call[1])
 
     def _timed(self, mll: Any, ours: Any) -> None:
