@@ -226,9 +226,14 @@ def forked(script: Path, side: str, device: str) -> Row:
     process = context.Process(target=run_here, args=(str(script), side, device, theirs))
     process.start()
     theirs.close()
-    found = ours.recv() if ours.poll(SECONDS["program"]) else f"it took more than {SECONDS['program']} s"
-    process.kill()
-    process.join()
+    try:
+        found = ours.recv() if ours.poll(SECONDS["program"]) else f"it took more than {SECONDS['program']:g} s"
+    except EOFError:
+        process.join()
+        found = f"its process ended with status {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
     if isinstance(found, str):
         raise RuntimeError(f"{script.stem} ({side}): {found}")
     return dict(found)
@@ -247,7 +252,10 @@ def run_here(script: str, side: str, device: str, answer: Any) -> None:
             runpy.run_path(script, run_name="__main__")
             host.settle()
             seconds = time.perf_counter() - began
-        words = out.getvalue().strip().splitlines()[-1].split()
+        lines = out.getvalue().strip().splitlines()
+        words = lines[-1].split() if lines else []
+        if not words[1:]:
+            raise RuntimeError("its last line holds no figures")
         answer.send({"seconds": seconds, "final": [float(word) for word in words[1:]]})
     except BaseException as error:
         answer.send(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
@@ -377,10 +385,23 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def good(sections: Mapping[str, Any], section: str) -> dict[str, Row]:
+    """Return the rows of a section that did not fail."""
+    return {name: row for name, row in sections.get(section, {}).items() if "error" not in row}
+
+
 def means(sections: Mapping[str, Any]) -> tuple[str, str]:
-    """Return geometric mean and least ratio of steps and of programs to stock."""
-    steps = [row["against_default"]["ratio"] for row in sections["steps"].values()]
-    whole = [row["ratio"] for row in sections["programs"].values()]
+    """Return geometric mean and least ratio of steps and of programs to stock.
+
+    Raises
+    ------
+    ValueError
+        If no step or no program was measured.
+    """
+    steps = [row["against_default"]["ratio"] for row in good(sections, "steps").values()]
+    whole = [row["ratio"] for row in good(sections, "programs").values()]
+    if not (steps and whole):
+        raise ValueError("no steps or no programs were measured")
     first, second = (f"{geomean(ratios):.2f} (least {min(ratios):.2f}) times" for ratios in (steps, whole))
     return first, second
 
@@ -388,11 +409,12 @@ def means(sections: Mapping[str, Any]) -> tuple[str, str]:
 def short(results: Mapping[str, Any]) -> str:
     """Return the sentence of the README."""
     sections, gpu = results["sections"], results["host"]["accelerators"][0]["name"]
-    sizes = [int(name.removeprefix("n=").partition(",")[0]) for name in sections["steps"]]
     steps, whole = means(sections)
+    sizes = [int(name.removeprefix("n=").partition(",")[0]) for name in good(sections, "steps")]
+    scripts = {name.partition(",")[0] for name in good(sections, "programs")}
     return (
         f"On a GPU ({gpu}), training steps of {min(sizes):,} to {max(sizes):,} points are {steps} as fast, and "
-        f"{len(sections['programs'])} programs of BoTorch {whole} after all imports "
+        f"{len(scripts)} programs of BoTorch {whole} after all imports "
         "([CPU or GPU](docs/cpu-or-gpu.md)).\n"
     )
 
@@ -401,15 +423,15 @@ def block(results: Mapping[str, Any]) -> str:
     """Return the tables of training steps and of programs."""
     gpu, sections = results["host"]["accelerators"][0]["name"], results["sections"]
     lines = ["| n | dtype | stock | stock, exact | autokern | × stock | × exact |", "|---|---|---|---|---|---|---|"]
-    for name, row in sections["steps"].items():
+    for name, row in good(sections, "steps").items():
         n, dtype = name.removeprefix("n=").split(", ")
         usual, exact = row["against_default"], row["against_exact"]
         seconds = " | ".join(duration(s) for s in (usual["off"], exact["off"], usual["on"]))
         lines.append(f"| {int(n):,} | {dtype} | {seconds} | {usual['ratio']:.2f} | {exact['ratio']:.2f} |")
     lines += ["", "| program | stock | autokern | × stock |", "|---|---|---|---|"]
-    for name, row in sections["programs"].items():
+    for name, row in good(sections, "programs").items():
         seconds = " | ".join(duration(row["runs"][side]["seconds"]) for side in ("off", "on"))
-        lines.append(f"| `{name.partition(',')[0]}` | {seconds} | {row['ratio']:.2f} |")
+        lines.append(f"| `{name.removesuffix(', pair 1')}` | {seconds} | {row['ratio']:.2f} |")
     steps, programs = means(sections)
     note = (
         f"{gpu} beside {origin(results)}; with `AUTOKERN_GRAPHS=on`. Geometric means: steps {steps} as fast, programs "

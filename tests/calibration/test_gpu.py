@@ -87,6 +87,45 @@ def test_a_row_that_fails_is_told_and_the_next_one_is_measured(
     assert gpu.summary({"sections": found}) == ["peaks: 2 rows, 1 failed"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "its process ended with status -11"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("pass", "its last line holds no figures"),
+        ("print('final')", "its last line holds no figures"),
+        ("import time; time.sleep(60)", "it took more than 9 s"),
+    ],
+)
+def test_a_program_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, told: str) -> None:
+    monkeypatch.setattr(gpu, "IMPORTED", ("torch",))
+    monkeypatch.setitem(gpu.SECONDS, "program", 9.0)
+    script = tmp_path / "script.py"
+    script.write_text(line)
+    with pytest.raises(RuntimeError, match=told):
+        gpu.forked(script, "off", "cpu")
+
+
+def test_what_failed_and_what_ran_twice_stands_in_no_table() -> None:
+    failed, ratio = {"error": "RuntimeError: out of memory"}, {"off": 2.0, "on": 1.0, "ratio": 2.0}
+    step = {"against_default": ratio, "against_exact": ratio}
+    ran = {"ratio": 3.0, "runs": {"off": {"seconds": 3.0}, "on": {"seconds": 1.0}}}
+    results = json.loads(gpu.JSON_PATH.read_text())
+    results["sections"] = {
+        "steps": {"n=20, float32": step, "n=50000, float64": failed},
+        "programs": {"one, pair 1": ran, "two, pair 1": failed, "one, pair 2": ran},
+    }
+    assert "of 20 to 20 points are 2.00 (least 2.00) times as fast, and 1 programs" in gpu.short(results)
+    text = gpu.block(results)
+    assert "50,000" not in text
+    assert "two" not in text
+    assert [line.split(" | ")[0] for line in text.splitlines() if "`one" in line] == ["| `one`", "| `one, pair 2`"]
+    results["sections"]["programs"] = {}
+    with pytest.raises(ValueError, match="no programs"):
+        gpu.block(results)
+
+
 def test_a_checkout_that_is_not_installed_gets_its_entry_points(tmp_path: Path) -> None:
     metadata = entry_points.written(tmp_path)
     (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
