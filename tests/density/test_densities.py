@@ -264,23 +264,28 @@ def test_batches(make, points, served):
     agree(found, expected, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: made(RBFKernel(), batch=B),
-        lambda: made(PiecewisePolynomialKernel(0, ard_num_dims=D)),
-        lambda: made(type("Own", (RBFKernel,), {})()),
-    ],
-    ids=["batches that share a kernel", "not smooth", "a subclass"],
-)
-def test_what_arrays_do_not_know_is_served_otherwise(make, served):
-    mll = make()
-    with by("arrays"):
-        found = value_of(mll)
+class Own(RBFKernel):
+    def forward(self, x1, x2, **params):
+        return 2 * super().forward(x1, x2, **params)
+
+
+UNKNOWN = {
+    "batches that share a kernel": lambda: made(RBFKernel(), batch=B),
+    "not smooth": lambda: made(ScaleKernel(PiecewisePolynomialKernel(0, ard_num_dims=D))),
+    "a subclass": lambda: made(Own()),
+}
+
+
+@pytest.mark.parametrize("way", ["objective", "arrays", "fused"])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_a_way_does_not_know_is_served_otherwise(name, way, served):
+    mll = UNKNOWN[name]()
+    with by(way):
+        found = derivatives(mll, second=False)
     autokern.disable()
-    torch.testing.assert_close(found, value_of(mll), rtol=1e-10, atol=1e-10)
+    agree(found, derivatives(mll, second=False), rtol=1e-7, atol=1e-9)
     autokern.enable()
-    assert served["arrays"] == 0
+    assert served[way] == (way == "fused" and "batches" in name)
 
 
 @pytest.mark.thin("kernel n", "way")

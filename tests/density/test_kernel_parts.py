@@ -13,7 +13,7 @@ import pytest
 import torch
 from botorch.models.kernels.categorical import CategoricalKernel
 from botorch.models.kernels.positive_index import PositiveIndexKernel
-from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.kernels import (
     AdditiveKernel,
     ConstantKernel,
@@ -24,6 +24,7 @@ from gpytorch.kernels import (
     PeriodicKernel,
     PiecewisePolynomialKernel,
     PolynomialKernel,
+    ProductKernel,
     RBFKernel,
     RQKernel,
     ScaleKernel,
@@ -37,6 +38,7 @@ from gpytorch.priors import (
     GammaPrior,
     HalfNormalPrior,
     LKJCovariancePrior,
+    LogNormalPrior,
     NormalPrior,
     SmoothedBoxPrior,
     UniformPrior,
@@ -64,7 +66,39 @@ def mixture(count=3, **options):
     return kernel
 
 
+def on(dims, kernel):
+    kernel.active_dims = torch.tensor(dims)
+    return kernel
+
+
 KERNELS = {
+    "rbf": RBFKernel,
+    "ard": lambda: RBFKernel(ard_num_dims=D),
+    "matern32": lambda: MaternKernel(1.5),
+    "matern52": lambda: ScaleKernel(MaternKernel(2.5, ard_num_dims=D)),
+    "scaled twice": lambda: ScaleKernel(ScaleKernel(RBFKernel())),
+    "active": lambda: RBFKernel(active_dims=[2, 0], ard_num_dims=2),
+    "scaled active": lambda: ScaleKernel(RBFKernel(active_dims=[3], ard_num_dims=1)),
+    "sum of some": lambda: (
+        ScaleKernel(RBFKernel(active_dims=[0, 1])) + MaternKernel(1.5, active_dims=[3, 1], ard_num_dims=2)
+    ),
+    "sum of three": lambda: AdditiveKernel(RBFKernel(), MaternKernel(1.5), ScaleKernel(RBFKernel(active_dims=[1]))),
+    "product of some": lambda: ScaleKernel(
+        ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(2.5), RBFKernel(ard_num_dims=D))
+    ),
+    "nested and some": lambda: on(
+        [1, 3, 0], AdditiveKernel(RBFKernel(), ProductKernel(RBFKernel(active_dims=[2]), MaternKernel(1.5)))
+    ),
+    "lognormal": lambda: RBFKernel(ard_num_dims=D, lengthscale_prior=LogNormalPrior(0.3, 1.7)),
+    "gamma": lambda: ScaleKernel(
+        MaternKernel(2.5, lengthscale_prior=GammaPrior(3.0, 6.0)), outputscale_prior=GammaPrior(2.0, 0.15)
+    ),
+    "normal": lambda: RBFKernel(lengthscale_prior=NormalPrior(1.0, 0.5)),
+    "greater": lambda: RBFKernel(ard_num_dims=D, lengthscale_constraint=GreaterThan(2.5e-2)),
+    "no transform": lambda: RBFKernel(lengthscale_constraint=GreaterThan(2.5e-2, transform=None, initial_value=0.7)),
+    "interval": lambda: RBFKernel(lengthscale_constraint=Interval(0.1, 3.0)),
+    "less": lambda: ScaleKernel(RBFKernel(), outputscale_constraint=LessThan(9.0)),
+    "exponential": lambda: RBFKernel(lengthscale_constraint=Positive(transform=torch.exp, inv_transform=torch.log)),
     "spectral mixture": lambda: mixture(active_dims=[2]),
     "spectral mixture of each": lambda: mixture(2, ard_num_dims=D),
     "spectral mixture in a sum": lambda: ScaleKernel(mixture(1, active_dims=[3])) * RBFKernel() + LinearKernel(),
@@ -94,7 +128,7 @@ KERNELS = {
 def test_kernels(kernel, n):
     mll = made(kernel(), n=n)
     reading = agree(mll, digits=10.0)
-    with torch.no_grad():
+    with torch.no_grad():  # the next step of an optimiser
         for p in mll.parameters():
             p.mul_(0.8)
     agree(mll, reading, digits=10.0)

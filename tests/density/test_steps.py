@@ -11,7 +11,7 @@ import types
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import PiecewisePolynomialKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import DirichletClassificationLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
@@ -45,15 +45,7 @@ class Doubled(ExactMarginalLogLikelihood):
         return 2 * super()._add_other_terms(res, params)
 
 
-class OwnKernel(RBFKernel):
-    def forward(self, x1, x2, **params):
-        return 2 * super().forward(x1, x2, **params)
-
-
 UNKNOWN = {
-    "a kernel": lambda: made(ScaleKernel(PiecewisePolynomialKernel(0, ard_num_dims=D))),
-    "a subclass of a kernel": lambda: made(OwnKernel()),
-    "a kernel that several share": lambda: made(RBFKernel(), batch=B),
     "a subclass of the likelihood": lambda: another(Doubled),
     "a pseudo-likelihood": lambda: another(LeaveOneOutPseudoLikelihood),
     "another noise": lambda: another(ExactMarginalLogLikelihood, GaussianLikelihood().double()),

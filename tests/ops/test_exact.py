@@ -72,9 +72,6 @@ def calls(op):
     return dispatch.stats().get(op, {})
 
 
-# --- values and gradients ---------------------------------------------------------------------------------------------
-
-
 # --- jitter, errors ---------------------------------------------------------------------------------------------------
 
 
@@ -146,26 +143,6 @@ def test_models_give_stocks_loss_and_gradients(make, fast):
     assert ours == pytest.approx(loss, rel=1e-4 if single else 1e-10)
     for one, other in zip(found, grads, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-3 if single else 1e-7, atol=1e-5 if single else 1e-10)
-
-
-def unserved(kind):
-    if kind == "linear kernel":
-        return regression(kernel=ScaleKernel(LinearKernel()) + RBFKernel())
-    if kind == "subclass":
-        return regression(kernel=type("Mine", (RBFKernel,), {})())
-    model = regression(1)
-    return model
-
-
-@pytest.mark.parametrize("kind", ["linear kernel", "subclass", "one point"])
-def test_what_is_not_served_runs_stock(kind):
-    loss, grads = objective_and_gradients(unserved(kind))
-    with autokern.enabled(), autokern.using(force=FUSED):
-        ours, found = objective_and_gradients(unserved(kind))
-    assert set(calls("exact_log_prob")) <= {"stock"}
-    assert ours == pytest.approx(loss, rel=1e-9)
-    for one, other in zip(found, grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
 def test_a_second_density_of_one_distribution_is_left_to_stock():
