@@ -457,6 +457,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     if unknown := sorted(set(options.sections) - set(SECTIONS)):
         parser.error(f"unknown section {', '.join(unknown)}; known are {', '.join(SECTIONS)}")
+    if options.device not in (kinds := host.current().devices):
+        parser.error(f"device {options.device!r} was asked for; torch finds {', '.join(kinds)}")
     deadline = time.perf_counter() + options.seconds
     here = describe(host.current().fields, quick=False)
     results: dict[str, Any] = dict(here)

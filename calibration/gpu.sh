@@ -11,7 +11,7 @@ OUT=$(cd "$OUT" && pwd)
 python=${PYTHON:-python3}
 export AUTOKERN_GRAPHS=on AUTOKERN_HOME=${AUTOKERN_HOME:-$OUT/home} PYTHONUNBUFFERED=1 XLA_PYTHON_CLIENT_PREALLOCATE=false
 export PYTHONPATH="$OUT/site:$PWD${PYTHONPATH:+:$PYTHONPATH}"
-[ -f "${RESUME:-}" ] && tar xzf "$RESUME" -C "$OUT"
+if [ -f "${RESUME:-}" ]; then tar xzf "$RESUME" -C "$OUT"; elif [ -n "${RESUME:-}" ]; then echo "no $RESUME in $PWD"; fi
 # shellcheck disable=SC2086  # $PYTHON may be a command with arguments
 $python calibration/entry_points.py "$OUT/site" || exit 2
 whole=$($python -c 'from autokern.system import host; print(host.current().fingerprint)' | tail -n 1) || exit 2

@@ -87,6 +87,13 @@ def test_a_row_that_fails_is_told_and_the_next_one_is_measured(
     assert gpu.summary({"sections": found}) == ["peaks: 2 rows, 1 failed"]
 
 
+def test_an_absent_device_is_bad_usage_and_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(["peaks", "--device", "xpu", "--output", str(tmp_path / "gpu.json")])
+    assert "torch finds cpu" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "told"),
