@@ -6,12 +6,14 @@ takes far longer than predicted is given up.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import operator
+import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -87,8 +89,7 @@ def calibrate(
     buffers.recycle()  # as in programs
     inside.active = inside.measuring = True
     try:
-        with host.random_states_kept(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # the first backward pass on a GPU
+        with host.random_states_kept(), _without_torchs_warning():
             form = tuple(dtypes), level, accuracy, near
             waiting = sorted((_Pool(op, device, *form) for device in devices for op in ops), key=nesting)
             left = sum(pool.weight for pool in waiting)
@@ -102,6 +103,19 @@ def calibrate(
     finally:
         inside.active = inside.measuring = False
     return run.profile()
+
+
+@contextlib.contextmanager
+def _without_torchs_warning() -> Iterator[None]:
+    """Ignore what the first backward pass on a GPU says; `catch_warnings` would undo what other threads change."""
+    filters: Any = warnings.filters
+    entry = ("ignore", re.compile("Attempting to run cuBLAS"), UserWarning, None, 0)
+    filters.insert(0, entry)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # another thread may have put other filters in place
+            filters.remove(entry)
 
 
 class _Pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import msgspec
 import pytest
@@ -232,3 +233,27 @@ def test_what_compiles_is_begun_where_the_time_left_allows_it(make_op, left, beg
     run._half, run._ends = 5.0, time.perf_counter() + left
     pool = calibration._Pool(op, "cpu", ("float64",), "full", "same", None)
     assert run._may_compile(pool, op["compiled"]) == begun
+
+
+def test_warnings_are_filtered_as_the_program_asks(make_op):
+    """Torch's warning of the first backward pass on a GPU is ignored meanwhile; what other threads change stays."""
+    told = "Attempting to run cuBLAS, but there was no current CUDA context!"
+    changed = ("error", None, UserWarning, None, 7)
+
+    def speaks(a):
+        warnings.warn(told, UserWarning, stacklevel=1)
+        if changed not in warnings.filters:
+            warnings.filters.append(changed)  # as another thread may
+        return 2 * a
+
+    op = make_op("speaking")
+    op.candidate("stock")(lambda a: 2 * a)
+    op.candidate("speaks")(speaks)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = list(warnings.filters)
+        calibrate([op], "quick", 0.5, ["cpu"], Profile(), dtypes=["float64"])
+        assert [w for w in caught if str(w.message) == told] == []
+        assert list(warnings.filters) == [*before, changed]
+        warnings.warn(told, UserWarning, stacklevel=1)
+        assert str(caught[-1].message) == told
