@@ -22,7 +22,6 @@ from autokern.core.problem import Features, Problem
 from autokern.density.factors import factorised, fits
 from autokern.density.iterated import systems
 from autokern.density.preconditioners.choice import footprint
-from autokern.density.preconditioners.pivoted import most
 from autokern.kernels import embedded as forms
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
@@ -34,7 +33,6 @@ from autokern.ops._shared.problems import (
     CG_ITERATIONS,
     CG_VECTORS,
     OpOfParts,
-    iterates,
     matrix_problem,
 )
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_system, system_of
@@ -96,14 +94,11 @@ class _Solve(Iterated, OpOfParts):
         return int(problem.batch * (2.1 * problem.n**2 + 3 * problem.n * problem.rhs) * problem.itemsize)
 
     def default_candidate(self, problem: Problem) -> str:
-        """Return `cholesky` where a factorisation costs no more than some products, else iterations."""
-        factor = max(exact_up_to(problem), _COLUMNS * problem.rhs)
-        if FREE not in problem.words:
-            if problem.device != "cpu" or problem.orders:
-                return "stock"
-            if problem.n <= factor:
-                return "cholesky"
-        return "stock" if self["preconditioned"].unsupported(problem) else "preconditioned"
+        """Return `cholesky` where a factorisation costs no more than some products, iterations without a matrix."""
+        if FREE in problem.words:
+            return "stock" if self["preconditioned"].unsupported(problem) else "preconditioned"
+        few = problem.n <= max(exact_up_to(problem), _COLUMNS * problem.rhs)
+        return "cholesky" if few and problem.device == "cpu" and not problem.orders else "stock"
 
 
 SOLVE = _Solve()
@@ -182,13 +177,11 @@ def _substituted(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
 def _no_iterations(problem: Problem) -> str | None:
     if problem.n < _LEAST or problem.batch > 1 or problem.device != "cpu":
         return f"for one matrix of {_LEAST} rows or more on the CPU"
-    return None if iterates(problem) else "the covariance is factorised"
+    return None if FREE in problem.words else "the covariance is formed, and factorised"
 
 
 def _thin(problem: Problem) -> int:
-    factor = footprint(problem.n) if FREE in problem.words else problem.n * 4 * most(problem.n) * 8
-    among = 2**26 if FREE in problem.words else 8 * max(2048, 4 * most(problem.n)) ** 2
-    return factor + among + 8 * min(problem.n * problem.rhs, 2**24 + problem.n) * problem.itemsize
+    return footprint(problem.n) + 2**26 + 8 * min(problem.n * problem.rhs, 2**24 + problem.n) * problem.itemsize
 
 
 @SOLVE.candidate(
@@ -204,29 +197,21 @@ def _thin(problem: Problem) -> int:
 def preconditioned(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """Conjugate gradients to a stated residual; the preconditioner (neighbours or pivots) is chosen per system."""
     with torch.no_grad():
-        found = _iterated(operator, rhs, kernel)
+        found = None if kernel is None else _iterated(operator, rhs, kernel)
     return stock(operator, rhs, kernel) if found is None else found
 
 
-def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor | None:
-    n = operator.shape[-1]
-    if kernel is None:
-        matrix, noise = dense_and_diagonal(operator)
-    elif operator.__class__ is AddedDiagLinearOperator and type(operator._diag_tensor) in DIAGONAL:
-        matrix, noise = None, variances(operator._diag_tensor)
-    else:
+def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded) -> torch.Tensor | None:
+    if operator.__class__ is not AddedDiagLinearOperator or type(operator._diag_tensor) not in DIAGONAL:
         return None
-    if noise is None or noise.dim() > 1 or not (noise > 0).all() or not torch.isfinite(rhs).all():
+    n, points, noise = operator.shape[-1], operator._linear_op.x1, variances(operator._diag_tensor)
+    if noise.dim() > 1 or not (noise > 0).all() or not torch.isfinite(rhs).all():
         return None
-    noise, goal = noise.expand(n), tolerance(rhs.dtype)
-    columns = rhs.movedim(-2, 0).reshape(n, -1)
-    if matrix is not None:
-        found = systems.of_matrix(matrix, noise, columns, goal)
-    else:
-        assert kernel is not None
-        points = operator._linear_op.x1
-        found = systems.of_tree(operator._matmul, forms.read(kernel, points), noise, columns, goal, points)
-        if found is None and fits(n, rhs):
-            formed = AddedDiagLinearOperator(DenseLinearOperator(operator._linear_op.covar_mat), operator._diag_tensor)
-            return cholesky(formed, rhs, None)
-    return None if found is None else found.view(n, *rhs.shape[:-2], rhs.shape[-1]).movedim(0, -2).contiguous()
+    columns, tree = rhs.movedim(-2, 0).reshape(n, -1), forms.read(kernel, points)
+    found = systems.of_tree(operator._matmul, tree, noise.expand(n), columns, tolerance(rhs.dtype), points)
+    if found is not None:
+        return found.view(n, *rhs.shape[:-2], rhs.shape[-1]).movedim(0, -2).contiguous()
+    if not fits(n, rhs):
+        return None
+    formed = AddedDiagLinearOperator(DenseLinearOperator(operator._linear_op.covar_mat), operator._diag_tensor)
+    return cholesky(formed, rhs, None)

@@ -293,7 +293,7 @@ def test_explain_knows_only_settings_that_there_are(word):
 
 @pytest.mark.parametrize("bound", [200, 199])
 def test_our_own_iterations_obey_a_bound_that_they_keep(bound):
-    problem = Problem(op="solve", m=2000, n=2000, rhs=1, variant=f"dense/cg/order:max_cg_iterations={bound}")
+    problem = Problem(op="solve", m=2000, n=2000, rhs=1, variant=f"rbf/cg/free/order:max_cg_iterations={bound}")
     why = get("solve")["preconditioned"].unsupported(problem)
     assert (why is None) == (bound == 200)
     assert get("solve")["cholesky"].unsupported(problem) is not None

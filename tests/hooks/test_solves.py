@@ -120,9 +120,7 @@ class System:
         return torch.autograd.grad(found.sin().sum(), leaves) if found.requires_grad else []
 
 
-@pytest.mark.parametrize(
-    ("candidate", "formed"), [("cholesky", True), ("preconditioned", True), ("preconditioned", False)]
-)
+@pytest.mark.parametrize(("candidate", "formed"), [("cholesky", True), ("preconditioned", False)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -173,14 +171,13 @@ def test_what_is_kept_of_a_system_holds_for_its_values_alone(change):
                 (system.noise if change == "noise" else system.x).mul_(1.5)
 
 
-@pytest.mark.parametrize("candidate", ["cholesky", "preconditioned"])
-def test_what_has_no_factor_or_is_no_number_is_stocks_matter(candidate):
+def test_what_has_no_factor_or_is_no_number_is_stocks_matter():
     system = System(wanted=False)
     k = system.kernel(system.x).to_dense()
     indefinite = AddedDiagLinearOperator(DenseLinearOperator(k - 5), DiagLinearOperator(system.noise.expand(N)))
     with torch.no_grad(), library.max_cg_iterations(20), warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)
-        with autokern.enabled(), autokern.using(force={"solve": candidate}):
+        with autokern.enabled(), autokern.using(force={"solve": "cholesky"}):
             with mock.patch("linear_operator.utils.linear_cg", wraps=linear_operator.utils.linear_cg) as iterates:
                 indefinite.solve(system.rhs)
             assert iterates.called
@@ -192,10 +189,9 @@ def test_zeros_are_solved_by_zeros_beside_other_columns():
     system = System(wanted=False)
     system.rhs[:, 1] = 0
     with autokern.enabled(), autokern.using(force={"solve": "preconditioned"}):
-        for formed in (True, False):
-            found = system.matrix(formed).solve(system.rhs)
-            assert not found[:, 1].any()
-            assert far(found, system.truth()[0]) < 1e-3
+        found = system.matrix(formed=False).solve(system.rhs)
+        assert not found[:, 1].any()
+        assert far(found, system.truth()[0]) < 1e-3
 
 
 def test_one_set_of_columns_for_a_batch_of_matrices_is_solved_in_both_passes():

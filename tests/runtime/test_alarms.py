@@ -105,7 +105,10 @@ def predicting():
 
 
 def iterating():
-    with gpytorch.settings.max_cholesky_size(1), autokern.using(force={"solve": "preconditioned"}):
+    with (
+        gpytorch.settings.max_cholesky_size(1),
+        autokern.using(force={"solve": "preconditioned", "kernel_matmul": "tiled"}),
+    ):
         predicting()
 
 

@@ -106,9 +106,12 @@ def test_what_does_not_converge_is_told(monkeypatch):
     assert "stopped before the 1e-05 that was asked for" in text
 
 
+FORMLESS = {"predict": "stock", "solve": "preconditioned", "kernel_matmul": "tiled"}
+
+
 def test_predictions_that_iterate_tell_what_they_reached():
     of = model(uniform(N, 2)).eval()
-    with autokern.enabled(), autokern.using(force={"predict": "stock", "solve": "preconditioned"}), torch.no_grad():
+    with autokern.enabled(), autokern.using(force=FORMLESS), torch.no_grad():
         found = of(uniform(5, 2, seed=1))
         assert found.variance.min() > 0
         ((predicted, _),) = decided("predict")

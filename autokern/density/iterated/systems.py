@@ -19,7 +19,6 @@ from autokern.core.solved import Solved, note
 from autokern.density.iterated.block_cg import still_needed
 from autokern.density.preconditioners.base import UnfitError
 from autokern.density.preconditioners.choice import Kept
-from autokern.density.preconditioners.pivoted import by_columns
 from autokern.kernels import over_ranks
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree
@@ -117,21 +116,6 @@ def of_tree(
             system.sets.served = name
             return found.x
     return None
-
-
-def of_matrix(matrix: torch.Tensor, noise: torch.Tensor, rhs: torch.Tensor, goal: float) -> torch.Tensor | None:
-    """Return the solution of ``(matrix + noise) x = rhs``; None if the iteration does not converge."""
-
-    def multiply(v: torch.Tensor) -> torch.Tensor:
-        return (matrix @ v).addcmul_(noise.unsqueeze(-1), v)
-
-    try:
-        inverse = by_columns(matrix, noise)
-    except UnfitError:
-        return None
-    found = _all_columns([multiply], multiply, inverse, rhs, goal)
-    _note(found, "pivoted", goal)
-    return found.x if found.residual <= goal else None
 
 
 def _note(found: _Found, name: str, goal: float) -> None:

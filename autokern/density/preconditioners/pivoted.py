@@ -89,32 +89,6 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
     return places[chosen], float(left.mean()) / least
 
 
-def by_columns(matrix: torch.Tensor, noise: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the product with the inverse of ``K_nI K_II^-1 K_In + D`` for a matrix K, by Woodbury's formula.
-
-    Raises UnfitError if there is no pivot, or the pivots' covariance is not positive definite.
-    """
-    rank = most(len(noise))
-    places = _candidates(len(matrix), rank)
-    among = matrix[places][:, places].double()
-    chosen = places[_greedy(among.__getitem__, among.diagonal().clone(), float(noise.min()), rank)]
-    if not len(chosen):
-        raise UnfitError
-    cross = matrix[:, chosen].double()
-    root = noise.double().rsqrt().unsqueeze(-1)
-    wide = torch.linalg.solve_triangular(_factor(cross[chosen]).mT, cross, upper=True, left=False).mul_(root)
-    inner = wide.mT @ wide
-    inner.diagonal().add_(1)
-    thin = torch.linalg.solve_triangular(cholesky(inner).mT, wide, upper=True, left=False).to(matrix.dtype)
-    scale = root.to(matrix.dtype)
-
-    def inverse(v: torch.Tensor) -> torch.Tensor:
-        scaled = v * scale
-        return torch.addmm(scaled, thin, thin.mT @ scaled, alpha=-1).mul_(scale)
-
-    return inverse
-
-
 class Pivoted(Preconditioner):
     """The factor ``S = D^-1/2 (I + B C B^T)`` with ``B = D^-1/2 K_nI L^-T`` and ``L L^T = K_II``.
 
