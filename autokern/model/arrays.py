@@ -234,6 +234,21 @@ class Inspected:
             raise UnreadError(", ".join(f"{name} {why}" for name, why in self._known.unknown.items()))
         self._tensors = [*self._memory.values()]
 
+    def _follows(self, index: int) -> bool:
+        """Whether a tensor is a parameter whose memory was replaced by the same of another place, and follow it.
+
+        `vector_to_parameters` and the like assign to ``data``.
+        """
+        tensor, _, shape, _, fixed = self._tensors[index]
+        parameter = self.parameters.get(id(tensor))
+        if parameter is None or self.models or tensor.shape != shape or tensor.dtype is not self.dtype:
+            return False
+        if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.grad_fn is not None:
+            return False
+        parameter.raw = self.view(tensor, fixed)
+        self._tensors[index] = self._memory[id(tensor)]
+        return True
+
     def holds(self) -> bool:
         """Whether the model still consists of the same objects and memory, and no parameter has a gradient hook.
 
@@ -265,8 +280,9 @@ class Inspected:
             present = ref().__dict__["_priors"].get(name)
             if present is None or present[0] is not prior() or _function(present[1]) is not function:
                 return False
-        for tensor, pointer, shape, stride, fixed in self._tensors:
-            if tensor.data_ptr() != pointer or tensor.shape != shape or tensor.stride() != stride:
+        for index, (tensor, pointer, shape, stride, fixed) in enumerate(self._tensors):
+            moved = tensor.data_ptr() != pointer or tensor.shape != shape or tensor.stride() != stride
+            if moved and not self._follows(index):
                 return False
             if fixed and tensor.requires_grad:
                 return False

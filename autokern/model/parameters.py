@@ -87,16 +87,18 @@ class Parameter:
     def __init__(self, tensor: torch.Tensor, raw: Array, transform: Curve | None) -> None:
         self.tensor, self.raw, self._transform = tensor, raw, transform
         self.by_value: Array = np.zeros(raw.shape)  # sum of the derivatives by the value since the last `refresh`
-        self.value = raw if transform is None and raw.dtype == np.float64 else np.zeros(raw.shape)
+        self.value: Array = np.zeros(raw.shape)
         self._slope: Any = 1.0
         self._grad: torch.Tensor | None = None
         self._pointer, self._written = 0, raw
 
     def refresh(self) -> None:
         """Update the value from the raw tensor, and set the gradient to zero."""
-        if self.value is not self.raw:
+        if self._transform is None:
+            self.value[...] = self.raw
+        else:
             raw = self.raw if self.raw.dtype == np.float64 else self.raw.astype(np.float64)
-            self.value[...], self._slope = (raw, 1.0) if self._transform is None else self._transform(raw)
+            self.value[...], self._slope = self._transform(raw)
         self.by_value.fill(0.0)
 
     def accumulate(self, grad: Any) -> None:

@@ -251,8 +251,8 @@ CHANGES = {
     "another parameter": lambda m: setattr(
         m.covar_module, "raw_lengthscale", torch.nn.Parameter(m.covar_module.raw_lengthscale.detach().clone())
     ),
-    "other memory": lambda m: setattr(
-        m.covar_module.raw_lengthscale, "data", m.covar_module.raw_lengthscale.data.clone()
+    "memory of another shape": lambda m: setattr(
+        m.covar_module.raw_lengthscale, "data", m.covar_module.raw_lengthscale.data[..., :1].clone()
     ),
     "another constraint": lambda m: m.covar_module.register_constraint("raw_lengthscale", GreaterThan(0.01)),
     "another prior": lambda m: m.covar_module.register_prior("p", NormalPrior(0.0, 1.0), "lengthscale"),

@@ -26,6 +26,7 @@ from gpytorch.priors import (
 )
 from linear_operator.operators import DiagLinearOperator
 from support.densities import D, N, Served, agree, by, derivatives, made, value_of
+from support.models import ExactModel
 from torch.overrides import TorchFunctionMode
 
 import autokern
@@ -273,3 +274,29 @@ def test_a_step_within_a_step_of_the_same_thread_leaves_it_alone(monkeypatch):
         monkeypatch.setattr(KernelReading, "computed", interrupted)
         assert value_of(mll).equal(expected)
     assert within == [None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parameters_whose_memory_is_replaced_are_followed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vector_to_parameters` assigns to ``data``, as loops around SciPy's optimisers do at each evaluation."""
+    torch.manual_seed(0)
+    x = torch.rand(20, 2, dtype=dtype)
+    model = ExactModel(x, x.sum(-1).sin()).to(dtype)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    reads, honest = [], array_density.StepReading.__init__
+    counted = lambda self, *how: reads.append(self) or honest(self, *how)  # noqa: E731
+    monkeypatch.setattr(array_density.StepReading, "__init__", counted)
+    names = [name for name, _ in model.named_parameters()]
+    for step in range(4):
+        vector = torch.linspace(-1.0, 1.0 + step, sum(p.numel() for p in model.parameters()), dtype=dtype)
+        found = {}
+        for on in (False, True):
+            torch.nn.utils.vector_to_parameters(vector.clone(), model.parameters())
+            model.zero_grad()
+            with autokern.enabled() if on else contextlib.nullcontext():
+                loss = mll(model(x), model.train_targets)
+                loss.backward()
+            found[on] = [loss, *(p.grad.clone() for p in model.parameters())]
+        for name, ours, theirs in zip(["loss", *names], found[True], found[False], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-5, msg=lambda text, of=name: f"{of}: {text}")
+    assert len(reads) == 1
