@@ -48,7 +48,7 @@ def _profile() -> Profile:
         )
         for n, ratio in ((10, 2.0), (50, 1.4), (200, 0.7), (400, 0.5))
     ]
-    ban = Ban("cholesky", "looped", "float32", "cpu", "error 3 times its bound")
+    ban = Ban("cholesky", "huge-pages", "float32", "cpu", "error 3 times its bound")
     when = "2026-01-02T03:04:05Z"
     setup = {"kernel_matrix.compiled": 2.5}
     return Profile(
@@ -76,7 +76,7 @@ def _python(*arguments: str, cwd=None, **environment: str):
 def test_show_tells_winners_bans_and_set_up(run, measured, home):
     result = run("show")
     assert result.exit_code == 0
-    for words in ("choleskyqr2 (2 of 4), stock (2)", "cholesky.looped", "2.50 s", "2026-01-02", str(home)):
+    for words in ("choleskyqr2 (2 of 4), stock (2)", "cholesky.huge-pages", "2.50 s", "2026-01-02", str(home)):
         assert words in result.output
     result = run("show", "--json")
     found = json.loads(result.stdout)

@@ -33,7 +33,7 @@ def _profile() -> Profile:
         for grad in ("", "theta")
         for n, ratio in ((10, 2.0), (50, 1.4), (200, 0.7), (400, 0.5))
     ]
-    ban = Ban("cholesky", "looped", "float32", "cpu", "error 3 times its bound on a matrix with a large condition")
+    ban = Ban("cholesky", "huge-pages", "float32", "cpu", "error 3 times its bound on a matrix with a large condition")
     return Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials, banned=[ban], created="2026-01-02")
 
 

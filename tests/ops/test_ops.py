@@ -229,7 +229,8 @@ def test_contract_on_the_grid(op, candidate, dtype):
     able = {kind: [p for p in op.grid("full", kind, "cpu") if candidate.unsupported(p) is None] for kind in DTYPES}
     iterated = able[dtype] or able["float64"]
     known = known or bool(iterated and all(map(op.approximates, iterated)))  # to a residual, which other tests check
-    known = known or candidate.name == "distributed"  # it needs what a process alone has not, and has its own tests
+    # several processes, and systems that are never formed, have their own tests
+    known = known or candidate.name == "distributed" or (op.name, candidate.name) == ("solve", "preconditioned")
     assert swept or known, f"no problem here is served by {op.name}.{candidate.name}: enlarge LARGE"
 
 
