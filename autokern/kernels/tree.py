@@ -26,6 +26,8 @@ _MOST_DIFFERENCES = 2**24
 BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
 """The kind of node of each gpytorch kernel with several children."""
 _NODES = {ConstantKernel, MultiDeviceKernel, ScaleKernel, *BRANCHES}
+_AXES = (("raw_lengthscale", 2), ("raw_outputscale", 0))
+"""Parameters whose shapes are checked, and their axes beside the batch."""
 
 
 class Node(NamedTuple):
@@ -66,10 +68,14 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
 
 def described(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
     """Return the form of a kernel or None, whether or not its code is known, and add its classes to `kinds`."""
-    kind = type(kernel)
+    kind, own = type(kernel), kernel.__dict__
     kinds.add(kind)
-    if not OWN.isdisjoint(kernel.__dict__):
+    if not OWN.isdisjoint(own):
         return None
+    for name, axes in _AXES:  # the library raises where a parameter's batch is not the kernel's
+        tensor = own["_parameters"].get(name)
+        if tensor is not None and tensor.shape[: tensor.dim() - axes] != own.get("_batch_shape"):
+            return None
     found = formula_of(kernel)
     if found is not None:
         return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None

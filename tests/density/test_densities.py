@@ -43,6 +43,7 @@ from support.densities import (
     value_of,
     without_factor,
 )
+from support.models import ExactModel
 from support.threads import in_threads
 from torch.autograd import forward_ad
 
@@ -485,3 +486,15 @@ def test_what_changes_is_seen(change, way):
     loose = change == "precision"
     agree(found, derivatives(mll, second=False), rtol=1e-4 if loose else 1e-7, atol=1e-5 if loose else 1e-9)
     autokern.enable()
+
+
+@pytest.mark.parametrize("name", ["raw_lengthscale", "raw_outputscale"])
+def test_a_parameter_whose_batch_is_not_the_kernels_is_the_librarys_error(name: str) -> None:
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=3))
+    owner = kernel if name == "raw_outputscale" else kernel.base_kernel
+    setattr(owner, name, torch.nn.Parameter(getattr(owner, name).detach()[None]))
+    x = torch.rand(20, 3)
+    for kind in (True, False):
+        model = ExactModel(x, x.sum(-1), kernel).train(kind)
+        with autokern.enabled(), pytest.raises(RuntimeError, match="The expected shape of the kernel was"):
+            model.likelihood(model(x if kind else x[:3])).log_prob(x.sum(-1))
