@@ -39,7 +39,7 @@ ORDERS = {
     "preconditioned": {"exact_log_prob": "preconditioned"},
     "stock": {"exact_log_prob": "stock", "inv_quad_logdet": "stock"},
 }
-PREDICTED = {"predict": "stock", "solve": "preconditioned"}
+PREDICTED = {"predict": "stock", "solve": "cholesky"}
 
 
 def steps(order: Mapping[str, str] | None) -> tuple[list[tuple[Decision, int]], Stepper]:

@@ -61,9 +61,8 @@ def test_every_study_of_products_has_rows(tiny: None, tmp_path: Path) -> None:
 def test_a_run_of_some_studies_keeps_the_others(tiny: None, tmp_path: Path) -> None:
     path = tmp_path / "study.json"
     before = run(path, "product_regret", "precision")
-    assert all(
-        row["regret"] > 0 for row in before["product_regret"]["rows"]
-    )  # to the best of the other half: below 1 too
+    # against the best of the other half: it may lie below 1
+    assert all(row["regret"] > 0 for row in before["product_regret"]["rows"])
     assert {row["candidate"] for row in before["precision"]["rows"]} >= {"float32"}
     assert "float32" in study.precision_table(before["precision"])
     after = run(path, "choices")
