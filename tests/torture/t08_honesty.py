@@ -23,7 +23,7 @@ from toy import GRID, op_of
 from autokern.core.op import Feasibility, Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
-from autokern.tuning import calibration, timer
+from autokern.tuning import calibration, measuring, timer
 from autokern.tuning.chooser import Chooser
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile
@@ -116,6 +116,7 @@ def _by(clock: Clock) -> Iterator[None]:
     time = SimpleNamespace(perf_counter=lambda: clock.now)
     with (
         mock.patch.object(calibration, "time", time),
+        mock.patch.object(measuring, "time", time),
         mock.patch.multiple(timer, time=time, Waited=lambda: contextlib.nullcontext(clock)),
     ):
         yield
