@@ -241,11 +241,12 @@ class Inspected:
         """
         tensor, _, shape, _, fixed = self._tensors[index]
         parameter = self.parameters.get(id(tensor))
-        if parameter is None or self.models or tensor.shape != shape or tensor.dtype is not self.dtype:
+        if parameter is None or self.models or not tensor.is_cpu or tensor.shape != shape:
             return False
-        if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.grad_fn is not None:
+        try:
+            parameter.raw = self.view(tensor, fixed)
+        except UnreadError:
             return False
-        parameter.raw = self.view(tensor, fixed)
         self._tensors[index] = self._memory[id(tensor)]
         return True
 
