@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
-import multiprocessing
-import runpy
 import sys
 import time
 import warnings
@@ -24,6 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import documents
+import forked
+import gpu_tables
 import gpytorch
 import msgspec
 import products
@@ -31,15 +30,14 @@ import programs
 import regret
 import torch
 from end_to_end import describe
-from figures import console, origin, save
-from measuring import compare, geomean, interleave, largest, nothing
+from figures import console, save
+from measuring import compare, interleave, largest, nothing
 from posteriors import fitted
 from training import DIMENSIONS, disagreement, forced_exact, rewinder
 from workloads import smooth_trainer, uniform
 
 import autokern
 from autokern.core.problem import Problem
-from autokern.core.units import duration
 from autokern.runtime.dispatch import explain
 from autokern.system import host
 from autokern.tuning import timer
@@ -47,13 +45,8 @@ from autokern.tuning import timer
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 OPTIONS: dict[str, Any] = {"seconds": 0.3, "rounds": (3, 8)}
 """How each problem of a table is timed."""
-SECONDS = {"steps": 0.8, "fantasies": 0.6, "products": 2.0, "program": 100.0}
-"""How long a row of steps, of fantasies or of products is timed, and the most that a program may take."""
-IMPORTED = (
-    *("torch", "torch._dynamo", "gpytorch", "botorch"),
-    *(f"botorch.{part}" for part in ("acquisition", "fit", "models", "optim")),
-)
-"""What a user's program has imported when its time begins."""
+SECONDS = {"steps": 0.8, "fantasies": 0.6, "products": 2.0}
+"""How long a row of steps, of fantasies or of products is timed."""
 STEPS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 FANTASIES = ((50, 127, 129, 400, 800, 2049), (1, 8, 128))
 CROSSED: dict[str, tuple[int, ...]] = {
@@ -207,58 +200,9 @@ def whole_programs(device: str) -> Iterator[Task]:
 
 def program(script: Path, pair: int, device: str) -> Row:
     order = programs.SIDES[:2] if pair % 2 == 0 else programs.SIDES[1::-1]
-    runs = {side: forked(script, side, device) for side in order}
+    runs = {side: forked.run(script, side, device) for side in order}
     gap = programs.gap(runs["on"]["final"], runs["off"]["final"])
     return {"ratio": runs["off"]["seconds"] / runs["on"]["seconds"], "difference": gap, "runs": runs}
-
-
-def forked(script: Path, side: str, device: str) -> Row:
-    """Run a script in a process forked from one that has imported the libraries and touched no accelerator.
-
-    Raises
-    ------
-    RuntimeError
-        If it fails, or takes too long.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*IMPORTED, programs.__name__])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=run_here, args=(str(script), side, device, theirs))
-    process.start()
-    theirs.close()
-    try:
-        found = ours.recv() if ours.poll(SECONDS["program"]) else f"it took more than {SECONDS['program']:g} s"
-    except EOFError:
-        process.join()
-        found = f"its process ended with status {process.exitcode}"
-    finally:
-        process.kill()
-        process.join()
-    if isinstance(found, str):
-        raise RuntimeError(f"{script.stem} ({side}): {found}")
-    return dict(found)
-
-
-def run_here(script: str, side: str, device: str, answer: Any) -> None:
-    """Run a script in this process; send seconds and final values, or an error."""
-    out = io.StringIO()
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(out):
-            warnings.simplefilter("ignore")
-            torch.set_default_device(device)
-            began = time.perf_counter()
-            if side == "on":
-                __import__("autokern.auto")
-            runpy.run_path(script, run_name="__main__")
-            host.settle()
-            seconds = time.perf_counter() - began
-        lines = out.getvalue().strip().splitlines()
-        words = lines[-1].split() if lines else []
-        if not words[1:]:
-            raise RuntimeError("its last line holds no figures")
-        answer.send({"seconds": seconds, "final": [float(word) for word in words[1:]]})
-    except BaseException as error:
-        answer.send(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
 def peaks(device: str) -> Iterator[Task]:
@@ -353,93 +297,8 @@ def measure(sections: Sequence[str], device: str, deadline: float, results: dict
                 torch.cuda.empty_cache()
             rows[task.name] = {**row, "took": time.perf_counter() - began}
             save(results, path)
-            console.print(f"{section}, {task.name}: {sentence(row)}")
+            console.print(f"{section}, {task.name}: {gpu_tables.sentence(row)}")
     return missing
-
-
-def sentence(row: Row) -> str:
-    """Return the figure of a row that matters most."""
-    if "against_default" in row:
-        return f"{row['against_default']['ratio']:.2f}x stock, {row['against_exact']['ratio']:.2f}x exact stock"
-    if "regret" in row:
-        return f"{row['chosen']}, best {row['best']}, regret {row['regret']:.2f}"
-    return (
-        ", ".join(f"{key} {value:.3g}" for key, value in row.items() if isinstance(value, (int, float)))
-        or str(row)[:300]
-    )
-
-
-def summary(results: Mapping[str, Any]) -> list[str]:
-    """Return a line for each section: rows, failures, and how they compare with stock."""
-    lines = []
-    for section, rows in results["sections"].items():
-        good = [row for row in rows.values() if "error" not in row]
-        line = f"{section}: {len(good)} rows, {len(rows) - len(good)} failed"
-        for key, of in (("ratio", "stock"), ("regret", "the best")):
-            ratios = [row.get("against_default", row).get(key) for row in good]
-            ratios = [ratio for ratio in ratios if ratio]
-            if ratios:
-                spread = f"least {min(ratios):.2f}, most {max(ratios):.2f}"
-                line += f"; {key} to {of}: geometric mean {geomean(ratios):.2f}, {spread}"
-        lines.append(line)
-    return lines
-
-
-def good(sections: Mapping[str, Any], section: str) -> dict[str, Row]:
-    """Return the rows of a section that did not fail."""
-    return {name: row for name, row in sections.get(section, {}).items() if "error" not in row}
-
-
-def means(sections: Mapping[str, Any]) -> tuple[str, str]:
-    """Return geometric mean and least ratio of steps and of programs to stock.
-
-    Raises
-    ------
-    ValueError
-        If no step or no program was measured.
-    """
-    steps = [row["against_default"]["ratio"] for row in good(sections, "steps").values()]
-    whole = [row["ratio"] for row in good(sections, "programs").values()]
-    if not (steps and whole):
-        raise ValueError("no steps or no programs were measured")
-    first, second = (f"{geomean(ratios):.2f} (least {min(ratios):.2f}) times" for ratios in (steps, whole))
-    return first, second
-
-
-def short(results: Mapping[str, Any]) -> str:
-    """Return the sentence of the README."""
-    sections, gpu = results["sections"], results["host"]["accelerators"][0]["name"]
-    steps, whole = means(sections)
-    sizes = [int(name.removeprefix("n=").partition(",")[0]) for name in good(sections, "steps")]
-    scripts = {name.partition(",")[0] for name in good(sections, "programs")}
-    return (
-        f"On a GPU ({gpu}), training steps of {min(sizes):,} to {max(sizes):,} points are {steps} as fast, and "
-        f"{len(scripts)} programs of BoTorch {whole} after all imports "
-        "([CPU or GPU](docs/cpu-or-gpu.md)).\n"
-    )
-
-
-def block(results: Mapping[str, Any]) -> str:
-    """Return the tables of training steps and of programs."""
-    gpu, sections = results["host"]["accelerators"][0]["name"], results["sections"]
-    lines = ["| n | dtype | stock | stock, exact | autokern | × stock | × exact |", "|---|---|---|---|---|---|---|"]
-    for name, row in good(sections, "steps").items():
-        n, dtype = name.removeprefix("n=").split(", ")
-        usual, exact = row["against_default"], row["against_exact"]
-        seconds = " | ".join(duration(s) for s in (usual["off"], exact["off"], usual["on"]))
-        lines.append(f"| {int(n):,} | {dtype} | {seconds} | {usual['ratio']:.2f} | {exact['ratio']:.2f} |")
-    lines += ["", "| program | stock | autokern | × stock |", "|---|---|---|---|"]
-    for name, row in good(sections, "programs").items():
-        seconds = " | ".join(duration(row["runs"][side]["seconds"]) for side in ("off", "on"))
-        lines.append(f"| `{name.removesuffix(', pair 1')}` | {seconds} | {row['ratio']:.2f} |")
-    steps, programs = means(sections)
-    note = (
-        f"{gpu} beside {origin(results)}; with `AUTOKERN_GRAPHS=on`. Geometric means: steps {steps} as fast, programs "
-        f"{programs}. A step is one of Adam for a Matérn 5/2 kernel with a lengthscale for each of {DIMENSIONS} "
-        "dimensions; stock iterates above 800 points unless it is told to stay exact. Programs are scripts of "
-        "`calibration/whole/`, everything on the GPU, timed once after the imports."
-    )
-    return "\n".join([*lines, "", note, ""])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -453,7 +312,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     task.add_argument("--readme", type=Path, metavar="FILE", help="run nothing, rewrite the tables in FILE")
     task.add_argument("--check", type=Path, metavar="FILE", help="run nothing, exit 1 if the tables are out of date")
     options = parser.parse_args(arguments)
-    if (status := documents.served(parser, options, {BLOCK: block, f"{BLOCK}-in-short": short})) is not None:
+    if (
+        status := documents.served(parser, options, {BLOCK: gpu_tables.block, f"{BLOCK}-in-short": gpu_tables.short})
+    ) is not None:
         return status
     if unknown := sorted(set(options.sections) - set(SECTIONS)):
         parser.error(f"unknown section {', '.join(unknown)}; known are {', '.join(SECTIONS)}")
@@ -468,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"{options.output.name} is of another {' and '.join(unlike)}: it begins anew")
             results = dict(here)
     missing = measure(options.sections or list(SECTIONS), options.device, deadline, results, options.output)
-    for line in summary(results):
+    for line in gpu_tables.summary(results):
         console.print(line)
     console.print(f"{missing} rows are missing for want of time" if missing else "all rows are there")
     return 3 if missing else 0

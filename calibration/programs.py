@@ -43,7 +43,6 @@ OTHERS = (
 FIRST_RUNS = 2
 """Rounds in which a program also runs in an empty home."""
 START = "import runpy, sys\nrunpy.run_path(sys.argv[1], run_name='__main__')"
-PLACED = "import torch\ntorch.set_default_device({device!r})\n"
 COLUMNS = (("on", "ratio"), ("on", "cpu_ratio"), ("new", "ratio"))
 LIBRARIES = {"bo": "BoTorch", "gp": "GPyTorch"}
 
@@ -55,20 +54,15 @@ def programs() -> dict[str, Path]:
     return {path.stem: path for path in sorted((FOLDER / "whole").glob("*.py"))}
 
 
-def run(
-    script: Path, side: str, home: Path, environment: Mapping[str, str] | None = None, device: str | None = None
-) -> Run:
+def run(script: Path, side: str, home: Path, environment: Mapping[str, str] | None = None) -> Run:
     """Run a script to its end; return seconds, CPU seconds, peak of resident memory, and the values it printed last.
-
-    With a `device`, its tensors are made there.
 
     Raises
     ------
     RuntimeError
         If it fails, or prints no final values.
     """
-    placed = "" if device is None else PLACED.format(device=device)
-    code = placed + (START if side == "off" else f"import autokern.auto\n{START}")
+    code = START if side == "off" else f"import autokern.auto\n{START}"
     surroundings = {**os.environ, "PYTHONWARNINGS": "ignore", "AUTOKERN_HOME": str(home), **(environment or {})}
     surroundings.pop("PYTHONDONTWRITEBYTECODE", None)  # what pip installs is compiled
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

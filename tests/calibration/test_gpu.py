@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import entry_points
+import forked
 import gpu
+import gpu_tables
 import products
 import programs
 import pytest
@@ -84,7 +86,7 @@ def test_a_row_that_fails_is_told_and_the_next_one_is_measured(
     assert code == 0
     assert found["peaks"]["copy"]["error"] == "RuntimeError: out of memory"
     assert found["peaks"]["gemm, float64"]["flops_per_second"] > 0
-    assert gpu.summary({"sections": found}) == ["peaks: 2 rows, 1 failed"]
+    assert gpu_tables.summary({"sections": found}) == ["peaks: 2 rows, 1 failed"]
 
 
 def test_an_absent_device_is_bad_usage_and_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +108,12 @@ def test_an_absent_device_is_bad_usage_and_no_row(tmp_path: Path, capsys: pytest
     ],
 )
 def test_a_program_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, told: str) -> None:
-    monkeypatch.setattr(gpu, "IMPORTED", ("torch",))
-    monkeypatch.setitem(gpu.SECONDS, "program", 9.0)
+    monkeypatch.setattr(forked, "IMPORTED", ("torch",))
+    monkeypatch.setattr(forked, "MOST", 9.0)
     script = tmp_path / "script.py"
     script.write_text(line)
     with pytest.raises(RuntimeError, match=told):
-        gpu.forked(script, "off", "cpu")
+        forked.run(script, "off", "cpu")
 
 
 def test_what_failed_and_what_ran_twice_stands_in_no_table() -> None:
@@ -123,14 +125,14 @@ def test_what_failed_and_what_ran_twice_stands_in_no_table() -> None:
         "steps": {"n=20, float32": step, "n=50000, float64": failed},
         "programs": {"one, pair 1": ran, "two, pair 1": failed, "one, pair 2": ran},
     }
-    assert "of 20 to 20 points are 2.00 (least 2.00) times as fast, and 1 programs" in gpu.short(results)
-    text = gpu.block(results)
+    assert "of 20 to 20 points are 2.00 (least 2.00) times as fast, and 1 programs" in gpu_tables.short(results)
+    text = gpu_tables.block(results)
     assert "50,000" not in text
     assert "two" not in text
     assert [line.split(" | ")[0] for line in text.splitlines() if "`one" in line] == ["| `one`", "| `one, pair 2`"]
     results["sections"]["programs"] = {}
     with pytest.raises(ValueError, match="no programs"):
-        gpu.block(results)
+        gpu_tables.block(results)
 
 
 def test_a_checkout_that_is_not_installed_gets_its_entry_points(tmp_path: Path) -> None:
