@@ -5,7 +5,7 @@ together; errors are those against stock forced to factorise. Products of stock'
 `steps`: one model at more points (`--steps 20000` takes minutes) beside stock's conjugate gradients to its own
 tolerance and to a tight one. Where stock's matrices do not fit the memory, its conjugate gradients run on products of
 tiles (`matrix-free`).
-`--ship` writes what the package says of stock's gradients, `autokern/ops/_shared/iterations.json`.
+`--ship` writes what the package says of stock's gradients, `autokern/ops/iterations.json`.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ TRAINING = """
   system/threads.py: _OneThread.__enter__ | put | limits OpenBLAS to one thread meanwhile
   density/array_density.py: evaluated | fetched computed | hands points, mean and targets over as arrays
   density/exact_objective.py: Single.evaluate | density backward | forms the covariance, then all derivatives
-  density/lapack.py: density | dpotrf dpotrs dpotri | factorises, solves and inverts by LAPACK
+  density/matrices.py: density | dpotrf dpotrs dpotri | factorises, solves and inverts by LAPACK
   core/autograd.py: computed | _Computed | returns the loss as one node with its gradients
   core/autograd.py: _Computed.backward | times | scales the gradients when `loss.backward()` asks
 """
@@ -82,7 +82,7 @@ PREDICTION = """
   hooks/origin.py: ours | serves adopt | checks by value that the model has not changed
   hooks/prediction.py: _exact_prediction | Query _dispatch_predict | describes the call as one `Query`
   runtime/dispatch.py: route | key_of memo entry run | looks up the key; a new one is decided as above
-  ops/_shared/by_factor.py: _kept | factor evaluated deferred | is the candidate `lazy`: a mean now, a covariance later
+  ops/_by_factor.py: _kept | factor evaluated deferred | is the candidate `lazy`: a mean now, a covariance later
   prediction/factor_cache.py: of | found _made | finds the model's factor, or factorises once
   prediction/lazy_covariance.py: evaluated | kernel forward | asks the kernel for test by training points
   hooks/gpytorch.py: _hooked | _dispatch | takes that call too: it is the op `kernel_matrix`

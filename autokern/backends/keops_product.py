@@ -18,7 +18,7 @@ from autokern.kernels import embedded as forms
 from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
 from autokern.kernels.tree import Node, Tree, by_formula, by_leaf, families_of, peeled
-from autokern.ops._shared.problems import needs_few
+from autokern.ops._problems import needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, leaves, of_outputs
 from autokern.system.keops import at_work, keops_problem
 

@@ -16,7 +16,7 @@ from autokern.core.problem import Problem
 from autokern.density import gaussian
 from autokern.kernels.tree import Parts
 from autokern.model.marginal import Marginal, ingredients
-from autokern.ops._shared.factorised import in_place
+from autokern.ops._factorised import in_place
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 
 _MOST_BYTES = 2**23

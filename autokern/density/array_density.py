@@ -24,6 +24,7 @@ from autokern.core.autograd import computed, readable
 from autokern.core.locks import Lock
 from autokern.density import gaussian
 from autokern.density.exact_objective import DTYPES, Readings, Single, terms_of
+from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.arrays.part import Array, arranged
 from autokern.model import prior_state
@@ -157,7 +158,7 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
         return None
 
     def density(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        return gaussian.of_matrix(gaussian.dense(kernel, x), noise, value - mean)
+        return log_density(gaussian.dense(kernel, x), noise, value - mean)
 
     plainly = gaussian.replacing(kernel, reading.names, density)
     return evaluated(reading, marginal.lazy, 1.0, plainly, x, mean, value, noise)
@@ -242,7 +243,7 @@ def loss(step: Step) -> torch.Tensor | None:
     kernel = lazy.kernel
 
     def plain(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        density = gaussian.of_matrix(gaussian.dense(kernel, x), mll.likelihood.noise, value - mean)
+        density = log_density(gaussian.dense(kernel, x), mll.likelihood.noise, value - mean)
         found: torch.Tensor = mll._add_other_terms(density, ()) / value.shape[-1]
         return found
 

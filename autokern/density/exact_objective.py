@@ -20,7 +20,7 @@ from gpytorch.models import ExactGP
 from autokern.core.beside import Weak
 from autokern.core.locks import Lock
 from autokern.core.recovery import caught, left
-from autokern.density.lapack import density
+from autokern.density.matrices import density
 from autokern.kernels.arrays.part import Array, Part, arranged
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.forwards import numbered, parts_of, transformed

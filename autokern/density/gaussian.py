@@ -7,7 +7,6 @@ derivatives are formed block by block and never kept. Second derivatives differe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from linear_operator import to_dense
 from torch.func import functional_call
 
 from autokern.core.autograd import computed
-from autokern.density.factors import factorised, inverted
+from autokern.density.matrices import LOG_2_PI, factorised, inverted, log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Blocks, bytes_on, row_blocks
 from autokern.kernels.far import centre_of
@@ -30,7 +29,6 @@ Gradients = Callable[..., list[torch.Tensor | None]]
 """``gradients(tree, state, noise, wanted)``: gradients by noise, residual and the tree's tensors, None if unwanted."""
 CACHED = 2**20
 """Bytes of a block of rows that stays in a CPU's cache; a dozen such blocks are held beside the matrix."""
-_LOG_2_PI = math.log(2 * math.pi)
 
 
 def log_prob(
@@ -75,18 +73,7 @@ def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> tuple[P
 
 def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """Return the log density by plain torch steps, differentiable to any order: the reference for `log_prob`."""
-    return of_matrix(trees.dense(tree), noise, residual)
-
-
-def of_matrix(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """Return the log density of a residual under the covariance ``k + noise``, by torch's Cholesky."""
-    n = residual.shape[-1]
-    diagonal = torch.diag_embed(noise.expand(*noise.shape[:-1], n))
-    lower = torch.linalg.cholesky(k + diagonal)
-    white = torch.linalg.solve_triangular(lower, residual.unsqueeze(-1), upper=False).squeeze(-1)
-    logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    density: torch.Tensor = -0.5 * (white.square().sum(-1) + logdet + n * _LOG_2_PI)
-    return density
+    return log_density(trees.dense(tree), noise, residual)
 
 
 def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:
@@ -155,7 +142,7 @@ def _density(factor: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
     """Return the log density from the factor L and the whitened residual ``L^-1 r``."""
     half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     quadratic = torch.linalg.vecdot(white, white, dim=-2).view(half_logdet.shape)
-    return half_logdet.add_(white.shape[-2] * (0.5 * _LOG_2_PI)).neg_().sub_(quadratic, alpha=0.5)
+    return half_logdet.add_(white.shape[-2] * (0.5 * LOG_2_PI)).neg_().sub_(quadratic, alpha=0.5)
 
 
 def at_once(

@@ -19,7 +19,7 @@ import torch
 
 from autokern.core.beside import Weak
 from autokern.density import gaussian
-from autokern.density.factors import inverted
+from autokern.density.matrices import inverted
 from autokern.kernels import products
 from autokern.kernels.partition import Place, usual
 from autokern.kernels.tree import Node, Tree

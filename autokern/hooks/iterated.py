@@ -19,7 +19,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import inside
 from autokern.core.recovery import unless_it_fails
-from autokern.density import factors
+from autokern.density import matrices
 from autokern.hooks import matrixfree, origin
 from autokern.kernels import embedded as forms
 from autokern.model.frozen import by_kernel, frozen
@@ -105,7 +105,7 @@ def read_later(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
 
 def _factor_when_read(strategy: Any) -> Any:
     """Return the factor of a strategy, None if it is stale, does not fit the memory, or fails."""
-    if not origin.holds(strategy) or not factors.fits(strategy.num_train, strategy.lik_train_train_covar):
+    if not origin.holds(strategy) or not matrices.fits(strategy.num_train, strategy.lik_train_train_covar):
         return None
     try:
         return factor_cache.of(strategy)

@@ -134,7 +134,7 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
 @unless_it_fails
 def _is_linear(query: Query) -> bool | None:
     """Whether the candidate for a model too large to factorise is the state-space one, linear in the points."""
-    from autokern.ops._shared import state_space
+    from autokern.ops import _state_space as state_space
     from autokern.ops.predict import PREDICT
 
     problem = PREDICT.problem_of(query)

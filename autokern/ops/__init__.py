@@ -1,4 +1,4 @@
-"""The Ops, in files named after them, but for two that share one; a file is imported when its op is first used."""
+"""The Ops, in files named after them, but for some that share one; a file is imported when its op is first used."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pkgutil
 
 from autokern.core import registry
 
+_SHARED = {"decompositions": ("cholesky", "qr"), "matrix_densities": ("dense_log_prob", "task_log_prob")}
+
 for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        registry.declare(_module.name, f"{__name__}.{_module.name}")
-for _name in ("dense_log_prob", "task_log_prob"):
-    registry.declare(_name, f"{__name__}._shared.of_matrices")
+    if not _module.name.startswith("_"):  # else it serves several ops: candidates, problems and samples, costs, errors
+        for _name in _SHARED.get(_module.name, (_module.name,)):
+            registry.declare(_name, f"{__name__}.{_module.name}")

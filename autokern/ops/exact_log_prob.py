@@ -22,15 +22,17 @@ from autokern.core.op import inside
 from autokern.core.problem import Features, Problem
 from autokern.core.recovery import caught
 from autokern.density import array_density, gaussian
+from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
 from autokern.model import originals
 from autokern.model.library_orders import TRACES, words
 from autokern.model.marginal import Marginal, read
-from autokern.ops._shared import factorised, state_space
-from autokern.ops._shared.factorised import arrays_unsupported, in_place
-from autokern.ops._shared.iterations import Iterated, exact_up_to
-from autokern.ops._shared.problems import (
+from autokern.ops import _factorised as factorised
+from autokern.ops import _state_space as state_space
+from autokern.ops._factorised import arrays_unsupported, in_place
+from autokern.ops._iterations import Iterated, exact_up_to
+from autokern.ops._problems import (
     CG_ITERATIONS,
     CG_VECTORS,
     OpOfParts,
@@ -43,7 +45,7 @@ from autokern.ops._shared.problems import (
     of_trees,
     random_matrix,
 )
-from autokern.ops._shared.sample_models import kernel_of
+from autokern.ops._sample_models import kernel_of
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -109,7 +111,7 @@ class _ExactLogProb(Iterated, OpOfParts):
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         _, _, lazy, noise = marginal
-        return gaussian.of_matrix(gaussian.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
+        return log_density(gaussian.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         kernel = kernel_of(problem, generator)

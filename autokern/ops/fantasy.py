@@ -19,9 +19,9 @@ from linear_operator.utils.memoize import get_from_cache
 from autokern.core.candidate import Error
 from autokern.core.problem import Features, Problem
 from autokern.model import originals
-from autokern.ops._shared.iterations import Loose
-from autokern.ops._shared.problems import OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
-from autokern.ops._shared.sample_models import trained
+from autokern.ops._iterations import Loose
+from autokern.ops._problems import OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._sample_models import trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Update
 from autokern.prediction.lazy_covariance import evaluated

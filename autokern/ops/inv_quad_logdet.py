@@ -25,12 +25,12 @@ from linear_operator.operators import (
 from autokern.core.arguments import tensors_in
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
 from autokern.core.problem import Features, Problem
-from autokern.density.factors import factorised, inv_quad_logdet_gradients, inverted
+from autokern.density.matrices import factorised, inv_quad_logdet_gradients, inverted
 from autokern.model import originals
 from autokern.model.library_orders import TRACES, words
 from autokern.model.marginal import DIAGONAL, SUMS, is_unstructured, variances
-from autokern.ops._shared.iterations import Iterated, exact_up_to, or_iterate
-from autokern.ops._shared.problems import (
+from autokern.ops._iterations import Iterated, exact_up_to, or_iterate
+from autokern.ops._problems import (
     CG_ITERATIONS,
     OpOfParts,
     as_asked,

@@ -23,7 +23,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.family import known_family
 from autokern.kernels.partition import Plan, usual
-from autokern.ops._shared.problems import (
+from autokern.ops._problems import (
     Bytes,
     families,
     is_ours,
@@ -32,7 +32,7 @@ from autokern.ops._shared.problems import (
     on_other_devices,
     random_matrix,
 )
-from autokern.ops._shared.sample_models import kernel_of
+from autokern.ops._sample_models import kernel_of
 from autokern.system import ranks, thread_pool
 
 _MANY, _MANY_ELSEWHERE = 2**18, 2**24

@@ -25,7 +25,7 @@ from autokern.kernels.blocks import bytes_on
 from autokern.kernels.family import known_family
 from autokern.kernels.far import are_numbers
 from autokern.kernels.matrix import both
-from autokern.ops._shared.problems import (
+from autokern.ops._problems import (
     families,
     is_ours,
     kernel_problem,
@@ -33,7 +33,7 @@ from autokern.ops._shared.problems import (
     only,
     random_matrix,
 )
-from autokern.ops._shared.sample_models import kernel_of
+from autokern.ops._sample_models import kernel_of
 
 _MAIN = ("rbf", "matern12", "matern32", "matern52")
 

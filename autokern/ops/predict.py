@@ -18,11 +18,12 @@ from linear_operator.operators import DenseLinearOperator, MatmulLinearOperator,
 from autokern.core.candidate import Error
 from autokern.core.problem import Problem
 from autokern.model import originals
-from autokern.ops._shared import by_factor, state_space
-from autokern.ops._shared.by_factor import Prediction, complete, explains, factor, is_fast, is_grown
-from autokern.ops._shared.iterations import Loose
-from autokern.ops._shared.problems import OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
-from autokern.ops._shared.sample_models import trained
+from autokern.ops import _by_factor as by_factor
+from autokern.ops import _state_space as state_space
+from autokern.ops._by_factor import Prediction, complete, explains, factor, is_fast, is_grown
+from autokern.ops._iterations import Loose
+from autokern.ops._problems import OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._sample_models import trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.inverse_factor import Conditioned

@@ -19,17 +19,17 @@ from autokern.core.arguments import tensors_in
 from autokern.core.beside import Beside
 from autokern.core.candidate import Error
 from autokern.core.problem import Features, Problem
-from autokern.density.factors import factorised, fits
-from autokern.density.iterated import systems
-from autokern.density.preconditioners.choice import footprint
+from autokern.density import systems
+from autokern.density.matrices import factorised, fits
+from autokern.density.preconditioners import footprint
 from autokern.kernels import embedded as forms
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.model import originals
 from autokern.model.library_orders import SOLVES, TOLERANCE, orders, tolerance
 from autokern.model.marginal import DIAGONAL, is_unstructured, variances
-from autokern.ops._shared.iterations import Iterated, as_own_iterations, exact_up_to, to_a_residual
-from autokern.ops._shared.problems import (
+from autokern.ops._iterations import Iterated, as_own_iterations, exact_up_to, to_a_residual
+from autokern.ops._problems import (
     CG_ITERATIONS,
     CG_VECTORS,
     OpOfParts,

@@ -28,7 +28,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
 from autokern.core.beside import Beside
-from autokern.density.factors import solved
+from autokern.density.matrices import solved
 from autokern.kernels import tree as trees
 from autokern.model import memoized
 from autokern.model.frozen import frozen, thawed

@@ -16,7 +16,7 @@ import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 
-from autokern.density.factors import solved
+from autokern.density.matrices import solved
 from autokern.prediction.row_blocks import RowBlocks
 
 _LOST = {torch.float64: 1e-8, torch.float32: 3e-4}

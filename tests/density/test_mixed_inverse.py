@@ -19,7 +19,7 @@ from support.models import ExactModel, step
 import autokern
 from autokern.density import gaussian
 from autokern.density import mixed_inverse as mixed
-from autokern.density.factors import factorised
+from autokern.density.matrices import factorised
 from autokern.kernels import tree as trees
 from autokern.runtime import api
 

@@ -11,11 +11,9 @@ from support.models import ExactModel, step
 
 import autokern
 from autokern.core import solved
-from autokern.density import gaussian
-from autokern.density.iterated import block_cg, log_density
-from autokern.density.preconditioners.choice import Kept, kept_for
-from autokern.density.preconditioners.pivoted import Pivoted, pivots
-from autokern.density.preconditioners.vecchia import Vecchia, conditioning
+from autokern.density import block_cg, gaussian, iterated_density
+from autokern.density.preconditioners import Kept, Pivoted, kept_for, pivots
+from autokern.density.vecchia import Vecchia, conditioning
 from autokern.kernels import tree as trees
 
 KERNELS = {
@@ -32,7 +30,7 @@ def reported(*args):
     """Return a log density, and how it was computed."""
     seen = []
     with solved.collecting(seen.extend):
-        found = log_density.log_prob(*args)
+        found = iterated_density.log_prob(*args)
     return found, seen[-1]
 
 
@@ -129,8 +127,8 @@ def test_a_full_factor_gives_the_exact_density_and_gradients(kernel, name, monke
     tree, noise, residual = problem(kernel, n, each=kernel == "rbf")
     kept = Kept(tree.points[0])
     monkeypatch.setattr(kept, "names", lambda *_: [name])
-    monkeypatch.setattr("autokern.density.preconditioners.choice._FEW", n)
-    monkeypatch.setattr("autokern.density.preconditioners.choice.most", lambda n: n)
+    monkeypatch.setattr("autokern.density.preconditioners._FEW", n)
+    monkeypatch.setattr("autokern.density.preconditioners.most", lambda n: n)
     truth = gaussian.reference(tree, noise, residual)
     found, report = reported(tree, noise, residual, kept, 10, 1e-9)
     assert report.preconditioner == name
@@ -167,7 +165,7 @@ def test_products_in_single_precision_leave_a_residual_in_double(monkeypatch):
         return found, report, torch.autograd.grad(found, wanted)
 
     truth, _, gradients = run()
-    monkeypatch.setattr(log_density, "DENSE", 0)
+    monkeypatch.setattr(iterated_density, "DENSE", 0)
     seen, original = [], block_cg.refined
     monkeypatch.setattr(block_cg, "refined", lambda *a: seen.append(original(*a)) or seen[-1])
     found, report, others = run()
@@ -185,8 +183,8 @@ def test_products_in_single_precision_leave_a_residual_in_double(monkeypatch):
 def test_where_single_precision_does_not_serve_double_does(monkeypatch):
     tree, noise, residual = problem("matern52", 300, noise=0.01)
     kept = Kept(tree.points[0])
-    truth = log_density.log_prob(tree, noise, residual, kept, 10, 1e-5)
-    monkeypatch.setattr(log_density, "DENSE", 0)
+    truth = iterated_density.log_prob(tree, noise, residual, kept, 10, 1e-5)
+    monkeypatch.setattr(iterated_density, "DENSE", 0)
     original = block_cg.refined
 
     def spoilt(nearly, *args):
@@ -200,7 +198,7 @@ def test_where_single_precision_does_not_serve_double_does(monkeypatch):
 
 def test_second_derivatives_are_those_of_the_formula():
     tree, noise, residual = problem("matern52", 40)
-    found = log_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 10, 1e-8)
+    found = iterated_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 10, 1e-8)
     truth = gaussian.reference(tree, noise, residual)
     pair = [
         torch.autograd.grad(torch.autograd.grad(v, noise, create_graph=True)[0].sum(), [noise, residual])
@@ -213,10 +211,10 @@ def test_second_derivatives_are_those_of_the_formula():
 def test_hopeless_systems_are_given_up():
     tree, noise, residual = problem("rbf", 100)
     kept = Kept(tree.points[0])
-    assert log_density.log_prob(tree, 0 * noise, residual, kept, 10, 1e-6) is None
-    assert log_density.log_prob(tree, noise, residual * float("nan"), kept, 10, 1e-6) is None
+    assert iterated_density.log_prob(tree, 0 * noise, residual, kept, 10, 1e-6) is None
+    assert iterated_density.log_prob(tree, noise, residual * float("nan"), kept, 10, 1e-6) is None
     batch = residual.expand(2, -1)
-    assert log_density.log_prob(tree, noise, batch, kept, 10, 1e-6) is None
+    assert iterated_density.log_prob(tree, noise, batch, kept, 10, 1e-6) is None
 
 
 def test_what_does_not_converge_is_not_tried_at_each_step(monkeypatch):
@@ -224,7 +222,7 @@ def test_what_does_not_converge_is_not_tried_at_each_step(monkeypatch):
     kept, tried = Kept(tree.points[0]), []
     monkeypatch.setattr(kept, "names", lambda *_: tried.append(1) or [])
     for _ in range(52):
-        assert log_density.log_prob(tree, noise, residual, kept, 10, 1e-6) is None
+        assert iterated_density.log_prob(tree, noise, residual, kept, 10, 1e-6) is None
     assert len(tried) == 2
 
 
@@ -243,9 +241,9 @@ def test_a_covariance_far_below_the_noise_has_no_pivots(scale):
 
 def test_what_is_not_finite_and_no_probes_are_left_to_the_library():
     tree, noise, residual = problem("rbf", 100)
-    assert log_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 0, 1e-6) is None
+    assert iterated_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 0, 1e-6) is None
     tree.points[0].data[3, 0] = float("nan")
-    assert log_density.log_prob(tree, noise, residual, Kept(tree.points[0].data), 10, 1e-6) is None
+    assert iterated_density.log_prob(tree, noise, residual, Kept(tree.points[0].data), 10, 1e-6) is None
 
 
 def test_a_matrix_that_is_not_definite_is_never_called_solved():
@@ -259,7 +257,7 @@ def test_a_matrix_that_is_not_definite_is_never_called_solved():
 def test_a_residual_of_zero_is_solved():
     tree, noise, residual = problem("rbf", 100)
     residual = (0 * residual).detach().requires_grad_()
-    found = log_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 200, 1e-8)
+    found = iterated_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 200, 1e-8)
     truth = gaussian.reference(tree, noise, residual)
     torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-2)
     pair = [torch.autograd.grad(v, [noise, residual, *tree.weights]) for v in (found, truth)]
@@ -273,9 +271,9 @@ def test_rates_are_known_of_residuals_that_overflow():
 
 def test_a_backward_pass_frees_what_it_needed(monkeypatch):
     tree, noise, residual = problem("rbf", 100)
-    states, original = [], log_density._state
-    monkeypatch.setattr(log_density, "_state", lambda *a: states.append(original(*a)) or states[-1])
-    found = log_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 10, 1e-8)
+    states, original = [], iterated_density._state
+    monkeypatch.setattr(iterated_density, "_state", lambda *a: states.append(original(*a)) or states[-1])
+    found = iterated_density.log_prob(tree, noise, residual, Kept(tree.points[0]), 10, 1e-8)
     left = weakref.ref(states.pop().by)
     first = torch.autograd.grad(found, noise, retain_graph=True)[0]
     assert left() is not None
@@ -382,14 +380,14 @@ def test_a_tighter_tolerance_of_the_library_holds():
     x = torch.rand(1100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     model = ExactModel(x, x[:, 0].sin()).double().train()
     asked = []
-    original = log_density.log_prob
+    original = iterated_density.log_prob
 
     def spy(*args):
         asked.append(args[-2:])
         return original(*args)
 
     with pytest.MonkeyPatch.context() as patch, autokern.enabled():
-        patch.setattr(log_density, "log_prob", spy)
+        patch.setattr(iterated_density, "log_prob", spy)
         with autokern.using(force={"exact_log_prob": "preconditioned"}):
             step(model)
             with library.cg_tolerance(1e-8), library.num_trace_samples(7):

@@ -10,7 +10,7 @@ from support.models import rough_model
 
 import autokern
 from autokern.core.solved import collecting
-from autokern.density.iterated import systems
+from autokern.density import systems
 from autokern.hooks import matrixfree
 from autokern.prediction import factor_cache
 

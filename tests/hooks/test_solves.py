@@ -23,7 +23,7 @@ from support.models import ExactModel
 
 import autokern
 from autokern.core.solved import collecting
-from autokern.density.iterated import systems
+from autokern.density import systems
 from autokern.hooks.kernel_operator import matrix_free
 from autokern.model.library_orders import TOLERANCE
 from autokern.ops import solve

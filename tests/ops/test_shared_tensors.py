@@ -20,8 +20,8 @@ from autokern.kernels import matmul
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
+from autokern.ops.decompositions import cholesky_qr2
 from autokern.ops.inv_quad_logdet import closed_form
-from autokern.ops.qr import cholesky_qr2
 from autokern.prediction.row_blocks import RowBlocks
 
 _FAMILIES = ("rbf", "matern12", "matern32", "matern52")

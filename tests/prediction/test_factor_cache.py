@@ -25,7 +25,7 @@ from linear_operator.utils.errors import NotPSDError
 from support.threads import in_threads
 
 import autokern
-from autokern.density.factors import solved
+from autokern.density.matrices import solved
 from autokern.prediction import factor_cache
 from autokern.prediction.inverse_factor import Conditioned
 from autokern.prediction.row_blocks import RowBlocks

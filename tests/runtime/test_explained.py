@@ -22,10 +22,10 @@ from autokern.core.candidate import WITHIN, Error
 from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
-from autokern.density.iterated import log_density
+from autokern.density import iterated_density
 from autokern.density.mixed_inverse import OF_TRACE
 from autokern.model.library_orders import TOLERANCE
-from autokern.ops._shared import iterations
+from autokern.ops import _iterations as iterations
 from autokern.runtime import checks, dispatch, memo
 
 N = 1010
@@ -85,7 +85,7 @@ def test_a_density_that_iterates_tells_what_it_reached_however_often_it_is_asked
 
 
 def test_what_does_not_converge_is_told(monkeypatch):
-    monkeypatch.setattr(log_density, "_LONGEST", 2)
+    monkeypatch.setattr(iterated_density, "_LONGEST", 2)
     monkeypatch.setattr(iterations, "LONGEST", 2)
     of = model(uniform(N, 2), noise=1e-3)
     with (

@@ -19,7 +19,7 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.density import array_density, gaussian
-from autokern.ops._shared import iterations
+from autokern.ops import _iterations as iterations
 from autokern.runtime import api, dispatch
 from autokern.system import host
 from autokern.tuning.chooser import Chooser, fitted

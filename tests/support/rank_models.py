@@ -15,7 +15,7 @@ import torch
 
 import autokern
 from autokern.core.solved import Solved, collecting
-from autokern.density.iterated import log_density
+from autokern.density import iterated_density
 from autokern.hooks.kernel_operator import matrix_free
 from autokern.kernels import over_ranks
 from autokern.runtime import dispatch, ranks
@@ -25,7 +25,7 @@ N, TESTS = 2500, 40
 POINTS = torch.rand(N + TESTS, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 X, Y, NEW = POINTS[:N, :2].contiguous(), (6 * POINTS[:N, 0]).sin() + 0.3 * POINTS[:N, 2], POINTS[N:, :2].contiguous()
 
-REFINED = log_density._REFINED
+REFINED = iterated_density._REFINED
 
 
 class Model(gpytorch.models.ExactGP):
@@ -48,7 +48,7 @@ class Model(gpytorch.models.ExactGP):
 def density(lengthscale: float, several: bool = False, double: bool = True) -> tuple[list[float], str]:
     """Loss and gradients of the second step, and the preconditioner that served it; all products `double` or not."""
     model = Model(lengthscale, several)
-    log_density._REFINED = 1.0 if double else REFINED
+    iterated_density._REFINED = 1.0 if double else REFINED
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     seen: list[Solved] = []
     with autokern.using(force={"exact_log_prob": "preconditioned"}), collecting(seen.extend):
@@ -97,7 +97,7 @@ def saved() -> str:
 
 def main() -> None:
     over_ranks.LEAST, over_ranks._MOST = 1, 0.0
-    log_density.DENSE = 0  # the matrix is never held
+    iterated_density.DENSE = 0  # the matrix is never held
     autokern.enable()
     if system.is_job():
         ranks.begin(timeout=float(sys.argv[1]))

@@ -28,7 +28,7 @@ from autokern.core.arguments import tensors_in
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.ops._shared.problems import EPS
+from autokern.ops._problems import EPS
 from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.tuning.measuring import trial
@@ -238,21 +238,21 @@ def _searched(name: str, size: Size, wrong: Callable[[tuple[Any, ...]], list[str
 MUTATIONS = [
     Mutation(
         "the jitter of failed factorisations is forgotten",
-        "ops/cholesky.py",
-        "return stock(a, jitter, max_tries) if torch.any(info) else lower",
+        "ops/decompositions.py",
+        "return stock_cholesky(a, jitter, max_tries) if torch.any(info) else lower",
         "return lower",
         "tensors",
     ),
     Mutation(
         "a QR decomposition by Cholesky is believed however ill the matrix is",
-        "ops/qr.py",
+        "ops/decompositions.py",
         "if torch.any(info) or not defect < 0.05 / gram.shape[-1]:",
         "if False:",
         "tensors",
     ),
     Mutation(
         "the gradient of a QR decomposition forgets half of a matrix",
-        "ops/qr.py",
+        "ops/decompositions.py",
         "symmetric = core.tril() + core.tril(-1).mT",
         "symmetric = core.tril()",
         "tensors",

@@ -17,11 +17,9 @@ import torch
 
 from autokern.core.autograd import computed
 from autokern.core.solved import Solved, note
-from autokern.density import gaussian
-from autokern.density.iterated import block_cg
-from autokern.density.iterated.block_cg import Solution
-from autokern.density.preconditioners.base import Preconditioner, UnfitError
-from autokern.density.preconditioners.choice import Kept
+from autokern.density import block_cg, gaussian
+from autokern.density.block_cg import Preconditioner, Solution, UnfitError
+from autokern.density.preconditioners import Kept
 from autokern.kernels import over_ranks, products
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Parts, Tree

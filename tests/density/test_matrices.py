@@ -1,4 +1,4 @@
-"""lapack.py: what a density needs of a matrix, and SciPy's package is never imported for this alone."""
+"""matrices.py: what a density needs of a matrix, and SciPy's package is never imported for this alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.linalg import lapack as scipys
 
-from autokern.density import lapack
+from autokern.density import matrices
 
 
 def problem(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -23,7 +23,7 @@ def problem(n: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("n", [1, 2, 7, 50, 130])
 def test_a_density_and_its_gradients(n):
     k, rhs = problem(n)
-    found, solution = lapack.density(k.copy(), rhs, 1.0), np.linalg.solve(k, rhs)
+    found, solution = matrices.density(k.copy(), rhs, 1.0), np.linalg.solve(k, rhs)
     exact = rhs @ solution + np.linalg.slogdet(k)[1] + n * np.log(2 * np.pi)
     assert found.value == pytest.approx(-0.5 * exact, rel=1e-12)
     np.testing.assert_allclose(-found.by_residual, solution, rtol=1e-9, atol=1e-12)
@@ -36,14 +36,14 @@ def test_a_density_and_its_gradients(n):
 def test_a_matrix_without_a_factor(diagonal):
     k, rhs = problem(5)
     k[3, 3] = diagonal
-    found = lapack.density(k, rhs, 1.0)
+    found = matrices.density(k, rhs, 1.0)
     assert found is None or np.isnan(found.value)
 
 
 def test_a_right_hand_side_that_is_a_column_of_another_array():
     k, _ = problem(4)
     rhs = np.arange(12.0).reshape(4, 3)[:, 1]
-    np.testing.assert_allclose(-lapack.density(k.copy(), rhs, 1.0).by_residual, np.linalg.solve(k, rhs))
+    np.testing.assert_allclose(-matrices.density(k.copy(), rhs, 1.0).by_residual, np.linalg.solve(k, rhs))
 
 
 @pytest.mark.slow
@@ -63,9 +63,9 @@ model = Model(x, x.sum(-1), gpytorch.likelihoods.GaussianLikelihood())
 mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
 mll(model(x), model.train_targets).backward()
 print(before or not any(name.startswith("scipy") for name in sys.modules), sorted(autokern.stats()))
-from autokern.density import lapack
+from autokern.density import matrices
 from autokern.system import threads
-alone = lapack._alone()
+alone = matrices._alone()
 import scipy.linalg
 import numpy as np
 assert scipy.linalg._flapack.dpotrf is alone.dpotrf
@@ -83,8 +83,8 @@ def test_a_scipy_of_another_layout_is_imported(monkeypatch):
     found = (lambda name: None), (lambda name: importlib.machinery.ModuleSpec(name, None, is_package=True))
     for spec in found:
         monkeypatch.setattr(importlib.util, "find_spec", spec)
-        assert lapack._alone.__wrapped__() is scipys
+        assert matrices._alone.__wrapped__() is scipys
     monkeypatch.undo()
-    alone = lapack._alone.__wrapped__()
+    alone = matrices._alone.__wrapped__()
     k, _ = problem(9)
     np.testing.assert_array_equal(alone.dpotrf(k)[0], scipys.dpotrf(k)[0])

@@ -13,7 +13,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.kernels import tree as trees
 from autokern.model.marginal import Marginal, ingredients, variances
-from autokern.ops._shared.problems import families
+from autokern.ops._problems import families
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.lazy_covariance import PosteriorCovariance

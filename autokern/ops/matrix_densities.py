@@ -29,9 +29,9 @@ from linear_operator.operators import (
 from linear_operator.operators import KroneckerProductDiagLinearOperator as KroneckerDiagonal
 
 from autokern.core.problem import Features, Problem
-from autokern.density import matrix_density
+from autokern.density import matrices
 from autokern.model import originals
-from autokern.ops._shared.problems import OpOfParts, alike, is_ours, matrix_problem, positive_definite, random_matrix
+from autokern.ops._problems import OpOfParts, alike, is_ours, matrix_problem, positive_definite, random_matrix
 from autokern.system.threads import one_thread
 
 _MOST, _MOST_TASKS = 1000, 32
@@ -60,7 +60,7 @@ class _OfMatrices(OpOfParts):
         return None if tasks is None else matrix_problem(self.name, k, square=True, d=tasks, grad="a")
 
     def reference(self, forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
-        return matrix_density.plain(self.matrix, *tensors)
+        return matrices.plain(self.matrix, *tensors)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         sizes = self.quick + self.full * (level == "full")
@@ -95,7 +95,7 @@ class _DenseLogProb(_OfMatrices):
     most = 150
     quick = (20, 0), (100, 0), (50, 0), (200, 0)
     full = (10, 0), (35, 0), (70, 0), (140, 0), (300, 0), (450, 0), (700, 0)
-    matrix = staticmethod(matrix_density.noisy)
+    matrix = staticmethod(matrices.noisy)
 
     def tasks(self, *tensors: torch.Tensor) -> int | None:
         n, (_, noise, *others) = len(tensors[0]), tensors
@@ -121,7 +121,7 @@ def _by_matrix(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: 
 
 
 DENSE_LOG_PROB = _DenseLogProb()
-_register(DENSE_LOG_PROB, matrix_density.log_prob, "same")
+_register(DENSE_LOG_PROB, matrices.log_prob, "same")
 
 
 class _TaskLogProb(_OfMatrices):
@@ -130,7 +130,7 @@ class _TaskLogProb(_OfMatrices):
     most = 3000
     quick = (20, 2), (100, 2), (50, 4), (200, 2)
     full = (10, 2), (50, 2), (300, 2), (100, 4), (400, 2)
-    matrix = staticmethod(matrix_density.of_tasks)
+    matrix = staticmethod(matrices.of_tasks)
 
     def tasks(self, *tensors: torch.Tensor) -> int | None:
         kx, kt, *others = tensors
@@ -166,4 +166,4 @@ def _by_tasks(
 
 
 TASK_LOG_PROB = _TaskLogProb()
-_register(TASK_LOG_PROB, matrix_density.log_prob_of_tasks, "better")
+_register(TASK_LOG_PROB, matrices.log_prob_of_tasks, "better")

@@ -17,7 +17,7 @@ from gpytorch.priors import LogNormalPrior
 
 from autokern.core.problem import Problem
 from autokern.kernels import family
-from autokern.ops._shared.problems import device_of, dtype_of, iterates, random_matrix
+from autokern.ops._problems import device_of, dtype_of, iterates, random_matrix
 
 
 def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:

@@ -19,7 +19,7 @@ from autokern.core.candidate import Candidate, Error, Run
 from autokern.core.locks import once
 from autokern.core.problem import Problem
 from autokern.model.library_orders import LONGEST, TOLERANCE
-from autokern.ops._shared.problems import iterates
+from autokern.ops._problems import iterates
 
 _MAY_COST = 1.3
 """Exact gradients may take this many times stock's time at least, where stock's own are inaccurate."""
@@ -46,7 +46,7 @@ class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def counted() -> Counted:
     """Return the results that the package ships."""
-    text = importlib.resources.files("autokern.ops._shared").joinpath("iterations.json").read_bytes()
+    text = importlib.resources.files("autokern.ops").joinpath("iterations.json").read_bytes()
     return msgspec.json.decode(text, type=Counted)
 
 

@@ -1,18 +1,22 @@
-"""The partial pivoted Cholesky preconditioner: noise plus the covariance that some points explain.
+"""Preconditioners of kernel matrices with noise: pivoted Cholesky, and the choice between it and Vecchia's factor.
 
-``P = D + K_nI K_II^-1 K_In`` for greedily chosen pivots I (Harbrecht, Peters and Schneider 2012). The pivots are cached
-over the steps of a fit, so that a step costs only products of tall matrices. It is computed in double precision, and
-the ranks of a job share the rows.
+Pivoted Cholesky is ``P = D + K_nI K_II^-1 K_In``, the noise plus the covariance that greedily chosen pivots I explain
+(Harbrecht, Peters and Schneider 2012). It is computed in double precision, and the ranks of a job share the rows.
+
+The choice is made by trial on the caller's own system and cached for its kernel, with pivots and neighbours; factors
+are not, since hyperparameters change at each step. A stale cache only slows convergence, and residuals are checked.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from autokern.density.preconditioners.base import (
+from autokern.core.beside import Weak
+from autokern.density.block_cg import (
     Gradients,
     Preconditioner,
     Probed,
@@ -21,6 +25,7 @@ from autokern.density.preconditioners.base import (
     in_double,
     views,
 )
+from autokern.density.vecchia import Conditioning, Vecchia, conditioning
 from autokern.kernels import over_ranks, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import usual
@@ -33,6 +38,19 @@ _LEFT = 1e-3
 """Largest unexplained variance, in units of the noise, at which no more pivots are chosen."""
 _COST, _BACKWARD = 8, 4
 """Pivots for which solves and products of one entry cost as much as evaluating it: forward, and of gradients."""
+_NEIGHBOURS = 30
+"""Neighbours for more than `_SOME` points, where a product costs far more than a small covariance for each point."""
+_FEW = 16
+"""Neighbours for at most `_SOME` points."""
+_SOME = 8000
+_NUMBERS = 6
+"""Numbers of 8 bytes for each neighbour: sets, their coefficients, and both sparse factors."""
+_STRETCHED = 1.5
+"""Change of the ratio of two lengthscales after which neighbours are searched again."""
+_RESTS = 50
+"""Steps without another attempt after all preconditioners failed."""
+_EXPLAINED = 1.0
+"""Variance in units of the noise, unexplained by the pivots, from which Vecchia's approximation is tried first."""
 
 
 def most(n: int) -> int:
@@ -176,3 +194,76 @@ class Pivoted(Preconditioner):
     def _explained(self, v: torch.Tensor) -> torch.Tensor:
         """Return ``v L^-1``, which is ``K_iI K_II^-1`` for ``v = K_iI L^-T``."""
         return torch.linalg.solve_triangular(self._lower, v, upper=False, left=False)
+
+
+class Kept:
+    """The cache of preconditioners for one kernel and its points."""
+
+    def __init__(self, points: torch.Tensor) -> None:
+        self._points = points.detach().clone()
+        self.served: str | None = None  # name of the chosen preconditioner
+        self.products = 0  # products that it needed when it was chosen, 0 without a choice
+        self._rest = 0
+        self._sets: tuple[Conditioning, torch.Tensor] | None = None
+        self._pivots: tuple[torch.Tensor, float] | None = None
+
+    def is_of(self, points: torch.Tensor) -> bool:
+        """Whether these points have the same values."""
+        return self._points.dtype is points.dtype and torch.equal(self._points, points)
+
+    def choose(self, name: str | None, products: int) -> None:
+        """Cache a choice and drop the pivots of an earlier one; for None, skip the next `_RESTS` steps."""
+        if self.served or not name:
+            self._pivots = None
+        self.served, self.products = name, products
+        self._rest = 0 if name else _RESTS
+
+    def rests(self) -> bool:
+        """Whether to skip this step; counts it."""
+        self._rest -= 1
+        return self._rest >= 0
+
+    def names(self, tree: Tree, noise: torch.Tensor) -> list[str]:
+        """Return the names of preconditioners: first the chosen one, or else by the variance that pivots explain."""
+        first = self.served or ("pivoted" if self._chosen(tree, noise)[1] < _EXPLAINED else "vecchia")
+        return sorted(("pivoted", "vecchia"), key=lambda name: name != first)
+
+    def leaves_much(self, tree: Tree, noise: torch.Tensor) -> bool:
+        """Whether pivots leave as much variance as the noise; Vecchia's approximation needs fewer products then."""
+        return self._chosen(tree, noise)[1] >= _EXPLAINED
+
+    def made(self, name: str, tree: Tree, noise: torch.Tensor) -> Preconditioner:
+        """Return the preconditioner of this name for a tree and its noise, both detached and without a batch."""
+        if name == "pivoted":
+            return Pivoted(tree, noise, self._chosen(tree, noise)[0])
+        points = torch.cat([z.detach().double() for z in tree.points], -1)
+        spread = points.std(0).clamp_min(1e-300)
+        sets = self._sets  # read once, since another thread may replace it
+        if sets is None or len(sets[1]) != len(spread) or _stretched(spread / sets[1]):
+            k = _FEW if len(points) <= _SOME else _NEIGHBOURS
+            sets = self._sets = conditioning(points, min(k, len(points) - 1)), spread
+        return Vecchia(tree, noise, sets[0])
+
+    def _chosen(self, tree: Tree, noise: torch.Tensor) -> tuple[torch.Tensor, float]:
+        found = self._pivots
+        if found is None:
+            found = self._pivots = pivots(tree, noise, most(len(noise)))
+        return found
+
+
+def _stretched(ratio: torch.Tensor) -> bool:
+    return bool(ratio.max() > _STRETCHED * ratio.min())
+
+
+def footprint(n: int) -> int:
+    """Return the approximate peak memory in bytes of the larger preconditioner for n points."""
+    return n * 8 * max(6 * most(n), 2 * _NUMBERS * (_NEIGHBOURS + 1))
+
+
+_kept = Weak[Kept]()
+
+
+def kept_for(owner: Any, points: torch.Tensor) -> Kept:
+    """Return the cache of a kernel for these points; an empty one if its points were others."""
+    found = _kept.get(owner)
+    return found if found is not None and found.is_of(points) else _kept.put(owner, Kept(points))

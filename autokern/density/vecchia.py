@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from autokern.density.preconditioners.base import (
+from autokern.density.block_cg import (
     Gradients,
     Preconditioner,
     Probed,

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 
 from autokern.core.solved import Solved, note
-from autokern.density.iterated.block_cg import still_needed
-from autokern.density.preconditioners.base import UnfitError
-from autokern.density.preconditioners.choice import Kept
+from autokern.density.block_cg import UnfitError, still_needed
+from autokern.density.preconditioners import Kept
 from autokern.kernels import over_ranks
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree

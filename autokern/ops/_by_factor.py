@@ -13,8 +13,8 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
-from autokern.ops._shared.iterations import or_iterate
-from autokern.ops._shared.problems import Bytes, iterates
+from autokern.ops._iterations import or_iterate
+from autokern.ops._problems import Bytes, iterates
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.inverse_factor import Conditioned

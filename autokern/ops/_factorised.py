@@ -14,17 +14,16 @@ from linear_operator import settings as library
 from autokern.core.candidate import Error
 from autokern.core.op import Op
 from autokern.core.problem import Problem
-from autokern.density import array_density, gaussian
-from autokern.density.iterated import log_density
+from autokern.density import array_density, gaussian, iterated_density
 from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
-from autokern.density.preconditioners.choice import footprint, kept_for
+from autokern.density.preconditioners import footprint, kept_for
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import bytes_on
 from autokern.model import kernel_parts
 from autokern.model.library_orders import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients
-from autokern.ops._shared.iterations import as_own_iterations, or_iterate, to_a_residual
-from autokern.ops._shared.problems import (
+from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residual
+from autokern.ops._problems import (
     LOW_RANK,
     Bytes,
     families,
@@ -109,7 +108,7 @@ def _mixed_error(problem: Problem) -> Error:
 
 
 def _is_held(problem: Problem) -> bool:
-    return problem.n**2 * problem.itemsize <= log_density.DENSE
+    return problem.n**2 * problem.itemsize <= iterated_density.DENSE
 
 
 def _iterated_memory(problem: Problem) -> int:
@@ -176,7 +175,7 @@ def register(op: Op) -> None:
     def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """Conjugate gradients to a stated residual; the preconditioner (neighbours or pivots) is chosen per system."""
         kernel, x = marginal.lazy.kernel, marginal.lazy.x1
-        found = log_density.log_prob(
+        found = iterated_density.log_prob(
             *ingredients(marginal, value), kept_for(kernel, x), library.num_trace_samples.value(), tolerance(x.dtype)
         )
         return op["matrix-free"].run(marginal, value, exact) if found is None else found

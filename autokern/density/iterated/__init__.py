@@ -1,1 +1,0 @@
-"""Log densities and linear systems by preconditioned conjugate gradients, without a factor."""

@@ -1,0 +1,287 @@
+"""Cholesky factors, inverses and log densities of covariances that are given as matrices.
+
+On tensors, factor and inverse overwrite their matrix. On small arrays SciPy's bindings of LAPACK serve: at some tens of
+rows their calls take a third of NumPy's time, and NumPy lacks potri, the inverse from a factor. Importing
+`scipy.linalg` takes as long as some thousand densities, so only its extension module `_flapack` is loaded, in a few
+milliseconds.
+
+`log_prob` is the density of one matrix and noise, `log_prob_of_tasks` that of several tasks observed at the same
+points. There the covariance is ``Kx (x) Kt + I (x) S``. In the basis P of the tasks in which ``P' S P = 1`` and
+``P' Kt P`` is diagonal, the tasks are independent (Rakitsch et al. 2013, "It is all in the noise", section 2): instead
+of one matrix of all points and tasks, an ``(n, n)`` matrix is factorised per task. Second derivatives differentiate
+`plain`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from autokern.core.autograd import computed, each_cotangent, readable
+from autokern.core.recovery import caught
+from autokern.system import memory_limit, threads
+
+if TYPE_CHECKING:
+    from autokern.kernels.arrays.part import Array
+
+    Found = tuple[float, list[Array]] | None
+
+LOG_2_PI = math.log(2 * math.pi)
+Solver = Callable[[torch.Tensor], torch.Tensor]
+_SMALL = 2**14
+"""Elements below which a new result is faster than working in place."""
+
+
+def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lower Cholesky factor of a row-major matrix, of which the lower triangle is read, and LAPACK's info.
+
+    The factor overwrites the matrix where that is faster. `torch.linalg.cholesky_ex` is called once, so patches see it.
+    """
+    if matrix.numel() < _SMALL or not matrix.is_cpu:
+        lower, info = torch.linalg.cholesky_ex(matrix)
+        return lower, info
+    turned = matrix.mT  # column-major for LAPACK: its upper triangle is the matrix's lower one
+    info = torch.empty(matrix.shape[:-2], dtype=torch.int32, device="cpu")
+    torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
+    return matrix, info
+
+
+def fits(n: int, like: Any) -> bool:
+    """Whether three ``(n, n)`` matrices of the dtype and device of `like` fit: covariance, factor and a copy."""
+    return memory_limit.fits(3 * n * n * like.dtype.itemsize, like.device)
+
+
+def inverted(lower: torch.Tensor) -> torch.Tensor:
+    """Return the symmetric inverse for a lower factor by LAPACK's potri; overwrites the factor where that is faster."""
+    if lower.numel() < _SMALL:
+        return torch.cholesky_inverse(lower)
+    upper = lower.is_contiguous()
+    turned = lower.mT if upper else lower
+    return torch.cholesky_inverse(turned, upper=upper, out=turned)
+
+
+def inv_quad_logdet_gradients(
+    inverse: Callable[[], torch.Tensor],  # returns ``K^-1``, which is overwritten; called only if needed
+    found: torch.Tensor,  # ``K^-1 B``, ``(..., n, t)``
+    cotangents: tuple[torch.Tensor, torch.Tensor],  # of inv_quad ``(..., t)`` and logdet ``(...)``
+    diagonal: torch.Size | None,  # shape of the diagonal that was added to the matrix
+    wanted: Sequence[bool],  # of the three gradients
+) -> list[torch.Tensor | None]:
+    """Return the gradients of inv_quad and logdet by the matrix, the added diagonal, and the columns B."""
+    by_quadratic, by_logdet = cotangents
+    weighted = found * by_quadratic.unsqueeze(-2)
+    grads: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None]
+    if wanted[0] or wanted[1]:
+        inner = inverse()
+        inner.mul_(by_logdet[..., None, None])
+        if inner.dim() == 2:
+            inner.addmm_(weighted, found.mT, alpha=-1)
+        else:
+            inner.sub_(weighted @ found.mT)
+        grads[0] = inner if wanted[0] else None
+        if wanted[1] and diagonal is not None:
+            grads[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(diagonal)
+    return grads
+
+
+class _Solved(torch.autograd.Function):
+    """A solve with an existing factor, differentiable without another: ``d(K^-1 b) = K^-1 (db - dK K^-1 b)``."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(matrix, rhs)
+        ctx.solve = solve
+        return solve(rhs)
+
+    @staticmethod
+    @each_cotangent
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        matrix, rhs = ctx.saved_tensors
+        by_rhs = solved(matrix, ctx.solve, grad)
+        by_matrix = None
+        if ctx.needs_input_grad[0]:
+            by_matrix = -(by_rhs @ solved(matrix, ctx.solve, rhs).mT)
+            by_matrix = (0.5 * (by_matrix + by_matrix.mT)).sum_to_size(matrix.shape)
+        return by_matrix, None, by_rhs.sum_to_size(rhs.shape) if ctx.needs_input_grad[2] else None
+
+
+def solved(matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
+    """Return ``matrix^-1 rhs``, differentiable to any order; `solve` need not be differentiable."""
+    return cast("torch.Tensor", _Solved.apply(matrix, solve, rhs))
+
+
+class Density(NamedTuple):
+    """A log density, and its gradients times a factor."""
+
+    value: float
+    by_matrix: Array  # gradient by the covariance, ``(n, n)``, symmetric
+    by_residual: Array  # gradient by the residual, ``(n,)``
+
+
+def density(k: Array, residual: Array, factor: float) -> Density | None:
+    """Return the log density and its gradients times `factor` by potrf, potrs and potri; None if `k` has no factor.
+
+    `k` is symmetric, row-major and is overwritten; both arrays are float64.
+    """
+    lapack: Any = sys.modules.get("scipy.linalg.lapack")
+    if not hasattr(lapack, "dpotri"):
+        lapack = _alone()
+    upper, info = lapack.dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
+    if info:
+        return None
+    a, _ = lapack.dpotrs(upper, residual, lower=0)
+    logdet = 2.0 * float(np.log(upper.diagonal()).sum())
+    half, info = lapack.dpotri(upper, lower=0, overwrite_c=1)
+    if info:
+        return None
+    inverse = half + half.T  # the other triangle of each is zero
+    inverse.flat[:: len(k) + 1] = half.diagonal()
+    value = -0.5 * (float(residual @ a) + logdet + len(residual) * LOG_2_PI)
+    inverse -= a[:, None] * a
+    inverse *= -0.5 * factor
+    return Density(value, inverse, a * -factor)
+
+
+@functools.cache
+def _alone() -> Any:
+    """Return SciPy's LAPACK extension loaded alone, or `scipy.linalg.lapack` if that fails.
+
+    The extension alone is removed from `sys.modules`, so that a later import of SciPy is unaffected.
+    """
+    name = "scipy.linalg._flapack"
+    try:
+        spec = importlib.util.find_spec("scipy")
+        folders = [] if spec is None else list(spec.submodule_search_locations or ())
+        paths = [os.path.join(folders[0], "linalg", f"_flapack{suffix}") for suffix in EXTENSION_SUFFIXES]
+        path = next(path for path in paths if os.path.exists(path))
+        own = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+        found = importlib.util.module_from_spec(own)  # type: ignore[arg-type]
+        found.__loader__.exec_module(found)  # type: ignore[union-attr]
+    except caught(Exception):  # another file layout, or a missing library: the full import is only slower
+        found = None
+    if "scipy.linalg" not in sys.modules:
+        sys.modules.pop(name, None)
+    threads.look_for_openblas()
+    return found if hasattr(found, "dpotri") else importlib.import_module("scipy.linalg.lapack")
+
+
+def log_density(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Return the log density of a residual under the covariance ``k + noise``, by torch's Cholesky."""
+    n = residual.shape[-1]
+    diagonal = torch.diag_embed(noise.expand(*noise.shape[:-1], n))
+    lower = torch.linalg.cholesky(k + diagonal)
+    white = torch.linalg.solve_triangular(lower, residual.unsqueeze(-1), upper=False).squeeze(-1)
+    logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    density: torch.Tensor = -0.5 * (white.square().sum(-1) + logdet + n * LOG_2_PI)
+    return density
+
+
+def log_prob(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
+    """Return the log density of a value ``(n,)``; None if the factorisation fails or the density is not finite.
+
+    `k` is any covariance ``(n, n)`` on the CPU, without noise; autograd differentiates how it was computed. `noise` is
+    ``(1,)`` or ``(n,)``.
+    """
+    return _by_arrays(_of_one, noisy, k, noise, mean, value)
+
+
+def log_prob_of_tasks(
+    kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor | None:
+    """Return the log density of a value, None if a factorisation fails or the density is not finite.
+
+    `kx` ``(n, n)`` and `kt` ``(t, t)`` are the covariances of points and tasks, `noise` ``(t, t)`` that of the
+    observations at one point; mean and value are ``(n, t)``.
+    """
+    return _by_arrays(_of_tasks, of_tasks, kx, kt, noise, mean, value)
+
+
+def _by_arrays(
+    evaluate: Callable[..., Found], matrix: Callable[..., torch.Tensor], *tensors: torch.Tensor
+) -> torch.Tensor | None:
+    if not readable(*tensors):
+        return None
+    with np.errstate(all="ignore"):
+        found = evaluate(*(t.detach().numpy().astype(np.float64) for t in tensors))
+    if found is None or not np.isfinite(found[0]):
+        return None
+    gradients = [torch.from_numpy(a).to(tensors[0].dtype) for a in found[1]]
+    return computed(found[0], gradients, functools.partial(plain, matrix), *tensors)
+
+
+def _of_one(k: Array, noise: Array, mean: Array, value: Array) -> Found:
+    k = np.ascontiguousarray(k)
+    k.flat[:: len(k) + 1] += noise
+    found = density(k, value - mean, 1.0)
+    if found is None:
+        return None
+    by_noise = found.by_matrix.diagonal().copy()
+    if len(noise) == 1:
+        by_noise = by_noise.sum(keepdims=True)
+    return found.value, [found.by_matrix, by_noise, -found.by_residual, found.by_residual]
+
+
+def _of_tasks(kx: Array, kt: Array, noise: Array, mean: Array, value: Array) -> Found:
+    n = len(kx)
+    if not all(np.isfinite(a).all() for a in (kt, noise)):
+        return None
+    try:
+        lower = np.linalg.cholesky(noise)
+    except np.linalg.LinAlgError:
+        return None
+    whitening = np.linalg.inv(lower)
+    eigenvalues, vectors = np.linalg.eigh(whitening @ kt @ whitening.T)
+    basis = whitening.T @ vectors
+    residual = (value - mean) @ basis
+    total = -n * float(np.log(lower.diagonal()).sum())
+    solved, by_kx = np.empty_like(residual), np.zeros_like(kx)
+    by_weight, by_one = np.empty(len(kt)), np.empty(len(kt))
+    for task, weight in enumerate(eigenvalues):
+        k = kx * weight
+        k.flat[:: n + 1] += 1.0
+        found = density(k, np.ascontiguousarray(residual[:, task]), 1.0)
+        if found is None:
+            return None
+        total += found.value
+        solved[:, task] = -found.by_residual
+        by_weight[task], by_one[task] = np.vdot(found.by_matrix, kx), found.by_matrix.trace()
+        by_kx += found.by_matrix * weight
+
+    def between(products: Array, alone: Array) -> Array:
+        products *= 0.5
+        products.flat[:: len(kt) + 1] = alone
+        out: Array = basis @ products @ basis.T
+        return out
+
+    by_kt = between(solved.T @ (kx @ solved), by_weight)
+    by_noise = between(solved.T @ solved, by_one)
+    by_mean = solved @ basis.T
+    return total, [by_kx, by_kt, by_noise, by_mean, -by_mean]
+
+
+def plain(matrix: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """Return the log density by torch, from the function of the covariances that returns the matrix with noise."""
+    *covariances, mean, value = tensors
+    k = matrix(*covariances)
+    return log_density(k, k.new_zeros(1), (value - mean).flatten())
+
+
+def noisy(k: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Return a covariance ``(n, n)`` with noise ``(1,)`` or ``(n,)``."""
+    return k + torch.diag(noise.expand(len(k)))
+
+
+def of_tasks(kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Return the covariance ``(n t, n t)`` of all points and tasks, noise included."""
+    eye = torch.eye(len(kx), dtype=kx.dtype, device=kx.device)
+    return torch.kron(kx.contiguous(), kt.contiguous()) + torch.kron(eye, noise.contiguous())

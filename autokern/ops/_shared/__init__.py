@@ -1,1 +1,0 @@
-"""Serves several ops: candidates, problems and their samples, costs and error bounds."""
