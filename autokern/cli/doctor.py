@@ -14,6 +14,7 @@ from typing import Any
 
 import gpytorch
 import msgspec
+import numpy
 import torch
 
 from autokern.cli.tables import Table, counted
@@ -174,13 +175,11 @@ def _threads(settings: Settings) -> Finding:
 
 
 def _blas() -> Finding:
-    import threadpoolctl  # only now: `calibrate` imports this module
-
     versions = host.current().fields["versions"]
     own = ", ".join(f"{name} {versions[name]}" for name in ("mkl", "openblas") if name in versions)
-    pools = [pool for pool in threadpoolctl.threadpool_info() if pool.get("user_api") == "blas"]
-    names = sorted({f"{pool['internal_api']} {pool.get('version') or ''}".strip() for pool in pools})
-    return _seen("BLAS", f"torch: {own or versions.get('blas', 'unknown')}; numpy: {', '.join(names) or 'unknown'}")
+    numpys = numpy.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
+    name = f"{numpys.get('name', 'unknown')} {numpys.get('version', '')}".strip()
+    return _seen("BLAS", f"torch: {own or versions.get('blas', 'unknown')}; numpy: {name}")
 
 
 def _gpu() -> Finding:

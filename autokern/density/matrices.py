@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from autokern.core.autograd import computed, each_cotangent, readable
-from autokern.core.recovery import caught
+from autokern.core.recovery import suppressed
 from autokern.system import memory_limit, threads
 
 if TYPE_CHECKING:
@@ -133,9 +133,7 @@ def density(k: Array, residual: Array, factor: float) -> Density | None:
 
     `k` is symmetric, row-major and is overwritten; both arrays are float64.
     """
-    lapack: Any = sys.modules.get("scipy.linalg.lapack")
-    if not hasattr(lapack, "dpotri"):
-        lapack = _alone()
+    lapack = _extension()
     upper, info = lapack.dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
     if info:
         return None
@@ -153,26 +151,27 @@ def density(k: Array, residual: Array, factor: float) -> Density | None:
 
 
 @functools.cache
-def _alone() -> Any:
-    """Return SciPy's LAPACK extension loaded alone, or `scipy.linalg.lapack` if that fails.
+def _extension() -> Any:
+    """Return SciPy's LAPACK extension: as SciPy imported it, or loaded alone, or with SciPy if that fails.
 
     The extension alone is removed from `sys.modules`, so that a later import of SciPy is unaffected.
     """
     name = "scipy.linalg._flapack"
-    try:
-        spec = importlib.util.find_spec("scipy")
-        folders = [] if spec is None else list(spec.submodule_search_locations or ())
-        paths = [os.path.join(folders[0], "linalg", f"_flapack{suffix}") for suffix in EXTENSION_SUFFIXES]
-        path = next(path for path in paths if os.path.exists(path))
-        own = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
-        found = importlib.util.module_from_spec(own)  # type: ignore[arg-type]
-        found.__loader__.exec_module(found)  # type: ignore[union-attr]
-    except caught(Exception):  # another file layout, or a missing library: the full import is only slower
-        found = None
-    if "scipy.linalg" not in sys.modules:
-        sys.modules.pop(name, None)
-    threads.look_for_openblas()
-    return found if hasattr(found, "dpotri") else importlib.import_module("scipy.linalg.lapack")
+    found: Any = sys.modules.get(name)
+    if found is None:
+        with suppressed(Exception):  # another file layout, or a missing library: the full import is only slower
+            spec = importlib.util.find_spec("scipy")
+            folders = [] if spec is None else list(spec.submodule_search_locations or ())
+            paths = [os.path.join(folders[0], "linalg", f"_flapack{suffix}") for suffix in EXTENSION_SUFFIXES]
+            path = next(path for path in paths if os.path.exists(path))
+            own = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+            found = importlib.util.module_from_spec(own)  # type: ignore[arg-type]
+            found.__loader__.exec_module(found)
+        if "scipy.linalg" not in sys.modules:
+            sys.modules.pop(name, None)
+    found = found if hasattr(found, "dpotri") else importlib.import_module(name)
+    threads.look_for_openblas(getattr(found, "__file__", ""))
+    return found
 
 
 def log_density(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,9 @@ from autokern.core.locks import Lock
 from autokern.core.recovery import uninterrupted
 from autokern.system import host
 
-_KMP, _WHAT = "KMP_DUPLICATE_LIB_OK", ("get", "set")
+_WHAT = ("get_num_threads", "set_num_threads", "get_parallel")
+_linked: list[str] = []
+"""Extensions besides NumPy's that are linked with an OpenBLAS."""
 Get = Callable[[], int]
 Put = Callable[[int], object]
 _Run = TypeVar("_Run", bound=Callable[..., Any])
@@ -90,7 +92,7 @@ def _setters() -> tuple[Callable[[int], object], Callable[[int], int]]:
     If one of them is not found (Windows, say), the fallback is `torch.set_num_threads`, whose process-wide default
     affects other threads.
     """
-    library = _torch_library()
+    library = _loaded(torch._C.__file__)
     set_openmp = getattr(library, "omp_set_num_threads", None)
     set_mkl = getattr(library, "MKL_Set_Num_Threads_Local", None)
     if set_openmp is None or (set_mkl is None and torch._C.has_mkl):
@@ -105,13 +107,13 @@ def _setters() -> tuple[Callable[[int], object], Callable[[int], int]]:
     return (set_openmp, set_mkl or int) if obeyed else (torch.set_num_threads, int)
 
 
-def _torch_library() -> ctypes.PyDLL | None:
-    """Return torch's loaded library, in which symbols of its dependencies are found, too.
+def _loaded(path: str) -> ctypes.PyDLL | None:
+    """Return a loaded library, in which symbols of its dependencies are found, too.
 
     ``PyDLL`` holds the GIL during a call, which suits calls of nanoseconds.
     """
     try:
-        return ctypes.PyDLL(torch._C.__file__, mode=os.RTLD_NOLOAD)
+        return ctypes.PyDLL(path, mode=os.RTLD_NOLOAD)
     except uninterrupted(OSError, AttributeError):  # Windows has no such mode
         return None
 
@@ -135,7 +137,7 @@ class _OneThread:
             return
         with self._lock.here():
             if not self._inside and _allowed:
-                for get, put in _libraries("scipy.linalg" in sys.modules):
+                for get, put in _libraries():
                     before = get()
                     if before > 1:
                         self._lowered.append((get, put, before))
@@ -167,27 +169,22 @@ one_thread = _OneThread()
 
 
 @functools.cache
-def _libraries(scipy: bool) -> list[tuple[Get, Put]]:
-    """Return the getter and setter of each pthreads OpenBLAS of this process: NumPy's, and SciPy's.
-
-    threadpoolctl's own setter affects only the calling thread.
-    """
-    found, given = [], os.environ.get(_KMP)
-    from threadpoolctl import ThreadpoolController
-
-    if given is None:  # the import sets the variable, which child processes would inherit
-        os.environ.pop(_KMP, None)
-    for library in ThreadpoolController().select(internal_api="openblas").lib_controllers:
+def _libraries() -> list[tuple[Get, Put]]:
+    """Return the getter and setter of each pthreads OpenBLAS that NumPy and the known extensions are linked with."""
+    found = []
+    for path in (getattr(sys.modules.get("numpy.linalg._umath_linalg"), "__file__", ""), *_linked):
+        library = _loaded(path)
         for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
-            get, put = (getattr(library.dynlib, f"{prefix}openblas_{what}_num_threads{suffix}", None) for what in _WHAT)
-            if library.threading_layer == "pthreads" and get is not None and put is not None:
+            get, put, kind = (getattr(library, f"{prefix}openblas_{what}{suffix}", None) for what in _WHAT)
+            if get is not None and put is not None and kind is not None and kind() == 1:  # 2 is OpenMP
                 found.append((get, put))
                 break
     return found
 
 
-def look_for_openblas() -> None:
-    """Search for libraries again at the next entry, because another one may be loaded."""
+def look_for_openblas(path: str) -> None:
+    """Lower the OpenBLAS, too, that an extension is linked with."""
+    _linked.append(path)
     _libraries.cache_clear()
 
 

@@ -14,18 +14,14 @@ from autokern.system import threads
 from autokern.system.threads import one_thread
 
 
-def _libraries():
-    return threads._libraries("scipy.linalg" in sys.modules)
-
-
 def numbers() -> list[int]:
-    return [get() for get, _ in _libraries()]
+    return [get() for get, _ in threads._libraries()]
 
 
 @pytest.fixture(autouse=True)
 def two():
     """OpenBLAS has two threads, however many cores there are."""
-    if not _libraries():
+    if not threads._libraries():
         pytest.skip("NumPy's BLAS is another")
     with threadpool_limits(2, user_api="blas"):
         yield
@@ -39,7 +35,7 @@ def test_one_thread_inside_and_the_former_number_afterwards():
 
 def test_a_number_that_the_user_sets_meanwhile_stands():
     with one_thread:
-        for _, put in _libraries():
+        for _, put in threads._libraries():
             put(3)
     assert set(numbers()) == {3}
 
@@ -58,7 +54,7 @@ def test_a_child_that_is_forked_while_somebody_is_inside_has_the_former_number()
 import os, threading
 import numpy
 from autokern.system import threads
-pairs = threads._libraries(False)
+pairs = threads._libraries()
 for _, put in pairs:
     put(2)
 inside, leave = threading.Event(), threading.Event()
@@ -109,15 +105,15 @@ def test_the_last_thread_to_leave_restores_the_number():
 
 
 def test_an_interrupt_on_the_way_in_loses_no_number(monkeypatch):
-    honest = _libraries()
+    honest = threads._libraries()
 
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(threads, "_libraries", lambda _: [*honest, (interrupted, print)])
+    monkeypatch.setattr(threads, "_libraries", lambda: [*honest, (interrupted, print)])
     with pytest.raises(KeyboardInterrupt), one_thread:
         raise AssertionError("not reached")
-    monkeypatch.setattr(threads, "_libraries", lambda _: honest)
+    monkeypatch.setattr(threads, "_libraries", lambda: honest)
     with one_thread:
         pass
     assert set(numbers()) == {2}
@@ -130,15 +126,3 @@ def test_nothing_is_changed_where_that_is_forbidden():
             assert set(numbers()) == {2}
     finally:
         threads.allow(True)
-
-
-def test_the_environment_of_child_processes_stays_as_it_was():
-    program = "import os; from autokern.system.threads import one_thread; one_thread.__enter__()"
-    program += "; print(os.environ.get('KMP_DUPLICATE_LIB_OK'))"
-    bare = {name: value for name, value in os.environ.items() if name != "KMP_DUPLICATE_LIB_OK"}
-    for given in (None, "FALSE"):
-        environment = bare if given is None else {**bare, "KMP_DUPLICATE_LIB_OK": given}
-        told = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
-        )
-        assert told.stdout.split() == [str(given)]
