@@ -37,7 +37,7 @@ def product(points: int, begin: Callable[[], None]) -> dict[str, Any]:
     """Time one product and its gradients in this rank."""
     import torch
 
-    from autokern.kernels import over_ranks, partition
+    from autokern.kernels import matmul, partition
     from autokern.kernels.tree import Node, Tree
 
     drawn = torch.rand(points, DIMENSIONS + COLUMNS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -45,9 +45,9 @@ def product(points: int, begin: Callable[[], None]) -> dict[str, Any]:
     tree, plan = Tree(Node("leaf", "matern52"), [3 * x], [], []), partition.usual(x.device)
     begin()
     began = time.perf_counter()
-    out = over_ranks.product(tree, None, v, plan)
+    out = matmul.product(tree, None, v, plan)
     between = time.perf_counter()
-    (by_points, *_), _ = over_ranks.gradients(tree, None, out, v, plan)
+    (by_points, *_), _ = matmul.gradients(tree, None, out, v, plan)
     end = time.perf_counter()
     sums = [float(out.sum()), float(out.abs().max()), float(by_points.square().sum())]
     return {"seconds": [between - began, end - between], "values": sums}

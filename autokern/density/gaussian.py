@@ -18,9 +18,8 @@ from torch.func import functional_call
 from autokern.core.autograd import computed
 from autokern.density.matrices import LOG_2_PI, factorised, inverted, log_density
 from autokern.kernels import tree as trees
-from autokern.kernels.blocks import Blocks, bytes_on, row_blocks
-from autokern.kernels.far import centre_of
-from autokern.kernels.tree import Parts, Tree, apart, flattened
+from autokern.kernels.matrix import Blocks, bytes_on, row_blocks
+from autokern.kernels.tree import Parts, Tree, apart, centre_of, flattened
 from autokern.model.originals import psd_safe_cholesky
 from autokern.system import buffers, threads
 
@@ -151,7 +150,7 @@ def at_once(
     """Return log density, LAPACK's info and the wanted gradients without synchronising with the device."""
     noise, residual, *rest = tensors
     buffer = residual.new_empty((*residual.shape, residual.shape[-1]))
-    blocks = Blocks(parts.tree(rest), look=False)
+    blocks = Blocks(parts.tree(rest), mirrored=True, look=False)
     _assemble(blocks, noise, buffer, keep=True)
     factor, info = torch.linalg.cholesky_ex(buffer)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
@@ -197,7 +196,7 @@ def _stated(parts: Parts, tensors: Sequence[torch.Tensor], keep: bool) -> State:
     """Return the state of the forward pass, factorised in memory of huge pages."""
     noise, residual, *rest = tensors
     tree = parts.tree(rest)
-    blocks = Blocks(tree)
+    blocks = Blocks(tree, mirrored=True)
     buffer = buffers.huge((*residual.shape, residual.shape[-1]), residual)
     factor = _factorise(tree, blocks, noise, buffer, keep)
     return State(factor, blocks, torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False))

@@ -20,7 +20,7 @@ from autokern.core.solved import Solved, note
 from autokern.density import block_cg, gaussian
 from autokern.density.block_cg import Preconditioner, Solution, UnfitError
 from autokern.density.preconditioners import Kept
-from autokern.kernels import over_ranks, products
+from autokern.kernels import matmul, products
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Parts, Tree
 from autokern.system import buffers
@@ -152,7 +152,7 @@ class _Matrix:
         """Return the product with columns ``(n, t)``."""
         if self._held is not None:
             return self._held @ v
-        return over_ranks.product(self._tree, None, v, self._plan).addcmul_(self._noise.unsqueeze(-1), v)
+        return matmul.product(self._tree, None, v, self._plan).addcmul_(self._noise.unsqueeze(-1), v)
 
     def solved(
         self, by: Preconditioner, rhs: torch.Tensor, signs: torch.Tensor, tolerances: tuple[float, float],
@@ -168,7 +168,7 @@ class _Matrix:
     def _nearly(self, v: torch.Tensor) -> torch.Tensor:
         if self._low is None:
             self._low = self._tree.each(lambda t: t.float())
-        found = over_ranks.product(self._low, None, v.float(), self._plan).double()
+        found = matmul.product(self._low, None, v.float(), self._plan).double()
         return found.addcmul_(self._noise.unsqueeze(-1), v)
 
 
@@ -193,7 +193,7 @@ def _gradients(
         flat = [t.reshape(t.shape[t.dim() - d :]) for t, d in zip(own, parts.dims, strict=True)]
         left = torch.cat((a.unsqueeze(-1), by.su), 1)
         right = torch.cat((a.unsqueeze(-1) * 0.5, by.sw * (-0.5 / count)), 1)
-        exact, _ = over_ranks.gradients(parts.tree(flat), None, left, right, usual(a.device))
+        exact, _ = matmul.gradients(parts.tree(flat), None, left, right, usual(a.device))
         for index, (one, two, like) in enumerate(zip(exact, other.tensors, own, strict=True)):
             found[2 + index] = (one - 0.5 * two.to(one.dtype)).view(like.shape)
     return found

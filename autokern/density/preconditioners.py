@@ -26,7 +26,7 @@ from autokern.density.block_cg import (
     views,
 )
 from autokern.density.vecchia import Conditioning, Vecchia, conditioning
-from autokern.kernels import over_ranks, products
+from autokern.kernels import matmul, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree, apart
@@ -131,7 +131,7 @@ class Pivoted(Preconditioner):
             torch.mm(wide.mT, wide, out=out[n * r :].view(r, r))
 
         elements, data = n * r * (1 + r / _COST), self._data(chosen)
-        found = over_ranks.by_points(n, elements, n * r + r * r, self._noise, data, write)
+        found = matmul.by_points(n, elements, n * r + r * r, self._noise, data, write)
         self._b = found[: n * r].view(n, r)
         values, vectors = torch.linalg.eigh(found[n * r :].view(r, r))
         values.clamp_min_(0)
@@ -170,7 +170,7 @@ class Pivoted(Preconditioner):
 
         elements, count = n * r * (_BACKWARD + r / _BACKWARD), sum(shape.numel() for shape in shapes)
         data = self._data(sw, self._chosen)
-        noise, *totals = views(over_ranks.by_points(n, elements, count, self._noise, data, write), shapes)
+        noise, *totals = views(matmul.by_points(n, elements, count, self._noise, data, write), shapes)
         return Gradients(noise, totals)
 
     def _stretch(self, part: slice, sw: torch.Tensor, of_probes: torch.Tensor) -> Gradients:

@@ -18,7 +18,7 @@ import torch
 from autokern.core.solved import Solved, note
 from autokern.density.block_cg import UnfitError, still_needed
 from autokern.density.preconditioners import Kept
-from autokern.kernels import over_ranks
+from autokern.kernels import matmul
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree
 from autokern.model.library_orders import LONGEST
@@ -70,7 +70,7 @@ class _System:
         tree, noise = self._tree.each(lambda t: t.to(dtype)), self._noise.double().unsqueeze(-1)
 
         def multiply(v: torch.Tensor) -> torch.Tensor:
-            return over_ranks.product(tree, None, v.to(dtype), usual(v.device)).double().addcmul_(noise, v.double())
+            return matmul.product(tree, None, v.to(dtype), usual(v.device)).double().addcmul_(noise, v.double())
 
         return multiply
 

@@ -23,7 +23,7 @@ from autokern.density.block_cg import (
     in_double,
     views,
 )
-from autokern.kernels import over_ranks
+from autokern.kernels import matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import Tree, apart
 from autokern.system import thread_pool, threads
@@ -90,7 +90,7 @@ class Vecchia(Preconditioner):
 
             self._in_chunks(lambda _: column, first, end)
 
-        found = over_ranks.by_points(n, elements, n * size, self._noise, self._data(), columns)
+        found = matmul.by_points(n, elements, n * size, self._noise, self._data(), columns)
         if found.isnan().any():
             raise UnfitError
         self._coefficients = found.view(n, size)
@@ -142,7 +142,7 @@ class Vecchia(Preconditioner):
 
         shapes = [t.shape for t in like]
         elements = _BACKWARD * _COST * self._given.sets.numel() * self._given.sets.shape[1]
-        found = over_ranks.by_points(
+        found = matmul.by_points(
             len(self._noise),
             elements,
             sum(map(torch.Size.numel, shapes)),

@@ -97,7 +97,9 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         """Return the gradients of ``sum(left * (K right))`` by this operator's tensors, computed tile by tile."""
         left, right = (t.unsqueeze(-1) if t.dim() == 1 else t for t in (left_vecs, right_vecs))
         others = None if self._same else forms.read(self._kernel, self.x2).points
-        by, by_others = products.gradients(forms.read(self._kernel, self.x1), others, left, right, usual(self.device))
+        by, by_others = products.matmul_gradients(
+            forms.read(self._kernel, self.x1), others, left, right, usual(self.device)
+        )
         x2 = None if by_others is None else torch.cat(by_others, -1)
         named = {f"shape_{i}": t for i, t in enumerate(by.shapes)}
         named |= {f"weight_{i}": t for i, t in enumerate(by.weights)}

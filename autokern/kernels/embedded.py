@@ -13,8 +13,7 @@ from gpytorch.kernels import ConstantKernel, Kernel, ScaleKernel
 
 from autokern.kernels import tree as trees
 from autokern.kernels.family import family
-from autokern.kernels.far import centre_of
-from autokern.kernels.tree import Node, Tree
+from autokern.kernels.tree import Node, Tree, centre_of
 
 
 class Embedded(NamedTuple):

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from autokern.kernels.family import TINY
-from autokern.kernels.far import reach
 from autokern.kernels.matrix import matrix
 from autokern.kernels.tree import Parts, Tree, apart, by_formula, by_leaf, families_of, leaves
 
@@ -72,7 +71,7 @@ def _is_far(tree: Tree, others: list[torch.Tensor] | None) -> bool:
     """Whether points are too far apart for `_formula`, which expands squared distances in the points' dtype."""
     sides = (tree.points,) if others is None else (tree.points, others)
     norms = [[z.square().sum(-1) for z in points] for points in zip(*sides, strict=True)]
-    return any(reach(of, of.gamma, *own).far for (of, *_), own in zip(by_leaf(tree), norms, strict=True))
+    return any(of.reach(*own).far for (of, *_), own in zip(by_leaf(tree), norms, strict=True))
 
 
 def _applied(

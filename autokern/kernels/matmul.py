@@ -1,25 +1,166 @@
-"""The product of a kernel tree's matrix with few columns, as a differentiable function.
+"""The product of a kernel tree's matrix with few columns: differentiable, and shared by the ranks of a job.
 
 First derivatives evaluate the tiles again and hold no matrix; second derivatives differentiate the plain formula, which
-holds it.
+holds it. Points and vectors are the same on all ranks. Each rank computes its share of the tiles, or of the points, and
+one all-reduce sums the results. Without joined ranks, or if communication would cost more than it saves, each rank
+computes everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from autokern.core.autograd import each_cotangent, plain_gradients
-from autokern.kernels import over_ranks, products
+from autokern.kernels import partition, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
-from autokern.kernels.tree import Tree, apart, flattened
+from autokern.kernels.tree import Node, Tree, apart, flattened
+from autokern.system import ranks, thread_pool
+from autokern.system.ranks import Ranks
 
+LEAST = 2**24
+"""Elements of a matrix below which ranks share nothing, as a product takes a few milliseconds."""
+_MOST = 2.0
+"""Least ratio of the time saved to the time of communication."""
+_SAMPLE = 2048
 _NONE = torch.Size()
 Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch.Tensor]
 """A product with the arguments of `products.product`: tree, points of the columns, right-hand sides, plan."""
+
+_rate = 1e8
+"""Elements of a symmetric matrix that the slowest rank multiplies in a second."""
+
+
+def measure(here: Ranks) -> None:
+    """Measure how many elements each rank multiplies in a second, and share the minimum."""
+    global _rate
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(_SAMPLE, 3, generator=generator, dtype=torch.float64, device="cpu")
+    tree, plan, best = Tree(Node("leaf", "matern52"), [x], [], []), partition.usual(x.device), float("inf")
+    for _ in range(3):
+        here.barrier()
+        began = time.perf_counter()
+        products.product(tree, None, x.repeat(1, 4)[:, :11].contiguous(), plan)
+        best = min(best, time.perf_counter() - began)
+    _rate = min(here.objects(_SAMPLE**2 / best))
+
+
+def pays(here: Ranks, elements: float, count: int) -> bool:
+    """Whether sharing a product over this many matrix elements, with a result of `count` bytes, is faster."""
+    links = here.link.seconds(count) + 2 * here.link.latency
+    return elements >= LEAST and _MOST * links < elements / _rate * (1 - 1 / here.size)
+
+
+def _shared(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, count: int) -> Ranks | None:
+    """Return the ranks that share a product with a result of `count` elements, or None."""
+    here = ranks.active()
+    if here is None or rhs.device.type != "cpu":
+        return None
+    elements = tree.points[0].shape[-2] * (others or tree.points)[0].shape[-2]
+    return here if pays(here, elements, count * rhs.element_size()) else None
+
+
+def _data(
+    tree: Tree, others: list[torch.Tensor] | None, plan: Plan, *more: torch.Tensor
+) -> dict[str, Sequence[torch.Tensor | str]]:
+    return {
+        "kernels": [repr((tree.node, plan))],
+        "points": [*tree.points, *(others or ())],
+        "hyperparameters": [*tree.shapes, *tree.weights],
+        "vectors": more,
+    }
+
+
+def _own(n: int, here: Ranks) -> slice:
+    """Return this rank's range of n points; the ranges of all ranks cover the points."""
+    edges = [round(n * k / (here.size * partition.ALIGNED)) * partition.ALIGNED for k in (here.rank, here.rank + 1)]
+    return slice(min(n, edges[0]), n if here.rank + 1 == here.size else min(n, edges[1]))
+
+
+def _stretches(n: int, m: int, here: Ranks) -> tuple[slice, slice] | None:
+    """Return this rank's range of the longer side and all of the other, as rows and columns; None if it is empty."""
+    rows, columns = (_own(n, here), slice(0, m)) if n >= m else (slice(0, n), _own(m, here))
+    return (rows, columns) if rows.start < rows.stop and columns.start < columns.stop else None
+
+
+def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Return ``K rhs``, with arguments and result of `products.product`."""
+    n, t = tree.points[0].shape[-2], rhs.shape[-1]
+    here = _shared(tree, others, rhs, n * t)
+    if here is None:
+        return products.product(tree, others, rhs, plan)
+    m = rhs.shape[-2]
+    plan = plan._replace(symmetric=True)
+
+    def work(out: torch.Tensor) -> None:
+        whole = out.view(n, t)
+        if others is None:
+            only = partition.dealt(n, plan.tile, thread_pool.size(rhs.device), here.size, here.rank)
+            whole.copy_(products.product(tree, None, rhs, plan, only))
+        elif stretches := _stretches(n, m, here):
+            rows, columns = stretches
+            whole[rows] = products.product(tree.at(rows), [z[columns] for z in others], rhs[columns], plan)
+
+    out = here.summed("product", (n, m, t, len(tree.points)), _data(tree, others, plan, rhs), rhs, n * t, work)
+    return out.view(n, t)
+
+
+def gradients(
+    tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan,
+    want_rhs: bool = False,
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
+    """Return the gradients of ``sum(left * (K right))``, with arguments and result of `products.gradients`.
+
+    Those between two sets of points are not shared.
+    """
+    tensors = apart(tree, others)[1]
+    sizes = [t.numel() for t in tensors] + [right.numel() * want_rhs]
+    here = _shared(tree, None, right, sum(sizes)) if others is None else None
+    if here is None or any(t.dtype is not right.dtype for t in tensors):
+        return products.gradients(tree, others, left, right, plan, want_rhs)
+    n, t = left.shape
+
+    def work(out: torch.Tensor) -> None:
+        only = partition.dealt(n, plan.tile, thread_pool.size(right.device), here.size, here.rank)
+        if any(only):
+            found, by_rhs = products.gradients(tree, None, left, right, plan, want_rhs, only)
+            for total, one in zip(out.split(sizes), [*found, by_rhs], strict=True):
+                if one is not None:
+                    total.copy_(one.reshape(-1))
+
+    data = _data(tree, None, plan, left, right)
+    flat = here.summed("gradients", (n, n, t, int(want_rhs)), data, right, sum(sizes), work)
+    *found, by_rhs = flat.split(sizes)
+    views = [part.view(like.shape) for part, like in zip(found, tensors, strict=True)]
+    return views, by_rhs.view_as(right) if want_rhs else None
+
+
+def by_points(
+    n: int, elements: float, count: int, like: torch.Tensor, data: dict[str, Sequence[torch.Tensor | str]],
+    work: Callable[[torch.Tensor, int, int], None],
+) -> torch.Tensor:  # fmt: skip
+    """Return the sum over ranks of the results of `work`, each for its range of n points.
+
+    ``work(out, first, end)`` writes into `out`, `count` zeros with the dtype and device of `like`; it must not raise on
+    some ranks only. The work on all points takes as long as evaluating `elements` of a kernel matrix. `data` are its
+    inputs, which all ranks must agree on.
+    """
+    here = ranks.active()
+    if here is None or like.device.type != "cpu" or not pays(here, elements, count * like.element_size()):
+        out = like.new_zeros(count)
+        work(out, 0, n)
+        return out
+
+    def own(out: torch.Tensor) -> None:
+        part = _own(n, here)
+        if part.stop > part.start:
+            work(out, part.start, part.stop)
+
+    return here.summed("points", (n, count), data, like, count, own)
 
 
 def matmul(
@@ -48,7 +189,7 @@ def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size =
     return any(not z.shape[-2] for z in matrices) or any(0 in shape for shape in batches)
 
 
-def gradients(
+def matmul_gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan
 ) -> tuple[Tree, list[torch.Tensor] | None]:
     """Return the gradients of ``sum(left * (K right))`` by the tree and `others`, in the same structure.
@@ -62,7 +203,7 @@ def gradients(
     shape, flat = flattened([left.detach(), right.detach(), *tensors], [2, 2, *parts.dims])
     each = []
     for one, other, *own in zip(*flat, strict=True) if shape else [flat]:
-        each.append(over_ranks.gradients(*parts.pair(own), one, other, plan)[0])
+        each.append(gradients(*parts.pair(own), one, other, plan)[0])
     sums = [
         torch.stack(found).view((*shape, *found[0].shape)).sum_to_size(t.shape)
         for found, t in zip(zip(*each, strict=True), tensors, strict=True)
@@ -75,7 +216,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, parts, plan, by, rhs, *tensors):  # type: ignore[no-untyped-def]
-        ctx.fixed = parts, plan, by is over_ranks.product
+        ctx.fixed = parts, plan, by is product
         ctx.save_for_backward(rhs, *tensors)
         return by(*parts.pair(tensors), rhs, plan)
 
@@ -91,10 +232,10 @@ class _Product(torch.autograd.Function):
         found: list[Any] = [None] * len(tensors)
         by_rhs = None
         if any(wanted[1:]):
-            by = over_ranks.gradients if shared else products.gradients
+            by = gradients if shared else products.gradients
             found, by_rhs = by(tree, others, grad, rhs, plan, want_rhs=wanted[0])
         elif wanted[0]:
             turned = tree if others is None else tree._replace(points=others)
-            again = over_ranks.product if shared else products.product
+            again = product if shared else products.product
             by_rhs = again(turned, None if others is None else tree.points, grad, plan)
         return None, None, None, by_rhs, *(one if want else None for one, want in zip(found, wanted[1:], strict=True))

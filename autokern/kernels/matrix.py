@@ -1,8 +1,9 @@
-"""The matrix of a kernel tree between two sets of points, and its gradients in closed form.
+"""The matrix of a kernel tree block by block, and its gradients in closed form.
 
-For a single leaf, scaled or not, the backward pass keeps the slope, which for some families is the matrix itself; both
-include the scale. All other trees are evaluated again, block by block. With ``W = dL/du``, gradients need only
-``W [x' 1]`` and ``W^T [x 1]``, so no ``n x m x d`` temporary exists. Second derivatives differentiate `tree.dense`.
+Temporaries are blocks that fit the cache. With ``W = g k'(u)``, the backward pass accumulates only ``W [x' 1]`` and
+``W^T [x 1]`` of each leaf, which give the gradient of equal points as ``4 gamma (rows(W) x - W x)``; no ``n x m x d``
+temporary exists. For a single leaf, scaled or not, it keeps the slope, which for some families is the matrix itself;
+both include the scale. All other trees are evaluated again. Second derivatives differentiate `tree.dense`.
 """
 
 from __future__ import annotations
@@ -15,67 +16,151 @@ from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Lent, each_cotangent, plain_gradients
 from autokern.kernels import embedded
-from autokern.kernels.blocks import Leaf, row_blocks
-from autokern.kernels.far import same_points
-from autokern.kernels.tree import Parts, Tree, apart, by_leaf, flattened
+from autokern.kernels.family import Family, Reach
+from autokern.kernels.tree import Tree, apart, by_leaf, flattened
 from autokern.kernels.walk import Walk
 from autokern.system import buffers
 
 CACHED = 2**21
 """Bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue."""
+_LAUNCHED = 2**26
+"""Bytes of a block on an accelerator: much work compared to a dozen kernel launches, little of its memory."""
 _Rows = tuple[int, int]
+"""First row of a block and the row after its last; its columns start at 0."""
 
 
-def both(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list[torch.Tensor] | None, bool]:
-    """Return the tree of a kernel, the points of the columns, and whether both sets of points have equal values.
+def bytes_on(cached: int, device: str) -> int:
+    """Return the bytes of a block on a device type: `cached` on a CPU."""
+    return cached if device == "cpu" else _LAUNCHED
 
-    The columns' points are None if both sets are equal, unless two distinct tensors need separate gradients.
+
+def row_blocks(matrix: torch.Tensor, cached: int) -> list[_Rows]:
+    """Return the bounds of row blocks of at most `bytes_on` bytes, but at least 16 rows; a batch is one block."""
+    n, m = matrix.shape[-2:]
+    if matrix.dim() > 2:
+        return [(0, n)]
+    row_bytes = max(1, m * matrix.element_size())
+    each = max(16, bytes_on(cached, matrix.device.type) // row_bytes // 16 * 16)
+    return [(start, min(n, start + each)) for start in range(0, n, each)]
+
+
+class _Leaf:
+    """The row and column points of one leaf with their squared norms, and the sums for their gradients.
+
+    Points ``(..., n, d)`` are centred (`tree.read`), which keeps the norms small. `others` ``(..., m, d)`` are the
+    columns' points, None for the same. `look` allows reading the largest norm back from the device; `same` says that
+    both sets are equal, so that the diagonal is known. The sums ``W [x' 1]`` and ``W^T [x 1]`` over blocks are
+    transposed, which a BLAS adds faster.
     """
-    same = same_points(x1, x2)
-    parted = x1 is not x2 and torch.is_grad_enabled() and (x1.requires_grad or x2.requires_grad)
-    return *embedded.both(kernel, x1, x1 if same and not parted else x2), same
+
+    def __init__(
+        self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, look: bool,
+        others: torch.Tensor | None = None, same: bool = True,
+    ) -> None:  # fmt: skip
+        self.family, self.shape, self.dtype, self.same = of, shape, points.dtype, same
+        self._set(points, points if others is None else others)
+        self.seen = Reach()
+        if look and (points.dtype is not torch.float64 or of.kinked):
+            self.seen = of.reach(*((self.row,) if others is None else (self.row, self.column)))
+        if self.seen.far and points.dtype is not torch.float64:
+            z = points.double()
+            self._set(z, z if others is None else others.double())
+
+    def _set(self, z: torch.Tensor, y: torch.Tensor) -> None:
+        self.z, self.y, self.row = z, y, torch.linalg.vecdot(z, z).unsqueeze(-1)
+        self.column = self.row.mT if y is z else torch.linalg.vecdot(y, y).unsqueeze(-2)
+
+    def distances(self, at: _Rows, out: torch.Tensor) -> torch.Tensor:
+        """Fill `out` with u for some rows and its width of columns; a known diagonal is 0, or NaN for NaN points."""
+        start, stop = at
+        gamma, z, y, row, width = self.family.gamma, self.z, self.y, self.row, out.shape[-1]
+        u = out if out.dtype is z.dtype else torch.empty_like(out, dtype=z.dtype)
+        if out.dim() == 3:
+            torch.baddbmm(self.column, z, y.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
+        elif stop - start == z.shape[0]:
+            torch.addmm(self.column, z, y.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
+        else:
+            torch.addmm(self.column[:, :width], z[start:stop], y[:width].mT, beta=gamma, alpha=-2 * gamma, out=u)
+            u.add_(row[start:stop], alpha=gamma)
+        self.family.settled(u, self.seen, u.diagonal(start, -2, -1) if self.same else None)
+        return out if u is out else out.copy_(u)
+
+    def started(self, mirrored: bool = False) -> _Leaf:
+        """Return this leaf without sums; `mirrored` says that entries left of the diagonal's blocks count twice."""
+        self._mirrored = mirrored
+        self._rows: list[torch.Tensor] = []
+        self._columns: torch.Tensor | None = None
+        return self
+
+    def accumulate(self, at: _Rows, w: torch.Tensor) -> None:
+        """Accumulate ``dL/du``; its diagonal cancels for equal points and is set to 0, or stays NaN."""
+        (start, stop), w = at, w.to(self.z.dtype)
+        if self.same:
+            diagonal = w.diagonal(start, -2, -1)
+            diagonal.sub_(diagonal)
+        if not self._rows:
+            z = torch.cat((self.z, torch.ones_like(self.row)), -1).mT
+            y = z if self.y is self.z else torch.cat((self.y, torch.ones_like(self.column.mT)), -1).mT
+            self._extended = z, y
+        z, y = self._extended
+        self._rows.append((y if y.shape[-1] == w.shape[-1] else y[:, :stop]) @ w.mT)
+        if not self._mirrored:
+            if self._columns is None:
+                self._columns = z[..., :stop] @ w
+            else:
+                self._columns.addmm_(z[:, start:stop], w)
+        elif start:
+            if self._columns is None:
+                self._columns = torch.zeros_like(z)
+            self._columns[:, :start].addmm_(z[:, start:stop], w[:, :start])
+
+    def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
+        """Return the gradient of the rows' points, and of the columns' if they are another tensor."""
+        rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows, -1)
+        if self._columns is None:
+            pairs = [(self.z, rows)]
+        elif self.y is self.z:
+            pairs = [(self.z, rows + self._columns)]
+        else:
+            pairs = [(self.z, rows), (self.y, self._columns)]
+        scale = factor * ((4 if self._mirrored else 2) * self.family.gamma)
+        found = ((p, s.mT) for p, s in pairs)
+        return [(s[..., -1:] * p).sub_(s[..., :-1]).mul_(scale).to(self.dtype) for p, s in found]
 
 
-def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: str = "whole") -> torch.Tensor:
-    """Return the kernel matrix, which the caller may overwrite; the caller must not change the arguments afterwards.
+class Blocks(Walk[_Rows]):
+    """A tree at one or two sets of points, of detached tensors with at most one batch dimension, the same for all.
 
-    The tree has the rows' points; `others` are the columns', None for the same; `same` says that both have equal
-    values, so that the diagonal is exact. The layout is ``whole``, ``tiled`` in blocks of rows that fit the cache
-    (whole for a batch), or ``again``: tiled, keeping no matrix for the backward pass.
+    `mirrored` blocks end with their own rows' columns and stand for the upper triangle, too. Without `look`, nothing is
+    read back from the device, as a recorded (CUDA graph) step requires.
     """
-    parts, tensors = apart(tree, others)
-    shape, tensors = flattened(tensors, parts.dims)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        k = _Matrix.apply(parts, same, layout, *tensors)
-    else:
-        blocks = _Blocks(parts, tensors, same)
-        k = blocks.evaluated(layout, False, blocks.scale)[0]
-    return k.view(*shape, *k.shape[-2:]) if shape else k
 
-
-class _Blocks(Walk[_Rows]):
-    """A tree at two sets of points, of detached tensors with at most one batch dimension, the same for all."""
-
-    def __init__(self, parts: Parts, tensors: Sequence[torch.Tensor], same: bool) -> None:
-        tree, others = parts.pair(tensors)
-        columns = others or [None] * len(tree.points)
-        self.leaves = [Leaf(*leaf, True, other, same) for leaf, other in zip(by_leaf(tree), columns, strict=True)]
+    def __init__(
+        self, tree: Tree, others: list[torch.Tensor] | None = None, same: bool = True, mirrored: bool = False,
+        look: bool = True,
+    ) -> None:  # fmt: skip
+        columns: Sequence[torch.Tensor | None] = others or [None] * len(tree.points)
+        leaves = [_Leaf(*leaf, look, other, same) for leaf, other in zip(by_leaf(tree), columns, strict=True)]
+        self.leaves, self._mirrored = [leaf.started(mirrored) for leaf in leaves], mirrored
         super().__init__(tree.node, self.leaves, [w if not w.dim() else w[:, None, None] for w in tree.weights])
         scaled = tree.node.kind == "scale"
         inner = tree.node.children[0] if scaled else tree.node
         self.single = self.leaves[0] if inner.kind == "leaf" and not tree.shapes else None
         self.scale = self._weights[0] if scaled and self.single is not None else None
 
-    def _empty(self) -> torch.Tensor:
-        leaf = self.leaves[0]
-        size, like = (*leaf.z.shape[:-1], leaf.y.shape[-2]), leaf.z.new_empty(0, dtype=leaf.dtype)
-        return buffers.huge(size, like) if len(size) == 2 else like.new_empty(size)
+    def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: _Rows) -> torch.Tensor:
+        """Return the sum over a block, counting the columns before its first row twice if they are mirrored."""
+        product = g if by is None else g * by
+        total, start = product.sum((-2, -1), keepdim=True), at[0]
+        return total + product[..., :start].sum((-2, -1), keepdim=True) if start and self._mirrored else total
 
     def evaluated(
         self, layout: str, want_slope: bool, scale: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the matrix and, if wanted, the slope of a single leaf, both times `scale`."""
-        k = self._empty()
+        leaf = self.leaves[0]
+        size, like = (*leaf.z.shape[:-1], leaf.y.shape[-2]), leaf.z.new_empty(0, dtype=leaf.dtype)
+        k = buffers.huge(size, like) if len(size) == 2 else like.new_empty(size)
         slope = torch.empty_like(k) if want_slope else None
         if k.dim() > 2 or (layout == "whole" and all(leaf.z.dtype is k.dtype for leaf in self.leaves)):
             return self._written((0, k.shape[-2]), k, slope, scale), slope
@@ -102,6 +187,40 @@ class _Blocks(Walk[_Rows]):
         return k
 
 
+def same_points(x1: torch.Tensor, x2: torch.Tensor) -> bool:
+    """Whether two sets of points have equal values; tensors that share their memory are not compared."""
+    if x1 is x2 or x1.shape != x2.shape:
+        return x1 is x2
+    return (x1.data_ptr() == x2.data_ptr() and x1.stride() == x2.stride()) or torch.equal(x1, x2)
+
+
+def both(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list[torch.Tensor] | None, bool]:
+    """Return the tree of a kernel, the points of the columns, and whether both sets of points have equal values.
+
+    The columns' points are None if both sets are equal, unless two distinct tensors need separate gradients.
+    """
+    same = same_points(x1, x2)
+    parted = x1 is not x2 and torch.is_grad_enabled() and (x1.requires_grad or x2.requires_grad)
+    return *embedded.both(kernel, x1, x1 if same and not parted else x2), same
+
+
+def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: str = "whole") -> torch.Tensor:
+    """Return the kernel matrix, which the caller may overwrite; the caller must not change the arguments afterwards.
+
+    The tree has the rows' points; `others` are the columns', None for the same; `same` says that both have equal
+    values, so that the diagonal is exact. The layout is ``whole``, ``tiled`` in blocks of rows that fit the cache
+    (whole for a batch), or ``again``: tiled, keeping no matrix for the backward pass.
+    """
+    parts, tensors = apart(tree, others)
+    shape, tensors = flattened(tensors, parts.dims)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        k = _Matrix.apply(parts, same, layout, *tensors)
+    else:
+        blocks = Blocks(*parts.pair(tensors), same)
+        k = blocks.evaluated(layout, False, blocks.scale)[0]
+    return k.view(*shape, *k.shape[-2:]) if shape else k
+
+
 class _Matrix(torch.autograd.Function):
     """The kernel matrix with closed-form first derivatives; second ones differentiate the plain formula.
 
@@ -111,7 +230,8 @@ class _Matrix(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, parts, same, layout, *tensors):  # type: ignore[no-untyped-def]
-        blocks = _Blocks(parts, tensors, same)
+        tree, others = parts.pair(tensors)
+        blocks = Blocks(tree, others, same)
         leaf = None if layout == "again" else blocks.single
         k, slope = blocks.evaluated(layout, leaf is not None and not leaf.family.slope_is_value, blocks.scale)
         ctx.fixed, ctx.kept = (parts, same, layout), None if leaf is None else Lent(k)
@@ -127,23 +247,22 @@ class _Matrix(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, None, None, *plain_gradients(parts.dense, tensors, wanted, grad)
         if ctx.kept is None:
-            found: Sequence[torch.Tensor | None] = _of_tree(_Blocks(parts, tensors, same), grad)
+            tree, others = parts.pair(tensors)
+            found: Sequence[torch.Tensor | None] = _of_tree(Blocks(tree, others, same), grad)
         else:
             found = _of_leaf(ctx.blocks, layout, grad, slope, ctx.kept, wanted)
         return None, None, None, *(one if want else None for one, want in zip(found, wanted, strict=True))
 
 
-def _of_tree(blocks: _Blocks, grad: torch.Tensor) -> list[torch.Tensor]:
+def _of_tree(blocks: Blocks, grad: torch.Tensor) -> list[torch.Tensor]:
     """Return all gradients by evaluating the tree again."""
-    for leaf in blocks.leaves:
-        leaf.started()
     for start, stop in row_blocks(grad, CACHED):
         blocks.backward((start, stop), grad[..., start:stop, :].clone(memory_format=torch.contiguous_format))
     return blocks.gradients()
 
 
 def _of_leaf(
-    blocks: _Blocks, layout: str, grad: torch.Tensor, slope: torch.Tensor | None, lent: Lent, wanted: tuple[bool, ...]
+    blocks: Blocks, layout: str, grad: torch.Tensor, slope: torch.Tensor | None, lent: Lent, wanted: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
     """Return the gradients of a single leaf by its points, and by its scale if it has one."""
     leaf, scale = copy.copy(blocks.single), blocks.scale

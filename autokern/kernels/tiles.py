@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from autokern.kernels.family import Family
-from autokern.kernels.far import Reach, reach, settled
+from autokern.kernels.family import Family, Reach
 from autokern.kernels.partition import Place
-from autokern.kernels.tree import Tree, by_leaf
+from autokern.kernels.tree import Tree, by_leaf, centre_of
 from autokern.kernels.walk import Walk
 
 
@@ -56,11 +55,11 @@ def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, pr
     """Prepare the points of a tree without a batch; `others` are the columns' points, None for the same."""
     found = []
     for index, (of, z, _) in enumerate(by_leaf(tree)):
-        centre = z.mean(-2, keepdim=True) if z.shape[-2] else z.new_zeros(z.shape[-1])
+        centre = centre_of(z)
         first = z - centre
         second = first if others is None else others[index] - centre
         norms = [torch.linalg.vecdot(p, p) for p in ((first,) if others is None else (first, second))]
-        seen = reach(of, of.gamma, *norms)
+        seen = of.reach(*norms)
         if seen.far and not precision:
             first = z.double() - centre
             second = first if others is None else others[index].double() - centre
@@ -143,7 +142,7 @@ class _Leaf:
         if self._same and top < right and left < bottom:
             first = max(top, left)
             diagonal = out[first - top :, first - left :].diagonal()
-        return settled(self.family, out, self._side.seen, diagonal)
+        return self.family.settled(out, self._side.seen, diagonal)
 
     def accumulate(self, at: Place, w: torch.Tensor) -> None:
         """Add ``[x' 1]^T W^T`` to the rows' sums and ``[x 1]^T W`` to the columns'."""

@@ -19,7 +19,6 @@ from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, MultiDevice
 from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import OWN, Family, are_known, family, formula_of
-from autokern.kernels.far import centre_of, reach
 
 _MOST_DIFFERENCES = 2**24
 """Most elements of an array of all differences of points."""
@@ -145,6 +144,11 @@ def key(kernel: Kernel) -> Any:
     return (kind, parameters, own["_buffers"].get("active_dims") is None, OWN.isdisjoint(own), inner)
 
 
+def centre_of(x: torch.Tensor) -> torch.Tensor:
+    """Return the detached mean of points ``(..., n, d)``, shape ``(..., 1, d)``, or zeros for no points."""
+    return x.detach().mean(-2, keepdim=True) if x.shape[-2] else x.new_zeros(x.shape[-1])
+
+
 def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:
     """Return the tree of a kernel whose `form` is not None; all its tensors are differentiable.
 
@@ -239,7 +243,7 @@ def _square_distances(of: Family, z: torch.Tensor, columns: torch.Tensor | None)
     if z.shape[-2] * other.numel() <= _MOST_DIFFERENCES:
         return (z.unsqueeze(-2) - other.unsqueeze(-3)).square().sum(-1)
     dtype, centre = z.dtype, centre_of(z)
-    if reach(of, of.gamma, *((p.detach() - centre).square().sum(-1) for p in (z, other))).far:
+    if of.reach(*((p.detach() - centre).square().sum(-1) for p in (z, other))).far:
         z, other, centre = z.double(), other.double(), centre.double()
     z, other = z - centre, other - centre
     norms, other_norms = z.square().sum(-1, keepdim=True), other.square().sum(-1, keepdim=True)

@@ -24,7 +24,7 @@ from linear_operator.operators import (
 
 from autokern.core.arguments import itself, rebuilt, tensors_in
 from autokern.kernels import tree as trees
-from autokern.kernels.far import centre_of
+from autokern.kernels.tree import centre_of
 from autokern.model import memoized, prior_state
 
 DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)

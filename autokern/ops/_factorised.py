@@ -18,7 +18,7 @@ from autokern.density import array_density, gaussian, iterated_density
 from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
 from autokern.density.preconditioners import footprint, kept_for
 from autokern.kernels import tree as trees
-from autokern.kernels.blocks import bytes_on
+from autokern.kernels.matrix import bytes_on
 from autokern.model import kernel_parts
 from autokern.model.library_orders import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients

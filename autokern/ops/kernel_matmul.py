@@ -18,7 +18,6 @@ from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
-from autokern.kernels import over_ranks
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.family import known_family
@@ -205,8 +204,8 @@ on_other_devices(
 def _distributed_unsupported(problem: Problem) -> str | None:
     if problem.device != "cpu":
         return "for the CPU"
-    if problem.m * problem.n < over_ranks.LEAST:
-        return f"for matrices of {over_ranks.LEAST} elements or more"
+    if problem.m * problem.n < products.LEAST:
+        return f"for matrices of {products.LEAST} elements or more"
     return needs_few(problem)
 
 
@@ -221,7 +220,7 @@ def _pays_over_ranks(problem: Problem) -> bool:
     here = ranks.active()
     if here is None or _distributed_unsupported(problem) is not None or inside.measuring:
         return False
-    return over_ranks.pays(here, problem.m * problem.n, problem.m * problem.rhs * problem.itemsize)
+    return products.pays(here, problem.m * problem.n, problem.m * problem.rhs * problem.itemsize)
 
 
 @KERNEL_MATMUL.candidate(
@@ -232,4 +231,4 @@ def _pays_over_ranks(problem: Problem) -> bool:
 )
 def distributed(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tile by tile: each rank of a job computes its share of the tiles, then one all-reduce."""
-    return products.matmul(*forms.both(kernel, x1, x2), rhs, usual(x1.device), over_ranks.product)
+    return products.matmul(*forms.both(kernel, x1, x2), rhs, usual(x1.device), products.product)

@@ -9,6 +9,7 @@ Diagonals of ``x1 = x2`` are exact; first and second derivatives are those of th
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,10 +22,8 @@ from autokern.core.problem import Features, Problem
 from autokern.kernels import graph
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
-from autokern.kernels.blocks import bytes_on
 from autokern.kernels.family import known_family
-from autokern.kernels.far import are_numbers
-from autokern.kernels.matrix import both
+from autokern.kernels.matrix import both, bytes_on
 from autokern.ops._problems import (
     families,
     is_ours,
@@ -169,7 +168,9 @@ def _of_numbers(run: Run) -> Run:
     @functools.wraps(run)
     def checked(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
         points = (x1,) if x1 is x2 else (x1, x2)
-        found: torch.Tensor = (run if are_numbers(*points) else stock)(kernel, x1, x2)
+        found: torch.Tensor = (run if all(math.isfinite(x.detach().sum().item()) for x in points) else stock)(
+            kernel, x1, x2
+        )
         return found
 
     return checked

@@ -54,7 +54,7 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
     """
     if system.held() is not None:
         raise RanksError("autokern: this process has joined its ranks already")
-    from autokern.kernels import over_ranks
+    from autokern.kernels import matmul
 
     mine = dispatch.session()
     asked = mine.settings.ranks if timeout is None else timeout
@@ -63,7 +63,7 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
         found = here.objects(facts())
         if told := unlike(found):
             raise RanksError(f"autokern: {told}. Give all ranks the same libraries and the same OMP_NUM_THREADS")
-        over_ranks.measure(here)
+        matmul.measure(here)
         settings, profile = _agreed(here, mine, min(one["memory"] for one in found))
         host.take_random_states(here.objects(host.random_states() if here.rank == 0 else None)[0])
         system.use(here)

@@ -14,9 +14,9 @@ from support.models import ExactModel
 import autokern
 from autokern import kernels
 from autokern.core.registry import get
-from autokern.kernels import far, graph, tiles
+from autokern.kernels import graph, tiles
 from autokern.kernels import tree as trees
-from autokern.kernels.blocks import Blocks
+from autokern.kernels.matrix import Blocks
 
 _STOCK = {"exact_log_prob": "stock", "kernel_matrix": "stock", "inv_quad_logdet": "stock"}
 _WAYS = {
@@ -213,4 +213,4 @@ def test_not_a_number_is_far_and_stays_what_it_is():
             own = known._replace(lengthscale=known.lengthscale.to(dtype), outputscale=known.outputscale.to(dtype))
             for layout in covariances.LAYOUTS:
                 assert covariances.matrix(own, x.to(dtype), x.to(dtype), layout).isnan().all()
-    assert far.reach(kernels.family("rbf"), 1.0, torch.tensor([torch.nan])).far
+    assert kernels.family("rbf").reach(torch.tensor([torch.nan])).far

@@ -29,7 +29,7 @@ import autokern
 from autokern import kernels
 from autokern.kernels import families, graph, tree
 from autokern.kernels import matrix as matrices
-from autokern.kernels.far import same_points
+from autokern.kernels.matrix import same_points
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -41,7 +41,7 @@ import autokern
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.density import gaussian
-from autokern.kernels.blocks import row_blocks
+from autokern.kernels.matrix import row_blocks
 from autokern.model import library_orders as regimes
 from autokern.model import marginal
 from autokern.runtime import dispatch

@@ -10,7 +10,7 @@ from gpytorch.kernels import ScaleKernel
 from autokern.kernels import embedded, graph
 from autokern.kernels import matrix as matrices
 from autokern.kernels.family import Family, formula_of
-from autokern.kernels.far import same_points
+from autokern.kernels.matrix import same_points
 from autokern.kernels.tree import Node, Tree
 
 LAYOUTS = ("whole", "tiled")

@@ -17,7 +17,7 @@ import autokern
 from autokern.core.solved import Solved, collecting
 from autokern.density import iterated_density
 from autokern.hooks.kernel_operator import matrix_free
-from autokern.kernels import over_ranks
+from autokern.kernels import matmul
 from autokern.runtime import dispatch, ranks
 from autokern.system import ranks as system
 
@@ -96,7 +96,7 @@ def saved() -> str:
 
 
 def main() -> None:
-    over_ranks.LEAST, over_ranks._MOST = 1, 0.0
+    matmul.LEAST, matmul._MOST = 1, 0.0
     iterated_density.DENSE = 0  # the matrix is never held
     autokern.enable()
     if system.is_job():

@@ -11,7 +11,7 @@ import time
 import torch
 
 from autokern.core.errors import RanksError
-from autokern.kernels import over_ranks, products
+from autokern.kernels import matmul, products
 from autokern.kernels.partition import Plan
 from autokern.kernels.tree import Node, Tree
 from autokern.system import ranks
@@ -28,7 +28,7 @@ def tree(x: torch.Tensor = X, family: str = "matern52") -> Tree:
 
 def gap() -> float:
     """How far a product over ranks is from one of this process alone; `rank_sweep` has all of them."""
-    found, truth = over_ranks.product(tree(), None, V, PLAN), products.product(tree(), None, V, PLAN)
+    found, truth = matmul.product(tree(), None, V, PLAN), products.product(tree(), None, V, PLAN)
     return float((found - truth).abs().max() / truth.abs().max())
 
 
@@ -44,18 +44,18 @@ def usual(here: ranks.Ranks) -> dict[str, object]:
     found: dict[str, object] = {"before": gap()}
     mine = V.clone()
     mine[5, 1] += here.rank * 1e-15
-    found["vectors"] = error_of(lambda: over_ranks.product(tree(), None, mine, PLAN))
+    found["vectors"] = error_of(lambda: matmul.product(tree(), None, mine, PLAN))
     moved = tree(X + here.rank * 1e-12)
-    found["points"] = error_of(lambda: over_ranks.gradients(moved, None, V, V, PLAN))
+    found["points"] = error_of(lambda: matmul.gradients(moved, None, V, V, PLAN))
     heavier = tree()
     heavier.weights[0].add_(here.rank * 1e-15)
-    found["hyperparameters"] = error_of(lambda: over_ranks.product(heavier, None, V, PLAN))
+    found["hyperparameters"] = error_of(lambda: matmul.product(heavier, None, V, PLAN))
     other = tree(family="rbf" if here.rank else "matern52")
-    found["kernels"] = error_of(lambda: over_ranks.product(other, None, V, PLAN))
+    found["kernels"] = error_of(lambda: matmul.product(other, None, V, PLAN))
     if here.rank:
-        found["program"] = error_of(lambda: over_ranks.gradients(tree(), None, V, V, PLAN))
+        found["program"] = error_of(lambda: matmul.gradients(tree(), None, V, V, PLAN))
     else:
-        found["program"] = error_of(lambda: over_ranks.product(tree(), None, V, PLAN))
+        found["program"] = error_of(lambda: matmul.product(tree(), None, V, PLAN))
 
     def short(out: torch.Tensor) -> None:
         if here.rank:
@@ -71,15 +71,15 @@ def lost(here: ranks.Ranks, way: str) -> dict[str, object]:
     if here.rank == here.size - 1:
         os.kill(os.getpid(), signal.SIGKILL if way == "killed" else signal.SIGSTOP)
     began = time.monotonic()
-    first = error_of(lambda: over_ranks.product(tree(), None, V, PLAN))
+    first = error_of(lambda: matmul.product(tree(), None, V, PLAN))
     return {"error": first, "seconds": time.monotonic() - began,
-            "again": error_of(lambda: over_ranks.product(tree(), None, V, PLAN))}  # fmt: skip
+            "again": error_of(lambda: matmul.product(tree(), None, V, PLAN))}  # fmt: skip
 
 
 def main() -> None:
     way, timeout = sys.argv[1], float(sys.argv[2])
     here = ranks.join(timeout)
-    over_ranks.LEAST, over_ranks._MOST = 1, 0.0
+    matmul.LEAST, matmul._MOST = 1, 0.0
     ranks.use(here)
     found = usual(here) if way == "usual" else lost(here, way)
     print(json.dumps({"rank": here.rank, **found}), flush=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from gpytorch.kernels import ConstantKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 
-from autokern.kernels import embedded, matmul, over_ranks, products
+from autokern.kernels import embedded, matmul, products
 from autokern.kernels.partition import Plan
 from autokern.system import ranks
 
@@ -129,14 +129,14 @@ def apart(case: Case, number: int, own: list[torch.Tensor], alone: list[torch.Te
 def main() -> None:
     timeout, step = float(sys.argv[1]), int(sys.argv[2])
     here = ranks.join(timeout)
-    over_ranks.LEAST, over_ranks._MOST = 1, 0.0
+    matmul.LEAST, matmul._MOST = 1, 0.0
     found = []
     second_ones = [Case(60, m, kernel=k, tile=16) for m in (None, 40) for k in ("rbf", "matern52")]
     sweep = [(computed, case) for case in cases()] + [(second, case) for case in second_ones]
     for number, (function, case) in list(enumerate(sweep))[::step]:
         alone = function(case, number, products.product)
         ranks.use(here)
-        own, again = (function(case, number, over_ranks.product) for _ in range(2))
+        own, again = (function(case, number, matmul.product) for _ in range(2))
         ranks.use(None)
         same = all(map(torch.equal, own, again))
         text = f"{function.__name__} {number} {case}"
