@@ -110,7 +110,7 @@ def of_program(name: str, seconds: float, start: float | None = None) -> Page:
     ]
     page: Page = {"kind": "run", "title": Path(name).name, "tiles": tiles, "notes": _notes(served, counted)}
     page["words"] = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} · {_in_short(fields)}"
-    note = "Parts of a composite op stand below it; it is compared with stock by the same parts, so the two savings add up."
+    note = "Parts of a composite op stand below it. It is compared with stock by the same parts, so savings add up."
     choices = msgspec.structs.replace(tables.decisions(served, lambda rows: str(gain(rows))), title="")
     parts = [_section("What ran, and why", note, tables=[_clean(choices)]), *_by_key(served)] if served else []
     return {**page, "sections": [*parts, _host(fields)]}
