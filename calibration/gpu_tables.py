@@ -59,7 +59,9 @@ def means(sections: Mapping[str, Any]) -> tuple[str, str]:
     whole = [row["ratio"] for row in good(sections, "programs").values()]
     if not (steps and whole):
         raise ValueError("no steps or no programs were measured")
-    first, second = (f"{geomean(ratios):.2f} (least {min(ratios):.2f}) times" for ratios in (steps, whole))
+    first, second = (
+        f"{geomean(ratios):.2f}× as fast (geometric mean, least {min(ratios):.2f}×)" for ratios in (steps, whole)
+    )
     return first, second
 
 
@@ -70,9 +72,9 @@ def short(results: Mapping[str, Any]) -> str:
     sizes = [int(name.removeprefix("n=").partition(",")[0]) for name in good(sections, "steps")]
     scripts = {name.partition(",")[0] for name in good(sections, "programs")}
     return (
-        f"On a GPU ({gpu}), training steps of {min(sizes):,} to {max(sizes):,} points are {steps} as fast, and "
-        f"{len(scripts)} programs of BoTorch {whole} after all imports "
-        "([CPU or GPU](docs/cpu-or-gpu.md)).\n"
+        f"On a GPU ({gpu}), training steps of {min(sizes):,} to {max(sizes):,} points are {steps}, and "
+        f"{len(scripts)} programs of BoTorch after the imports {whole}; "
+        "[CPU or GPU](docs/cpu-or-gpu.md) has all sizes.\n"
     )
 
 
@@ -91,7 +93,7 @@ def block(results: Mapping[str, Any]) -> str:
         lines.append(f"| `{name.removesuffix(', pair 1')}` | {seconds} | {row['ratio']:.2f} |")
     steps, programs = means(sections)
     note = (
-        f"{gpu} beside {origin(results)}; with `AUTOKERN_GRAPHS=on`. Geometric means: steps {steps} as fast, programs "
+        f"{gpu} beside {origin(results)}; with `AUTOKERN_GRAPHS=on`. Steps are {steps}, programs "
         f"{programs}. A step is one of Adam for a Matérn 5/2 kernel with a lengthscale for each of {DIMENSIONS} "
         "dimensions; stock iterates above 800 points unless it is told to stay exact. Programs are scripts of "
         "`calibration/whole/`, everything on the GPU, timed once after the imports."

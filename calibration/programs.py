@@ -33,7 +33,8 @@ from rows import factor, small
 from autokern.core.units import duration
 
 FOLDER = Path(__file__).parent
-JSON_NAME, GAINS, BLOCK, SHORT = "programs.json", "gains.json", "programs", "programs-in-short"
+JSON_NAME, GAINS, PARTS = "programs.json", "gains.json", "end_to_end.json"
+BLOCK, SHORT = "programs", "programs-in-short"
 SIDES = ("off", "on", "new")
 OTHERS = (
     {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
@@ -152,19 +153,19 @@ def loops() -> dict[str, tuple[float, float]]:
 
 
 def in_short(results: Mapping[str, Any]) -> str:
-    """Return the table of the README: means of each library, and the programs that gain most, in the middle and least.
+    """Return the table of the README: means of each library, the best, median and worst programs, and two at once.
 
     Start-up is told apart: imports that autokern spares are a large part of a short program.
     """
     found, whole = loops(), results["programs"]
     ratios = {name: stock / ours for name, (stock, ours) in found.items()}
-    heads = ("program", "from its start to its end", "after all imports", "stock there", "autokern there")
+    heads = ("program", "whole process, with its imports", "after the imports", "stock", "autokern")
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
     for start, library in LIBRARIES.items():
         ends = [figures["on"]["ratio"] for name, figures in whole.items() if name.startswith(start)]
         of = [ratio for name, ratio in ratios.items() if name.startswith(start)]
-        cells = f"{geomean(ends):.2f}× of {len(ends)} | {geomean(of):.2f}× of {len(of)} (least {min(of):.2f})"
-        lines.append(f"| **{library}, geometric mean** | {cells} | | |")
+        cells = [f"{geomean(these):.2f}× ({len(these)} programs, least {min(these):.2f})" for these in (ends, of)]
+        lines.append(f"| **{library}, geometric mean** | {' | '.join(cells)} | | |")
     ranked = sorted(ratios, key=lambda name: -ratios[name])
     for name in (ranked[0], ranked[len(ranked) // 2], ranked[-1]):
         end = f"{whole[name]['on']['ratio']:.2f}×" if name in whole else ""
@@ -172,10 +173,15 @@ def in_short(results: Mapping[str, Any]) -> str:
         lines.append(
             f"| {LIBRARIES[name[:2]]}: {described(programs()[name])} | {end} | {ratios[name]:.2f}× | {seconds} |"
         )
+    beside = json.loads((FOLDER / PARTS).read_text(encoding="utf-8"))["processes"]
+    two = next(case for case in beside["cases"] if (case["processes"], case["n"]) == (2, 100))
+    steps = " | ".join(f"{two['rate'][side]:,.0f} steps/s" for side in ("off", "on"))
+    lines.append(f"| GPyTorch: two processes that train on 100 points at once | | {two['ratio']:.2f}× | {steps} |")
     run = json.loads((FOLDER / GAINS).read_text(encoding="utf-8"))["run"]
     note = (
-        f"{origin(results)}: wall time with a profile. After all imports: CPU time without one, {run['threads']} "
-        f"threads, {run['date']}. The programs that gain most, in the middle, and least."
+        f"{origin(results)}: whole processes by wall time, after a calibration. After the imports by CPU time, before "
+        f"any calibration, {run['threads']} threads, {run['date']}: the best, the median and the worst of "
+        f"{len(ratios)} programs. At once: {beside['run']['host']}, {beside['run']['date']}. Empty: not measured."
     ).replace("1 threads", "1 thread")
     return "\n".join([*lines, "", note, ""])
 

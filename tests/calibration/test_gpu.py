@@ -125,7 +125,8 @@ def test_what_failed_and_what_ran_twice_stands_in_no_table() -> None:
         "steps": {"n=20, float32": step, "n=50000, float64": failed},
         "programs": {"one, pair 1": ran, "two, pair 1": failed, "one, pair 2": ran},
     }
-    assert "of 20 to 20 points are 2.00 (least 2.00) times as fast, and 1 programs" in gpu_tables.short(results)
+    told = gpu_tables.short(results)
+    assert "of 20 to 20 points are 2.00× as fast (geometric mean, least 2.00×), and 1 programs" in told
     text = gpu_tables.block(results)
     assert "50,000" not in text
     assert "two" not in text
