@@ -8,26 +8,25 @@ The command modules import modules, not names from them: help loads modules lazi
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import msgspec
 import typer
+from typer.core import TyperGroup
 
 from autokern import __version__  # waits for the package where another thread imports it
-from autokern.cli import commands_calibrate, compare, doctor, inherited, report, run, summary, tables
-from autokern.cli.console import Json, app, emit, message
-from autokern.core import registry
-from autokern.core.errors import SettingsError
-from autokern.core.units import duration, legible
+from autokern.cli import app as runner
+from autokern.cli import compare, doctor, inherited, tables
+from autokern.cli.commands_measured import Json, calibrate, clear, emit, export, message, show
+from autokern.core.errors import AutokernError, AutokernWarning, SettingsError
+from autokern.core.units import legible
 from autokern.core.versions import installed
 from autokern.runtime import api, dispatch
-from autokern.system.files import write_whole
-from autokern.tuning import calibration, store
-
-__all__ = ["app", "commands_calibrate"]  # importing a module registers its commands
+from autokern.tuning import calibration
 
 _REMOVED = {
     "bench": "`autokern compare -- SCRIPT` measures what a program of yours gains",
@@ -36,12 +35,51 @@ _REMOVED = {
     "profile list": "`show` tells what was measured and names the file in force",
 }
 """Removed commands of earlier versions, and their replacements."""
-_NOTHING = "nothing was measured on this machine as it is now; `autokern calibrate` measures it in 20 s"
 _ANY = {"allow_extra_args": True, "ignore_unknown_options": True}
 _PROGRAM = {**_ANY, "allow_interspersed_args": False}
 _GRAD = "Gradients wanted: a; of a kernel matrix theta, x, theta/x."
 _VARIANT = "E.g. rbf/same/ard, matern52/cross/iso, lower."
 _Module = Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python does.")]
+
+
+class _Commands(TyperGroup):
+    """Prints every error of autokern as one message, and its warnings without source lines."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command of a context."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", AutokernWarning)
+            usual, tell = warnings.showwarning, message
+
+            def shown(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+                if issubclass(category, AutokernWarning):
+                    tell(str(message))
+                else:
+                    usual(message, category, *place, **more)
+
+            warnings.showwarning = shown
+            try:
+                return super().invoke(ctx)
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(0) from None
+            except KeyboardInterrupt:
+                raise typer.Exit(130) from None
+            except AutokernError as error:
+                message(str(error))
+                raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Measure this machine once, and let GPyTorch take the fastest path on every call.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text: its panels show <bool> behind each flag
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+profiles = typer.Typer(no_args_is_help=True)
 
 
 def _version(asked: bool) -> None:
@@ -59,6 +97,9 @@ def _global(version: Annotated[bool, _Version] = False) -> None:
     pass
 
 
+app.command()(calibrate)
+
+
 @app.command("compare", options_metavar="[OPTIONS] [--] SCRIPT | -m MODULE [ARGS]...", context_settings=_PROGRAM)
 def compare_program(
     context: typer.Context,
@@ -73,10 +114,10 @@ def compare_program(
     The program runs without and with autokern in turn, until the difference is known. Its standard output is not
     shown. Exit status 1: the difference is not known well enough.
     """
-    order = run.parse([*(["-m", module] if module else []), *context.args], "compare")
+    order = runner.parse([*(["-m", module] if module else []), *context.args], "compare")
     if order is None:
         raise typer.Exit(0)
-    run.check(order)
+    runner.check(order)
     if form not in compare.FORMS:
         raise SettingsError(f"--format {form} was asked for; there are {', '.join(compare.FORMS)}")
     if not dispatch.session().settings.enabled:
@@ -111,7 +152,7 @@ def run_program(
     Python processes that it starts are served too (AUTOKERN_WORKERS=0: forked ones only).
     """
     flags = ["--explain"] * decisions + ["--profile"] * lines + (["--report", str(html)] if html else [])
-    raise typer.Exit(run.started([*flags, *(["-m", module] if module else []), *context.args]) or 0)
+    raise typer.Exit(runner.started([*flags, *(["-m", module] if module else []), *context.args]) or 0)
 
 
 @app.command("everywhere")
@@ -136,40 +177,7 @@ def switch_everywhere(
         tables.show(f"{words.get(found, found)}: {inherited.file()}{' is not there' * (found == 'off')}")
 
 
-@app.command()
-def show(
-    op: Annotated[str | None, typer.Argument(metavar="OP", help="Show every measured problem of this op.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page to this file.")] = None,
-    json: Json = False,
-) -> None:
-    """Show which candidate is fastest from which size on."""
-    if html is not None:
-        write_whole(html, None)
-    settings = dispatch.session().settings
-    found = summary.known(api.profile(), None if op is None else [registry.get(op).name])
-    if op is not None:
-        choices = summary.thresholds(registry.get(op), dispatch.session().chooser, settings)
-        found = msgspec.structs.replace(found, thresholds=choices)
-    if json:
-        emit(found)
-    if not found.ops:
-        advice = "`autokern calibrate` measures it in 20 s"
-        if store.leaves_aside(settings):
-            advice = "AUTOKERN_DETERMINISTIC=1 leaves aside what was measured; unset it, or pin a profile"
-        elif settings.profile is not None:
-            advice = f"the file of AUTOKERN_PROFILE does not hold it; unset that, and {advice}"
-        message(f"nothing{f' of {op}' if op else ''} was measured on this machine as it is now; {advice}")
-        raise typer.Exit(1)
-    title = "fastest candidates; sizes are of single matrices without gradients, counts of problems"
-    choices_by_size = [tables.thresholds(found.thresholds)] if found.thresholds else []
-    shown = [*tables.winners(found.winners), *choices_by_size, *tables.of_known(found, title)]
-    when = f"last measured {found.created.replace('T', ' ').replace('Z', ' UTC')}"
-    if html is not None:
-        report.write(html, report.of_profile(api.profile(), shown, when, op))
-    if json:
-        return
-    lines = [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
-    tables.show(*shown, *lines, f"{when}, {store.origin(settings, found.fingerprint)}")
+app.command()(show)
 
 
 @app.command()
@@ -224,49 +232,9 @@ def examine(
     raise typer.Exit(int(any(finding.status == "problem" for finding in found)))
 
 
-profiles = typer.Typer(no_args_is_help=True)
 app.add_typer(profiles, name="profile", help="Take the measurements of this machine along as a file.")
-
-
-@profiles.command("export")
-def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
-    json: Json = False,
-) -> None:
-    """Write the profile in force as a file.
-
-    AUTOKERN_PROFILE=FILE pins it, here or on another machine. No machine name, user name or path is in it. Nothing is
-    sent anywhere.
-    """
-    profile = msgspec.structs.replace(api.profile(), fruitless={})
-    if not profile.trials:
-        message(_NOTHING)
-        raise typer.Exit(1)
-    store.write_file(file, profile)
-    if json:
-        emit({"file": str(file), "fingerprint": profile.fingerprint, "problems": len(profile.trials)})
-    else:
-        typer.echo(f"wrote {tables.counted(len(profile.trials), 'problem')} to {file}")
-
-
-@app.command()
-def clear(
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal.")] = False, json: Json = False
-) -> None:
-    """Remove all measurements."""
-    settings = dispatch.session().settings
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"remove all measurements in {store.home(settings)}?", abort=True)
-    gone = store.clear(settings)
-    if json:
-        emit({"removed": [str(path) for path in gone]})
-    elif gone:
-        tables.show(
-            f"removed {tables.counted(len(gone), 'file')} from {gone[0].parent}:", *(f"  {p.name}" for p in gone)
-        )
-    else:
-        tables.show(f"nothing to remove: no profile in {store.home(settings)}")
-    dispatch.reset()
+profiles.command()(export)
+app.command()(clear)
 
 
 @app.command("bench", hidden=True, context_settings=_ANY)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from autokern.cli.app import Order
 from autokern.cli.inherited import with_inherited
-from autokern.cli.run import Order
 from autokern.core.errors import AutokernError
 from autokern.core.units import duration, sized
 from autokern.system import load, threads

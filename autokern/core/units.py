@@ -52,11 +52,11 @@ class Shown:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return str(importlib.import_module("autokern.cli.notebook").html(self))
+        return str(importlib.import_module("autokern.cli.report").html(self))
 
     def to_frame(self) -> Any:
         """Return a pandas data frame: a row for each candidate of a decision or trial, decision, or part of a model.
 
         Times are in seconds, memory in bytes. AutokernError if pandas is not installed.
         """
-        return importlib.import_module("autokern.cli.notebook").frame(self)
+        return importlib.import_module("autokern.cli.report").frame(self)

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import autokern
-from autokern.cli import commands_calibrate, summary, tables
-from autokern.cli import run as runner
+from autokern.cli import app as runner
+from autokern.cli import commands_measured, summary, tables
 from autokern.cli.commands import app
 from autokern.core import units
 from autokern.core.errors import SettingsError
@@ -205,7 +205,7 @@ def test_calibrate_says_where_no_problem_has_a_choice(run, make_op):
 
 
 def test_a_second_calibration_measures_only_what_the_first_one_left_and_what_is_new(run, make_op, monkeypatch):
-    monkeypatch.setattr(commands_calibrate, "verdict", lambda *_: ("", True))  # others may use the cores
+    monkeypatch.setattr(commands_measured, "verdict", lambda *_: ("", True))  # others may use the cores
     monkeypatch.setattr(measuring, "WORTHLESS", 2.0)
     op = make_op("tiny")
     op.candidate("stock")(lambda a: 2 * a)
@@ -231,7 +231,7 @@ def test_calibrate_shows_what_is_in_force_when_it_is_interrupted(run, monkeypatc
         dispatch.session().adopt(_profile())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autokern.cli.commands_calibrate.measuring.calibrate", interrupted)
+    monkeypatch.setattr("autokern.cli.commands_measured.measuring.calibrate", interrupted)
     result = run("calibrate", "--json")
     assert result.exit_code == 130
     assert "the profile of before stays in force" in result.stderr

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import autokern
 from autokern.cli import compare, inherited
+from autokern.cli.app import Order
 from autokern.cli.commands import app
 from autokern.cli.compare import Comparison, Run, interval
-from autokern.cli.run import Order
 from autokern.core.errors import AutokernError
 from autokern.core.units import sized
 from autokern.system.load import snapshot  # before `conftest` replaces it

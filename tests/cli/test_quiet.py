@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.loads import busy
 from typer.testing import CliRunner
 
-from autokern.cli import commands, commands_calibrate
+from autokern.cli import commands, commands_measured
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
 from autokern.system.load import Load
@@ -21,19 +21,19 @@ def _profile(count: int, disturbed: int = 0) -> Profile:
 
 
 def test_verdicts(monkeypatch):
-    monkeypatch.setattr(commands_calibrate.threads, "current", lambda: 2)
+    monkeypatch.setattr(commands_measured.threads, "current", lambda: 2)
     calm, full = Load(2, others=0.1), Load(2, others=1.9)
     few, many, worse = _profile(3), _profile(9, disturbed=3), _profile(9, disturbed=4)
-    assert commands_calibrate.verdict(Profile(), worse, None, calm) == ("", True)
-    told, trusted = commands_calibrate.verdict(few, many, None, full)
+    assert commands_measured.verdict(Profile(), worse, None, calm) == ("", True)
+    told, trusted = commands_measured.verdict(few, many, None, full)
     assert trusted
     assert told.startswith("meanwhile others use 1.9 of 2 cores: 9 problems measured, 3 disturbed")
-    told, trusted = commands_calibrate.verdict(Profile(), worse, None, full)
+    told, trusted = commands_measured.verdict(Profile(), worse, None, full)
     assert not trusted
     assert told.startswith("nothing trustworthy was measured: meanwhile others use 1.9 of 2 cores")
-    assert commands_calibrate.verdict(many, many, ["qr"], full)[1], "nothing was left to measure"
-    assert not commands_calibrate.verdict(worse, worse, ["qr"], full)[1]
-    assert not commands_calibrate.verdict(Profile(), many, ["cholesky"], full)[1]
+    assert commands_measured.verdict(many, many, ["qr"], full)[1], "nothing was left to measure"
+    assert not commands_measured.verdict(worse, worse, ["qr"], full)[1]
+    assert not commands_measured.verdict(Profile(), many, ["cholesky"], full)[1]
 
 
 def test_calibrate_ends_with_a_finding_where_nothing_can_be_trusted(monkeypatch):
@@ -44,7 +44,7 @@ def test_calibrate_ends_with_a_finding_where_nothing_can_be_trusted(monkeypatch)
         dispatch.session().adopt(found)
         return found
 
-    monkeypatch.setattr(commands_calibrate.measuring, "calibrate", measured)
+    monkeypatch.setattr(commands_measured.measuring, "calibrate", measured)
     dispatch.reset()
     result = CliRunner().invoke(commands.app, ["calibrate", "--budget", "4", "--no-wait"], prog_name="autokern")
     assert result.exit_code == 1

@@ -17,8 +17,8 @@ from support import browser
 from typer.testing import CliRunner
 
 import autokern
+from autokern.cli import app as runner
 from autokern.cli import report
-from autokern.cli import run as runner
 from autokern.cli.commands import app
 from autokern.cli.report import without_paths
 from autokern.core.decision import Cost, Decision

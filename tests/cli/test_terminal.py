@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import autokern
 from autokern.cli.commands import app
-from autokern.cli.console import document
+from autokern.cli.commands_measured import document
 from autokern.core.decision import Cost, Decision
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch

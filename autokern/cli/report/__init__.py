@@ -1,11 +1,13 @@
 """Reports on a program or a profile, each one self-contained HTML file, from the template `page.html`.
 
-The seconds saved are, for each key, its calls times the predicted saving of one call.
+The seconds saved are, for each key, its calls times the predicted saving of one call. For notebooks, on request of
+`core/units.py`, single values are HTML or data frames.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -16,13 +18,18 @@ import jinja2
 import markupsafe
 import msgspec
 
-from autokern.cli import tables
+from autokern.cli import summary, tables
 from autokern.cli.tables import Served, Table
+from autokern.core.decision import Cost, Decision
+from autokern.core.errors import AutokernError
+from autokern.core.problem import Problem
 from autokern.core.registry import known as is_known
+from autokern.core.solved import Solved, overall
 from autokern.core.units import duration
 from autokern.core.versions import __version__
+from autokern.evaluation.served import Served as Model
 from autokern.runtime import dispatch
-from autokern.runtime.api import replayed
+from autokern.runtime.api import Explanation, replayed
 from autokern.system import host
 from autokern.system.files import write_whole
 from autokern.tuning.profile import Profile
@@ -36,11 +43,6 @@ _PATH = re.compile(r"(?<![\w./~\\])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()<>]+){
 def write(file: Path, page: Page) -> None:
     """Render a page and write it atomically."""
     write_whole(file, _templates().get_template("page.html").render(page=page).encode())
-
-
-def html(table: Table) -> str:
-    """Return a table as HTML, without colours of its own."""
-    return str(_templates().get_template("table.html").module.table_of(table))
 
 
 @functools.cache
@@ -204,3 +206,65 @@ def _host(fields: dict[str, Any]) -> Page:
         ("fingerprint", host.fingerprint_of(fields)),
     ]
     return _section("Host", "Measurements hold for a host of the same fingerprint, a hash of its fields.", facts=facts)
+
+
+# --- notebooks -------------------------------------------------------------------------------------------------------
+
+
+def html(value: Decision | Explanation | Profile | Model) -> str:
+    """Return a value as an HTML table, without colours of its own."""
+    notes: list[str] = []
+    if isinstance(value, Decision):
+        table = tables.candidates(value, str(value.problem))
+        notes = [*value.notes(), *value.meanings()]
+    elif isinstance(value, Explanation):
+        table = tables.decisions(value.decisions)
+        notes = [replayed()]
+    elif isinstance(value, Model):
+        table = Table(value.title, ("part", "served by", "notes"), value.rows)
+    else:
+        table = tables.ops(summary.known(value), repr(value))
+        notes = [
+            f"{ban.op}.{ban.candidate} is banned on {ban.device} {ban.dtype}: {ban.reason}" for ban in value.banned
+        ]
+    below = "".join(f"<div>{markupsafe.escape(note)}</div>" for note in filter(None, notes))
+    return f"<div>{_templates().get_template('table.html').module.table_of(table)}{below}</div>"
+
+
+def frame(value: Decision | Explanation | Profile | Model) -> Any:
+    """Return a pandas data frame: a row for each candidate, decision, part, or measured problem and candidate."""
+    columns: tuple[str, ...]
+    rows: list[dict[str, Any]]
+    if isinstance(value, Decision):
+        columns = ("candidate", "runs", *Cost.__struct_fields__, "cannot")
+        rows = [
+            {"candidate": name, "runs": name == value.candidate, "cannot": why}
+            | ({} if cost is None else msgspec.structs.asdict(cost))
+            for name, cost, why in value.candidates()
+        ]
+    elif isinstance(value, Explanation):
+        told = ("candidate", "margin", "uncertainty", "source", "reason")
+        columns = ("calls", "within", *Problem.__struct_fields__, *told, *Solved.__struct_fields__)
+        rows = [
+            {"calls": calls, "within": " > ".join(found.within)}
+            | msgspec.structs.asdict(found.problem)
+            | {name: getattr(found, name) for name in told}
+            | ({} if (worst := overall(found.solved)) is None else msgspec.structs.asdict(worst))
+            for found, calls in sorted(value.decisions, key=lambda pair: -pair[1])
+        ]
+    elif isinstance(value, Model):
+        columns = ("part", "by", "why")
+        rows = [dict(zip(columns, row, strict=True)) for row in value.rows]
+    else:
+        columns = (*Problem.__struct_fields__, "candidate", "seconds", "speedup")
+        rows = [
+            msgspec.structs.asdict(trial.problem)
+            | {"candidate": name, "seconds": timing.seconds, "speedup": 1.0 / timing.ratio}
+            for trial in value.trials
+            for name, timing in trial.timings.items()
+        ]
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError as error:
+        raise AutokernError(f"to_frame() needs pandas; found: {error}. `pip install pandas` provides it") from error
+    return pandas.DataFrame(rows, columns=list(columns))

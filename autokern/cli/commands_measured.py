@@ -1,19 +1,21 @@
-"""The command `calibrate`."""
+"""The commands on measurements (`calibrate`, `show`, `profile export`, `clear`), and what all commands print by."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from autokern.cli import doctor, summary, tables
-from autokern.cli.console import Json, app, emit, message
+from autokern.cli import doctor, report, summary, tables
+from autokern.core import registry
 from autokern.core.errors import AutokernError, SettingsError
+from autokern.core.units import duration, legible
 from autokern.evaluation import calibrate as measuring
 from autokern.runtime import api, dispatch
 from autokern.system import load, threads
@@ -21,9 +23,42 @@ from autokern.system.files import write_whole
 from autokern.tuning import calibration, drawing, store
 from autokern.tuning.profile import Profile
 
+SCHEMA = 2
+"""Version of the JSON documents: within one version fields may be added, but no field is removed or changes meaning."""
+
 _BUDGET = {"quick": 20.0, "full": 300.0}
 _ACCURACY = "approximate: also candidates of lower precision."
 _OUTPUT = "Also write JSON to this file."
+_NOTHING = "nothing was measured on this machine as it is now; `autokern calibrate` measures it in 20 s"
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def message(text: str) -> None:
+    """Print a line for people on standard error."""
+    typer.echo(legible(f"autokern: {text}", sys.stderr), err=True)
+
+
+def emit(value: object, name: str = "rows") -> None:
+    """Print a value as a JSON document; a list is stored under `name`."""
+    typer.echo(document(value, name))
+
+
+def document(value: object, name: str = "rows") -> bytes:
+    """Return a value as indented JSON with all fields, defaults included, and the version of the document."""
+    plain = _plain(value)
+    body = plain if isinstance(plain, dict) else {name: plain}
+    return msgspec.json.format(msgspec.json.encode({"schema": SCHEMA, **body}), indent=2)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as dicts and lists with all fields, since msgspec omits a profile's defaults."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list | set | frozenset):
+        return [_plain(item) for item in value]
+    return value
 
 
 def _removed(asked: bool | None) -> None:
@@ -31,7 +66,6 @@ def _removed(asked: bool | None) -> None:
         message("`--wait`, `--no-wait` and `--thorough` were removed and are ignored: a calibration measures at once")
 
 
-@app.command()
 def calibrate(
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes, few rounds (the default).")] = False,
     full: Annotated[bool, typer.Option("--full", help="Many sizes, also candidates that compile.")] = False,
@@ -119,3 +153,77 @@ def verdict(before: Profile, after: Profile, ops: Collection[str] | None, found:
     told += "`autokern calibrate` measures again when the machine is quiet"
     trusted = bool(own) and not doctor.is_disturbed(new or own)
     return told if trusted else f"nothing trustworthy was measured: {told}", trusted
+
+
+def show(
+    op: Annotated[str | None, typer.Argument(metavar="OP", help="Show every measured problem of this op.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Show which candidate is fastest from which size on."""
+    if html is not None:
+        write_whole(html, None)
+    settings = dispatch.session().settings
+    found = summary.known(api.profile(), None if op is None else [registry.get(op).name])
+    if op is not None:
+        choices = summary.thresholds(registry.get(op), dispatch.session().chooser, settings)
+        found = msgspec.structs.replace(found, thresholds=choices)
+    if json:
+        emit(found)
+    if not found.ops:
+        advice = "`autokern calibrate` measures it in 20 s"
+        if store.leaves_aside(settings):
+            advice = "AUTOKERN_DETERMINISTIC=1 leaves aside what was measured; unset it, or pin a profile"
+        elif settings.profile is not None:
+            advice = f"the file of AUTOKERN_PROFILE does not hold it; unset that, and {advice}"
+        message(f"nothing{f' of {op}' if op else ''} was measured on this machine as it is now; {advice}")
+        raise typer.Exit(1)
+    title = "fastest candidates; sizes are of single matrices without gradients, counts of problems"
+    choices_by_size = [tables.thresholds(found.thresholds)] if found.thresholds else []
+    shown = [*tables.winners(found.winners), *choices_by_size, *tables.of_known(found, title)]
+    when = f"last measured {found.created.replace('T', ' ').replace('Z', ' UTC')}"
+    if html is not None:
+        report.write(html, report.of_profile(api.profile(), shown, when, op))
+    if json:
+        return
+    lines = [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
+    tables.show(*shown, *lines, f"{when}, {store.origin(settings, found.fingerprint)}")
+
+
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    json: Json = False,
+) -> None:
+    """Write the profile in force as a file.
+
+    AUTOKERN_PROFILE=FILE pins it, here or on another machine. No machine name, user name or path is in it. Nothing is
+    sent anywhere.
+    """
+    profile = msgspec.structs.replace(api.profile(), fruitless={})
+    if not profile.trials:
+        message(_NOTHING)
+        raise typer.Exit(1)
+    store.write_file(file, profile)
+    if json:
+        emit({"file": str(file), "fingerprint": profile.fingerprint, "problems": len(profile.trials)})
+    else:
+        typer.echo(f"wrote {tables.counted(len(profile.trials), 'problem')} to {file}")
+
+
+def clear(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal.")] = False, json: Json = False
+) -> None:
+    """Remove all measurements."""
+    settings = dispatch.session().settings
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"remove all measurements in {store.home(settings)}?", abort=True)
+    gone = store.clear(settings)
+    if json:
+        emit({"removed": [str(path) for path in gone]})
+    elif gone:
+        tables.show(
+            f"removed {tables.counted(len(gone), 'file')} from {gone[0].parent}:", *(f"  {p.name}" for p in gone)
+        )
+    else:
+        tables.show(f"nothing to remove: no profile in {store.home(settings)}")
+    dispatch.reset()
