@@ -7,7 +7,7 @@ import contextlib as _contextlib
 import io as _io
 from typing import Any as _Any
 
-from autokern.core.versions import __version__ as __version__
+from autokern.core.releases import __version__ as __version__
 from autokern.system import start as _start
 
 if _start.only_helps():  # this process prints help or versions, and ends

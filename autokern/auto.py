@@ -7,7 +7,7 @@ import warnings as _warnings
 
 import autokern as _autokern
 from autokern.core.errors import AutokernWarning as _AutokernWarning
-from autokern.core.recovery import caught as _caught
+from autokern.core.errors import caught as _caught
 
 try:
     _autokern.enable()

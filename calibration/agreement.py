@@ -23,8 +23,7 @@ import msgspec
 
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError
-from autokern.core.op import Feasibility
-from autokern.core.problem import Problem
+from autokern.core.problem import Feasibility, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch

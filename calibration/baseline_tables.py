@@ -10,7 +10,7 @@ from typing import Any
 from figures import origin
 from rows import mebibytes, small
 
-from autokern.core.units import duration
+from autokern.core.output import duration
 
 TITLES = {
     "heights": "Elevation model, 20,000 points, metres",

@@ -23,8 +23,7 @@ import torch
 from measuring import Report
 
 from autokern.cli import summary
-from autokern.core.op import Feasibility
-from autokern.core.problem import Problem
+from autokern.core.problem import Feasibility, Problem
 from autokern.core.registry import get, known, registered
 from autokern.core.settings import Settings
 from autokern.hooks import install
@@ -34,8 +33,7 @@ from autokern.tuning import chooser as choosers
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Chooser, Shipped
 from autokern.tuning.drawing import contenders
-from autokern.tuning.fitting import fit_own
-from autokern.tuning.forest import Forest
+from autokern.tuning.forest import Forest, fit_own
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Trial, pools
 from autokern.tuning.store import read_file

@@ -35,7 +35,7 @@ from threadpoolctl import threadpool_limits
 from workloads import noisy, uniform
 
 import autokern
-from autokern.core.units import duration
+from autokern.core.output import duration
 
 JSON_PATH, BLOCK = Path(__file__).with_name("closures.json"), "closures"
 SIZES, FITTED = (20, 50, 100, 200, 300), (20, 50, 100, 200, 400)

@@ -19,7 +19,7 @@ from torch import Tensor
 from training import forced_exact
 from workloads import Regression, Trainer, scaled
 
-from autokern.core.units import duration
+from autokern.core.output import duration
 
 KILOMETRES = 111.2
 EVERY = 6

@@ -18,7 +18,8 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.tuning.chooser import Chooser, fitted
-from autokern.tuning.policy import CONFIDENCE, NOISE, decide, described
+from autokern.tuning.forest import CONFIDENCE, NOISE
+from autokern.tuning.policy import decide, described
 from autokern.tuning.store import read_file
 
 HERE = Path(__file__).parent

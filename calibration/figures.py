@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rows import COUNTS, KERNELS, Results, factor, per_second, rows, slashed, small
 
-from autokern.core.units import duration
+from autokern.core.output import duration
 
 JSON_NAME, PLOT_NAME, TERRAIN_NAME = "end_to_end.json", "co2.png", "elevation.png"
 OLD_THRESHOLD = 2048

@@ -15,10 +15,10 @@ from gpytorch import kernels
 from linear_operator import operators
 
 import autokern
-from autokern.core.arguments import tensors_in
-from autokern.core.op import inside
+from autokern.core.op import tensors_in
 from autokern.core.problem import Problem
 from autokern.core.registry import get
+from autokern.core.state import inside
 
 SIZES = {"float64": 5200, "float32": 7400}
 """A matrix of so many rows and columns takes 206 and 209 MiB."""

@@ -160,9 +160,9 @@ def overhead(homes: Path, seconds: float, count: int) -> list[dict[str, Any]]:
     """Return what dispatched calls of random problems take over the best candidate run directly, by side."""
     from regret import random_problems
 
-    from autokern.core.op import inside
     from autokern.core.registry import get
     from autokern.core.settings import Settings
+    from autokern.core.state import inside
     from autokern.hooks import install
     from autokern.runtime import dispatch
     from autokern.runtime.session import Session

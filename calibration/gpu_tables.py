@@ -9,7 +9,7 @@ from figures import origin
 from measuring import geomean
 from training import DIMENSIONS
 
-from autokern.core.units import duration
+from autokern.core.output import duration
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ from large_models import MODELS
 from measuring import geomean
 from rows import factor, small
 
-from autokern.core.units import duration
+from autokern.core.output import duration
 
 HOSTS = Path(__file__).parent / "hosts"
 STEPPED, TIGHT = "heights", 1e-2

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autokern.cli.summary import known, present
-from autokern.core.candidate import Candidate
-from autokern.core.op import Feasibility, Op
-from autokern.core.problem import Problem
+from autokern.core.op import Op
+from autokern.core.problem import Candidate, Feasibility, Problem
 from autokern.tuning.profile import Profile, Trial
 from autokern.tuning.store import read_file
 

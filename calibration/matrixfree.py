@@ -22,7 +22,7 @@ from torch import Tensor
 from training import disagreement
 from workloads import Regression, Trainer, noisy, scaled, uniform
 
-from autokern.core.units import duration
+from autokern.core.output import duration
 
 DIMENSIONS = 3
 WAYS: dict[str, dict[str, float]] = {

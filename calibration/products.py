@@ -23,10 +23,10 @@ from torch import Tensor
 from workloads import scaled
 
 import autokern
-from autokern.core.op import inside
 from autokern.core.registry import get
+from autokern.core.state import inside
 from autokern.runtime.dispatch import explain
-from autokern.system import host, memory_limit, thread_pool
+from autokern.system import host, memory, threads
 from autokern.tuning import timer
 from autokern.tuning.measuring import trial
 
@@ -180,7 +180,7 @@ def floor(d: int, dtype: torch.dtype, device: str) -> Floor:
 
     As many threads work at once, each on tiles of its own, as torch uses for one operation.
     """
-    members, (sizes, turns) = thread_pool.size(torch.device(device)), TILES[on(device)]
+    members, (sizes, turns) = threads.members(torch.device(device)), TILES[on(device)]
     least = dict.fromkeys(Floor._fields, math.inf)
     for size in sizes:
         tiles = [pieces(size, d, dtype, device) for _ in range(members)]
@@ -210,11 +210,11 @@ def pieces(size: int, d: int, dtype: torch.dtype, device: str) -> dict[str, dict
 def together(each: list[Call], turns: int) -> Call:
     """Return a function in which every member of the pool does its call some times."""
 
-    def work(member: thread_pool.Member) -> None:
+    def work(member: threads.Member) -> None:
         for _ in range(turns):
             each[member.number]()
 
-    return lambda: thread_pool.run(work, len(each))
+    return lambda: threads.together(work, len(each))
 
 
 def run_products(device: str, seconds: float, report: Report) -> dict[str, Any]:
@@ -241,10 +241,10 @@ def compared(of: Case, keops: bool, seconds: float) -> dict[str, Any]:
     op, args, device = get("kernel_matmul"), (of.kernel, of.x1, of.x2, of.rhs), of.rhs.device.type
     problem, elements = op.problem_of(*args), len(of.x1) * len(of.x2)
     calls: dict[str, Call] = {"KeOps": by_keops(of)} if keops else {}
-    if memory_limit.fits(2 * elements * of.rhs.itemsize, device):
+    if memory.fits(2 * elements * of.rhs.itemsize, device):
         calls["the matrix"] = whole(of)
     able = [c for c in op.feasible(problem) if keops or not c.compiles]
-    fitting = [c for c in able if memory_limit.fits(c.memory(problem), device)]
+    fitting = [c for c in able if memory.fits(c.memory(problem), device)]
     calls |= {c.name: trial(op, c.run, problem, args) for c in fitting}
     failed = {}
     inside.active = True  # what a candidate calls itself is not dispatched

@@ -30,7 +30,7 @@ from figures import console, origin, save
 from measuring import geomean, turns
 from rows import factor, small
 
-from autokern.core.units import duration
+from autokern.core.output import duration
 
 FOLDER = Path(__file__).parent
 JSON_NAME, GAINS, PARTS = "programs.json", "gains.json", "end_to_end.json"

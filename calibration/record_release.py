@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "autokern" / "core" / "releases" / "known.json"
-FINGERPRINTS = ROOT / "autokern" / "core" / "releases" / "fingerprints.py"
+FINGERPRINTS = ROOT / "autokern" / "core" / "releases" / "recorded.py"
 LIBRARIES = ("gpytorch", "linear_operator", "botorch", "torch")
 MODULES = {
     "gpytorch.kernels.*": "", "gpytorch.means.*": "", "gpytorch.constraints.*": "", "gpytorch.priors.*": "",

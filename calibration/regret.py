@@ -19,9 +19,10 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern.core.op import Candidate, Op, inside
+from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
+from autokern.core.state import inside
 from autokern.hooks import install
 from autokern.system import host
 from autokern.tuning import timer

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autokern.core.units import duration
+from autokern.core.output import duration
 
 KERNELS = {"rbf": "RBF", "matern52": "Matérn 5/2"}
 COUNTS = {1: "one process", 2: "two processes", 4: "four processes"}

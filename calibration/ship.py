@@ -20,8 +20,8 @@ import numpy as np
 from autokern.cli import summary
 from autokern.core.op import Op
 from autokern.core.registry import get
-from autokern.tuning import fitting
-from autokern.tuning.chooser import UNIT, Shipped, unpacked
+from autokern.tuning import forest as fitting
+from autokern.tuning.chooser import UNIT, Shipped, floor, unpacked
 from autokern.tuning.forest import Forest, words
 from autokern.tuning.profile import Profile, Trial, pools
 from autokern.tuning.store import read_file
@@ -70,7 +70,7 @@ def pack(profiles: Sequence[Profile]) -> bytes:
 
 def _with_floor(key: str, forest: Forest) -> Forest:
     op, _, device = key.partition("@")
-    return msgspec.structs.replace(forest, floor=fitting.floor(get(op), forest, device))
+    return msgspec.structs.replace(forest, floor=floor(get(op), forest, device))
 
 
 def _logs(trial: Trial) -> tuple[object, dict[str, int]]:

@@ -29,9 +29,9 @@ from figures import console, table
 from measuring import Report
 
 import autokern
-from autokern.core.op import inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
+from autokern.core.state import inside
 from autokern.runtime.dispatch import explain
 from autokern.system import host
 from autokern.tuning import measuring as accuracy

@@ -30,7 +30,7 @@ def test_each_python_has_one_pin_of_a_package(python):
 
 def test_the_version_is_stated_once():
     text = (ROOT / "pyproject.toml").read_text()
-    assert 'path = "autokern/core/versions.py"' in text
+    assert 'path = "autokern/core/releases/__init__.py"' in text
     assert not re.search(r"^version = ", text, re.MULTILINE)
     assert re.fullmatch(r"\d+\.\d+\.\d+", autokern.__version__)
 

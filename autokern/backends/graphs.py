@@ -19,8 +19,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from autokern.core.locks import Lock
-from autokern.core.recovery import recoverable
+from autokern.core.errors import recoverable
+from autokern.core.state import Lock
 
 Step = Callable[..., torch.Tensor]
 _log = logging.getLogger("autokern")

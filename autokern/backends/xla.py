@@ -18,9 +18,9 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from autokern.backends import installed
-from autokern.core.locks import forked
+from autokern.core.errors import recoverable
 from autokern.core.problem import Problem
-from autokern.core.recovery import recoverable
+from autokern.core.state import forked
 from autokern.kernels import embedded as forms
 from autokern.kernels import products
 from autokern.kernels.family import Family

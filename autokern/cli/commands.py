@@ -23,8 +23,8 @@ from autokern.cli import app as runner
 from autokern.cli import compare, doctor, inherited, tables
 from autokern.cli.commands_measured import Json, calibrate, clear, emit, export, message, show
 from autokern.core.errors import AutokernError, AutokernWarning, SettingsError
-from autokern.core.units import legible
-from autokern.core.versions import installed
+from autokern.core.output import legible
+from autokern.core.releases import installed
 from autokern.runtime import api, dispatch
 from autokern.tuning import calibration
 

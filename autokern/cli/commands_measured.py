@@ -15,7 +15,7 @@ import typer
 from autokern.cli import doctor, report, summary, tables
 from autokern.core import registry
 from autokern.core.errors import AutokernError, SettingsError
-from autokern.core.units import duration, legible
+from autokern.core.output import duration, legible
 from autokern.evaluation import calibrate as measuring
 from autokern.runtime import api, dispatch
 from autokern.system import load, threads

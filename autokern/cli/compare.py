@@ -20,7 +20,7 @@ import msgspec
 from autokern.cli.app import Order
 from autokern.cli.inherited import with_inherited
 from autokern.core.errors import AutokernError
-from autokern.core.units import duration, sized
+from autokern.core.output import duration, sized
 from autokern.system import load, threads
 
 _LEAST, _CLOSE, _PART = 3, 0.03, 0.25

@@ -15,7 +15,7 @@ from types import FrameType
 
 from autokern.cli import tables
 from autokern.cli.tables import Table
-from autokern.core.versions import LIBRARIES
+from autokern.core.releases import LIBRARIES
 
 _EVERY = 0.01
 """Seconds between two samples, each of which takes some twenty microseconds."""

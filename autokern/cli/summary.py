@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from autokern.core.op import Feasibility, Op
-from autokern.core.problem import Problem
+from autokern.core.op import Op
+from autokern.core.problem import Feasibility, Problem
 from autokern.core.registry import registered
 from autokern.core.settings import Settings
 from autokern.system import host

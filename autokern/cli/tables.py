@@ -14,8 +14,8 @@ from rich.text import Text
 
 from autokern.cli.summary import Known, Line, Winner
 from autokern.core.decision import Decision
+from autokern.core.output import duration, legible
 from autokern.core.problem import Problem
-from autokern.core.units import duration, legible
 from autokern.runtime.api import grouped
 
 _GAIN, _LOSS = 1.05, 0.95

@@ -3,52 +3,43 @@
 An Op states a contract once (the meaning of its arguments, the bound of its error, the sizes worth measuring); each
 Candidate is one way to meet it. Tests, calibration, the command line and the docs iterate over the registry, so a new
 candidate is one decorated function beside its Op.
+
+`tensors_in` and `rebuilt` dispatch on the type of an argument; `model/marginal.py` registers operators, distributions
+and prediction strategies.
 """
 
 from __future__ import annotations
 
 import abc
-import contextlib
+import copy
+import functools
 import math
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from autokern.core import registry
-from autokern.core.arguments import converted, tensors_in
-from autokern.core.candidate import ACCURACIES, Candidate, Error, Obeys, Run, nothing, obedient
 from autokern.core.errors import AutokernError, SettingsError
-from autokern.core.problem import SIZES, Features, Problem
+from autokern.core.problem import (
+    ACCURACIES,
+    SIZES,
+    Candidate,
+    Error,
+    Feasibility,
+    Features,
+    Obeys,
+    Problem,
+    Run,
+    nothing,
+    obedient,
+)
 
-__all__ = ["ACCURACIES", "LEVELS", "Candidate", "Op", "Run", "inside"]
+__all__ = ["ACCURACIES", "LEVELS", "Candidate", "Op", "Run", "tensors_in"]
 
 LEVELS = ("quick", "full")
 WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
 """Distance between two problems when a size doubles; when both sides of a matrix double, the distance is about one."""
-
-
-class _Inside(threading.local):
-    """State of this thread."""
-
-    active = False  # it runs a candidate: its nested calls are not dispatched
-    measuring = False  # it calibrates
-    within: tuple[str, ...] = ()  # the composite calls that it runs, outermost first, as ``op by candidate``
-    formless = False  # it multiplies by kernel matrices without forming them
-    repeated = False  # it runs a function that may be replayed as a whole
-
-    @contextlib.contextmanager
-    def without_matrices(self) -> Iterator[None]:
-        """Multiply by kernel matrices without forming them, inside the block."""
-        before, self.formless = self.formless, True
-        try:
-            yield
-        finally:
-            self.formless = before
-
-
-inside = _Inside()
 
 
 class Op(abc.ABC):
@@ -245,31 +236,75 @@ class Op(abc.ABC):
         return tuple(WEIGHTS[size] * math.log2(1 + getattr(problem, size)) for size in SIZES)
 
 
-class Feasibility:
-    """Which candidates can serve one problem, and their memory; each entry is evaluated once, when first read."""
+@functools.singledispatch
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors and modules' parameters of nested arguments in order; one that occurs twice comes twice."""
+    yield from ()
 
-    __slots__ = ("_memory", "_reasons", "candidates", "op", "problem")
 
-    def __init__(self, op: Op, problem: Problem) -> None:
-        self.op, self.problem = op, problem
-        self.candidates = tuple(op.candidates)
-        self._reasons: dict[str, str | None] = {}
-        self._memory: dict[str, int] | None = None
+@tensors_in.register
+def _(value: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield value
 
-    def why_not(self, candidate: Candidate) -> str | None:
-        """Return why a candidate cannot serve the problem, or None where it can."""
-        name = candidate.name
-        if name not in self._reasons:
-            self._reasons[name] = candidate.why_not(self.problem)
-        return self._reasons[name]
 
-    def feasible(self) -> list[Candidate]:
-        """Candidates that can serve the problem, stock first, whatever their accuracy and memory."""
-        return [c for c in self.candidates if self.why_not(c) is None]
+@tensors_in.register
+def _(value: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from value.parameters()
 
-    @property
-    def memory(self) -> dict[str, int]:
-        """Bytes that each candidate allocates at its peak, results included, whether or not it can serve."""
-        if self._memory is None:
-            self._memory = {c.name: c.memory(self.problem) for c in self.candidates}
-        return self._memory
+
+@tensors_in.register(Sequence)
+def _(value: Sequence[Any]) -> Iterator[torch.Tensor]:
+    if not isinstance(value, str):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def itself(leaf: Any) -> Any:
+    """Return a leaf as it is."""
+    return leaf
+
+
+@functools.singledispatch
+def rebuilt(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
+    """Return a copy without caches, with `leaf` applied to each tensor and module."""
+    return value
+
+
+@rebuilt.register(torch.Tensor)
+@rebuilt.register(torch.nn.Module)
+def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
+    return leaf(value)
+
+
+@rebuilt.register(tuple)
+@rebuilt.register(list)
+def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
+    if isinstance(value, torch.Size):
+        return value
+    return getattr(value, "_make", type(value))(rebuilt(item, leaf) for item in value)
+
+
+def converted(
+    args: tuple[Any, ...], dtype: torch.dtype, altered: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> tuple[Any, ...]:
+    """Copy arguments to autograd leaves of a dtype; an object that occurs twice is copied once.
+
+    `altered` is applied to each floating-point tensor and to each parameter of a module.
+    """
+    copies: dict[int, Any] = {}
+
+    def leaf(value: Any) -> Any:
+        if id(value) not in copies:
+            if isinstance(value, torch.Tensor):
+                plain = value.detach().to(dtype) if value.is_floating_point() else value
+                plain = altered(plain) if altered is not None and value.is_floating_point() else plain
+                copies[id(value)] = plain.requires_grad_(value.requires_grad)
+            else:
+                copies[id(value)] = copy.deepcopy(value).to(dtype)
+                if altered is not None:
+                    for parameter in copies[id(value)].parameters():
+                        parameter.data.copy_(altered(parameter.detach()))
+        return copies[id(value)]
+
+    made: tuple[Any, ...] = rebuilt(args, leaf)
+    return made

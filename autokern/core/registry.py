@@ -19,9 +19,8 @@ from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from autokern.core.errors import AutokernError, AutokernWarning, SettingsError, nearest
-from autokern.core.locks import Lock
-from autokern.core.recovery import interrupted
+from autokern.core.errors import AutokernError, AutokernWarning, SettingsError, interrupted, nearest
+from autokern.core.state import Lock
 
 if TYPE_CHECKING:
     from autokern.core.op import Op

@@ -21,7 +21,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
 from autokern.core.autograd import computed, readable
-from autokern.core.locks import Lock
+from autokern.core.state import Lock
 from autokern.density import gaussian
 from autokern.density.exact_objective import DTYPES, Readings, Single, terms_of
 from autokern.density.matrices import log_density

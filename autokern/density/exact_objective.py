@@ -17,9 +17,8 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
-from autokern.core.beside import Weak
-from autokern.core.locks import Lock
-from autokern.core.recovery import caught, left
+from autokern.core.errors import caught, left
+from autokern.core.state import Lock, Weak
 from autokern.density.matrices import density
 from autokern.kernels.arrays.part import Array, Part, arranged
 from autokern.model.arrays import Inspected, UnreadError

@@ -21,7 +21,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.matrix import Blocks, bytes_on, row_blocks
 from autokern.kernels.tree import Parts, Tree, apart, centre_of, flattened
 from autokern.model.originals import psd_safe_cholesky
-from autokern.system import buffers, threads
+from autokern.system import memory, threads
 
 Inverse = Callable[[torch.Tensor], torch.Tensor]
 Gradients = Callable[..., list[torch.Tensor | None]]
@@ -197,7 +197,7 @@ def _stated(parts: Parts, tensors: Sequence[torch.Tensor], keep: bool) -> State:
     noise, residual, *rest = tensors
     tree = parts.tree(rest)
     blocks = Blocks(tree, mirrored=True)
-    buffer = buffers.huge((*residual.shape, residual.shape[-1]), residual)
+    buffer = memory.huge((*residual.shape, residual.shape[-1]), residual)
     factor = _factorise(tree, blocks, noise, buffer, keep)
     return State(factor, blocks, torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False))
 

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern.core.autograd import computed
-from autokern.core.solved import Solved, note
+from autokern.core.decision import Solved, note
 from autokern.density import block_cg, gaussian
 from autokern.density.block_cg import Preconditioner, Solution, UnfitError
 from autokern.density.preconditioners import Kept
 from autokern.kernels import matmul, products
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Parts, Tree
-from autokern.system import buffers
+from autokern.system import memory
 
 _OF_PROBES = 1e-3
 """Largest relative residual of probes: such errors are far below the probes' own variance."""
@@ -145,7 +145,7 @@ class _Matrix:
         self._held: torch.Tensor | None = None
         self._low: Tree | None = None
         if n * n * noise.element_size() <= DENSE:
-            self._held = buffers.huge((n, n), noise)
+            self._held = memory.huge((n, n), noise)
             products.filled(tree, None, self._held, self._plan).diagonal().add_(noise)
 
     def multiply(self, v: torch.Tensor) -> torch.Tensor:

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from autokern.core.autograd import computed, each_cotangent, readable
-from autokern.core.recovery import suppressed
-from autokern.system import memory_limit, threads
+from autokern.core.errors import suppressed
+from autokern.system import memory, threads
 
 if TYPE_CHECKING:
     from autokern.kernels.arrays.part import Array
@@ -58,7 +58,7 @@ def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def fits(n: int, like: Any) -> bool:
     """Whether three ``(n, n)`` matrices of the dtype and device of `like` fit: covariance, factor and a copy."""
-    return memory_limit.fits(3 * n * n * like.dtype.itemsize, like.device)
+    return memory.fits(3 * n * n * like.dtype.itemsize, like.device)
 
 
 def inverted(lower: torch.Tensor) -> torch.Tensor:

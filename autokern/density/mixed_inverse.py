@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from autokern.core.beside import Weak
+from autokern.core.state import Weak
 from autokern.density import gaussian
 from autokern.density.matrices import inverted
 from autokern.kernels import products
 from autokern.kernels.partition import Place, usual
 from autokern.kernels.tree import Node, Tree
-from autokern.system import buffers
+from autokern.system import memory
 
 OF_TRACE = 1e-4
 """Largest error of ``tr(K^-1 K)``, per effective degree of freedom."""
@@ -101,7 +101,7 @@ def _by_single(
     first = len(tree.points) + len(tree.shapes)
     scales = [(first + index, tree.weights[index]) for index in outer or (0,)]
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True).squeeze(-1)
-    inverse = buffers.huge((n, n), state.factor.new_empty(0, dtype=torch.float32))
+    inverse = memory.huge((n, n), state.factor.new_empty(0, dtype=torch.float32))
     _invert(state.factor, inverse)
     diagonal, solved = _square(inverse, white, sums)
     missed = (torch.linalg.vector_norm(solved - a) / torch.linalg.vector_norm(a)).item() if white.any() else 0.0

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autokern.core.beside import Weak
+from autokern.core.state import Weak
 from autokern.density.block_cg import (
     Gradients,
     Preconditioner,

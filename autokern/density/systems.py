@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from autokern.core.solved import Solved, note
+from autokern.core.decision import Solved, note
 from autokern.density.block_cg import UnfitError, still_needed
 from autokern.density.preconditioners import Kept
 from autokern.kernels import matmul

@@ -26,8 +26,8 @@ from autokern.density.block_cg import (
 from autokern.kernels import matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import Tree, apart
-from autokern.system import thread_pool, threads
-from autokern.system.thread_pool import Member
+from autokern.system import threads
+from autokern.system.threads import Member
 
 _CACHED = 2**18
 """Elements of the small covariances that are computed together."""
@@ -112,7 +112,7 @@ class Vecchia(Preconditioner):
         """Return the gradients through S: of ``-2 sum log S_ii`` and ``u^T dS^T K S w + u^T S^T K dS w``."""
         parts, own = apart(self._tree)
         points = len(self._tree.points)
-        count, like = thread_pool.size(own[0].device), (self._noise, *own)
+        count, like = threads.members(own[0].device), (self._noise, *own)
         sums = [[torch.zeros_like(t) for t in like] for _ in range(count)]
         double = Probed(*(t.double() for t in by))
 
@@ -188,7 +188,7 @@ class Vecchia(Preconditioner):
                 member.check()
                 step(start, min(end, start + each))
 
-        thread_pool.run(work, thread_pool.size(self._noise.device))
+        threads.together(work, threads.members(self._noise.device))
 
 
 def _last(lower: torch.Tensor) -> torch.Tensor:

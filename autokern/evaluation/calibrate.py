@@ -9,10 +9,10 @@ from typing import Any
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
 from autokern.core.errors import SettingsError
 from autokern.core.op import LEVELS
+from autokern.core.output import display
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.hooks import install
 from autokern.runtime import dispatch
-from autokern.system.output import display
 from autokern.tuning.profile import Profile
 
 

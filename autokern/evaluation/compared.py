@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from autokern.core.errors import SettingsError
-from autokern.core.units import duration
+from autokern.core.output import duration
 from autokern.hooks import install
 from autokern.system import load, threads
 

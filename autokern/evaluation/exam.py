@@ -18,15 +18,15 @@ import msgspec
 import torch
 from gpytorch.distributions import MultivariateNormal
 
-from autokern.core.op import inside
+from autokern.core.errors import interrupted
+from autokern.core.output import Progress, silent
 from autokern.core.problem import Problem
-from autokern.core.recovery import interrupted
 from autokern.core.registry import get
+from autokern.core.state import inside
 from autokern.runtime import dispatch
 from autokern.runtime.memo import current
 from autokern.runtime.session import Session
 from autokern.system import host
-from autokern.system.output import Progress, silent
 from autokern.tuning import timer
 from autokern.tuning.profile import Examined, Kept, Profile
 

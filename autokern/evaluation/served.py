@@ -16,14 +16,13 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import GP, ApproximateGP, ExactGP
 
-from autokern.core import recovery
+from autokern.core import errors
 from autokern.core.autograd import computed_share
 from autokern.core.decision import Decision
-from autokern.core.errors import SettingsError
-from autokern.core.recovery import caught
+from autokern.core.errors import SettingsError, caught
+from autokern.core.output import Shown
 from autokern.core.releases import known
 from autokern.core.replay.held import held
-from autokern.core.units import Shown
 from autokern.hooks import install
 from autokern.model.kernel_parts import FAMILIES
 from autokern.runtime import api, dispatch
@@ -176,7 +175,7 @@ def _told(part: str, run: Callable[[], Any]) -> tuple[str, str, str]:
     """Run a part, and return its name, what served it, and why the library computed the rest."""
     before = dispatch.stats()
     try:
-        with recovery.heard() as told:
+        with errors.heard() as told:
             run()
     except caught(Exception) as error:
         return part, "fails", f"{type(error).__name__}: {error}".splitlines()[0]

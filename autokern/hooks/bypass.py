@@ -14,7 +14,7 @@ from linear_operator import settings as library
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
-from autokern.core.op import inside
+from autokern.core.state import inside
 from autokern.hooks.install import is_enabled
 from autokern.runtime import dispatch
 from autokern.runtime.dispatch import transformed

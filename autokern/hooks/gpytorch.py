@@ -22,9 +22,8 @@ from gpytorch.models import ApproximateGP
 from linear_operator.operators import BlockInterleavedLinearOperator
 
 from autokern.core.autograd import COMPUTED, computed_share
-from autokern.core.beside import Beside
-from autokern.core.op import inside
-from autokern.core.recovery import unless_it_fails
+from autokern.core.errors import unless_it_fails
+from autokern.core.state import Beside, inside
 from autokern.hooks import later, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models, trivial

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern import hooks
-from autokern.core.locks import Lock
 from autokern.core.releases import known
 from autokern.core.releases.known import Status, relied
 from autokern.core.releases.recorded import is_ours, is_within
 from autokern.core.settings import Settings, from_environment
+from autokern.core.state import Lock
 from autokern.runtime import dispatch, ranks
-from autokern.system import buffers, host, threads
+from autokern.system import host, memory, threads
 from autokern.system import ranks as joining
 
 
@@ -235,7 +235,7 @@ def _install(settings: Settings) -> None:
     for function, (_, ours) in _codes.items():
         if is_within(function):
             function.__code__ = ours
-    buffers.recycle()
+    memory.recycle()
     threads.allow(settings.threads != "off")
     if threads.allowed():
         _limit_threads(settings)

@@ -16,9 +16,8 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import LinearOperator
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern.core.errors import MemoryBudgetError
-from autokern.core.op import inside
-from autokern.core.recovery import unless_it_fails
+from autokern.core.errors import MemoryBudgetError, unless_it_fails
+from autokern.core.state import inside
 from autokern.density import matrices
 from autokern.hooks import matrixfree, origin
 from autokern.kernels import embedded as forms

@@ -21,8 +21,8 @@ from autokern.model import memoized
 from autokern.model.library_orders import EXACT, regime
 from autokern.model.marginal import is_unstructured
 from autokern.model.relied import DENSITY, MEMORY
-from autokern.runtime import floors
 from autokern.runtime.dispatch import route
+from autokern.runtime.memo import floor_of
 
 _THRESHOLD = 128
 """linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order."""
@@ -36,7 +36,7 @@ _dispatch_inv_quad_logdet = route("inv_quad_logdet", looked=True)
 _dispatch_qr = route("qr", looked=True)
 
 
-_small_cholesky, _small_qr = (floors.of(op).covers for op in ("cholesky", "qr"))
+_small_cholesky, _small_qr = (floor_of(op).covers for op in ("cholesky", "qr"))
 
 _stock_cholesky = stock_of(_cholesky_module, "_psd_safe_cholesky")
 

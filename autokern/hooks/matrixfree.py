@@ -16,9 +16,9 @@ from gpytorch.settings import use_keops
 from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOperator, LinearOperator
 
-from autokern.core.op import inside
-from autokern.core.recovery import unless_it_fails
+from autokern.core.errors import unless_it_fails
 from autokern.core.registry import get
+from autokern.core.state import inside
 from autokern.hooks.bypass import stay_out, trivial
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
@@ -27,7 +27,7 @@ from autokern.model import footprint
 from autokern.model.library_orders import EXACT, ITERATIVE, SOLVE, is_default_size, regime
 from autokern.model.relied import MEMORY
 from autokern.runtime import dispatch
-from autokern.system import memory_limit
+from autokern.system import memory
 
 _FACTORISED = 4
 """Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
@@ -53,11 +53,11 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
 def too_large(lazy: Any) -> bool:
     """Whether a training covariance is too large to be factorised, and the library would iterate."""
     need = _FACTORISED * lazy.shape.numel() * lazy.dtype.itemsize
-    if need < memory_limit.LARGE or lazy.last_dim_is_batch or not trivial(lazy.params):
+    if need < memory.LARGE or lazy.last_dim_is_batch or not trivial(lazy.params):
         return False
     if not _known(lazy.kernel, lazy.x1, lazy.x2) or not _iterates(lazy):
         return False
-    return not memory_limit.fits(need, lazy.device)
+    return not memory.fits(need, lazy.device)
 
 
 @unless_it_fails
@@ -88,7 +88,7 @@ def _fits(lazy: Any) -> bool:
     need = footprint.of_dense(lazy).peak
     if torch.is_grad_enabled() and any(t.requires_grad for t in (lazy.x1, lazy.x2, *lazy.kernel.parameters())):
         need += 2
-    return memory_limit.fits(int(need * lazy.shape.numel()) * lazy.dtype.itemsize, lazy.device)
+    return memory.fits(int(need * lazy.shape.numel()) * lazy.dtype.itemsize, lazy.device)
 
 
 def _same(x1: torch.Tensor, x2: torch.Tensor) -> bool:

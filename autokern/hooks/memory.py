@@ -1,7 +1,7 @@
 """Guards before the calls of gpytorch and linear_operator that allocate most: a result that cannot fit is refused.
 
 Without a guard, a matrix that is too large is filled page by page until the system kills the process. A guard reads the
-available memory only where it predicts `memory_limit.LARGE` bytes or more, and its prediction is a lower bound.
+available memory only where it predicts `memory.LARGE` bytes or more, and its prediction is a lower bound.
 The hook of `evaluate_kernel` also restores the active dimensions of a kernel that raises; stock loses them.
 """
 
@@ -22,7 +22,7 @@ from linear_operator.operators import (
 )
 from linear_operator.utils.memoize import add_to_cache
 
-from autokern.core.recovery import caught, unless_it_fails
+from autokern.core.errors import caught, unless_it_fails
 from autokern.core.releases.known import full_name, relied
 from autokern.hooks import later, matrixfree
 from autokern.hooks.bypass import stay_out
@@ -30,10 +30,10 @@ from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.model import footprint, memoized, prior_state
 from autokern.model.relied import MEMORY
-from autokern.system import memory_limit
+from autokern.system import memory
 
 _WORTH_A_LOOK = 2**17
-"""Elements below which no guard is needed: `memory_limit.LARGE` is 64 such matrices in double precision."""
+"""Elements below which no guard is needed: `memory.LARGE` is 64 such matrices in double precision."""
 
 
 @unless_it_fails
@@ -53,9 +53,9 @@ def _guard(position: str, operator: Any) -> None:
 
 def _refuse_beyond(need: int, asked: str, like: Any, of_kernel: bool) -> None:
     """Refuse a call whose `need` in bytes does not fit the memory of `like`'s device."""
-    if not memory_limit.fits(need, like.device):
+    if not memory.fits(need, like.device):
         asked = f"{asked}, {like.dtype}, {like.device},"
-        memory_limit.refuse(asked, need, like.device, str(like.dtype), of_kernel)
+        memory.refuse(asked, need, like.device, str(like.dtype), of_kernel)
 
 
 _KERNEL = (

@@ -17,9 +17,9 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy, prediction_strategy
 from linear_operator.operators import BatchRepeatLinearOperator
 
-from autokern.core.beside import Beside
-from autokern.core.recovery import left, unless_it_fails
+from autokern.core.errors import left, unless_it_fails
 from autokern.core.releases.known import Relied, relied
+from autokern.core.state import Beside
 from autokern.kernels.family import DISTANCES
 from autokern.model.changes import State
 from autokern.model.frozen import is_library

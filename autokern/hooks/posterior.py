@@ -17,8 +17,8 @@ from gpytorch.likelihoods.noise_models import FixedGaussianNoise
 from gpytorch.models import ExactGP
 
 from autokern.core.autograd import has_duals
-from autokern.core.beside import Beside
-from autokern.core.recovery import left, unless_it_fails
+from autokern.core.errors import left, unless_it_fails
+from autokern.core.state import Beside
 from autokern.hooks import later, origin
 from autokern.hooks.bypass import stay_out, stay_out_of_models
 from autokern.hooks.install import hook, stock_of

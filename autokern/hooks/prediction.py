@@ -20,8 +20,8 @@ from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import to_linear_operator
 
-from autokern.core.op import inside
-from autokern.core.recovery import unless_it_fails
+from autokern.core.errors import unless_it_fails
+from autokern.core.state import inside
 from autokern.hooks import iterated, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of

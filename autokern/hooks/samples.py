@@ -23,7 +23,7 @@ from linear_operator.operators import (
     _linear_operator,
 )
 
-from autokern.core.recovery import unless_it_fails
+from autokern.core.errors import unless_it_fails
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.model import memoized

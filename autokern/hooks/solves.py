@@ -11,7 +11,7 @@ from typing import Any
 
 from linear_operator.operators import AddedDiagLinearOperator
 
-from autokern.core.recovery import unless_it_fails
+from autokern.core.errors import unless_it_fails
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator

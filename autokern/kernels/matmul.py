@@ -19,7 +19,7 @@ from autokern.kernels import partition, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.kernels.tree import Node, Tree, apart, flattened
-from autokern.system import ranks, thread_pool
+from autokern.system import ranks, threads
 from autokern.system.ranks import Ranks
 
 LEAST = 2**24
@@ -99,7 +99,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     def work(out: torch.Tensor) -> None:
         whole = out.view(n, t)
         if others is None:
-            only = partition.dealt(n, plan.tile, thread_pool.size(rhs.device), here.size, here.rank)
+            only = partition.dealt(n, plan.tile, threads.members(rhs.device), here.size, here.rank)
             whole.copy_(products.product(tree, None, rhs, plan, only))
         elif stretches := _stretches(n, m, here):
             rows, columns = stretches
@@ -125,7 +125,7 @@ def gradients(
     n, t = left.shape
 
     def work(out: torch.Tensor) -> None:
-        only = partition.dealt(n, plan.tile, thread_pool.size(right.device), here.size, here.rank)
+        only = partition.dealt(n, plan.tile, threads.members(right.device), here.size, here.rank)
         if any(only):
             found, by_rhs = products.gradients(tree, None, left, right, plan, want_rhs, only)
             for total, one in zip(out.split(sizes), [*found, by_rhs], strict=True):

@@ -19,7 +19,7 @@ from autokern.kernels import embedded
 from autokern.kernels.family import Family, Reach
 from autokern.kernels.tree import Tree, apart, by_leaf, flattened
 from autokern.kernels.walk import Walk
-from autokern.system import buffers
+from autokern.system import memory
 
 CACHED = 2**21
 """Bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue."""
@@ -160,7 +160,7 @@ class Blocks(Walk[_Rows]):
         """Return the matrix and, if wanted, the slope of a single leaf, both times `scale`."""
         leaf = self.leaves[0]
         size, like = (*leaf.z.shape[:-1], leaf.y.shape[-2]), leaf.z.new_empty(0, dtype=leaf.dtype)
-        k = buffers.huge(size, like) if len(size) == 2 else like.new_empty(size)
+        k = memory.huge(size, like) if len(size) == 2 else like.new_empty(size)
         slope = torch.empty_like(k) if want_slope else None
         if k.dim() > 2 or (layout == "whole" and all(leaf.z.dtype is k.dtype for leaf in self.leaves)):
             return self._written((0, k.shape[-2]), k, slope, scale), slope

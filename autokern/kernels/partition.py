@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from autokern.system.thread_pool import Member
+from autokern.system.threads import Member
 
 Bounds = list[tuple[int, int]]
 Pairs = list[tuple[tuple[int, int], tuple[int, int]]]

@@ -16,8 +16,8 @@ from autokern.kernels import partition
 from autokern.kernels.partition import Pairs, Place, Plan
 from autokern.kernels.tiles import Sides, Tiles, sides
 from autokern.kernels.tree import Tree, peeled
-from autokern.system import thread_pool
-from autokern.system.thread_pool import Member
+from autokern.system import threads
+from autokern.system.threads import Member
 
 _OnTile = Callable[[Place, torch.Tensor], None]
 
@@ -50,12 +50,12 @@ def _each_tile(
             tiles.fill(at, k)
             add(at, k)
 
-    thread_pool.run(work, members)
+    threads.together(work, members)
 
 
 def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``; each member has columns of its own."""
-    (n, m), members = known.shape, thread_pool.size(vt.device)
+    (n, m), members = known.shape, threads.members(vt.device)
     stripes, rows = partition.bounds(m, plan.tile, members), partition.bounds(n, plan.tile, 1)
     out = vt.new_zeros(vt.shape[0], m)
 
@@ -81,7 +81,7 @@ def _multiply(known: Sides, at: Place, vt: torch.Tensor, k: torch.Tensor, out: t
 
 def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan, only: list[Pairs] | None = None) -> torch.Tensor:
     """Return ``vt K`` for a symmetric K from the tiles of its lower half, or from the tiles in `only`."""
-    members = thread_pool.size(vt.device)
+    members = threads.members(vt.device)
     rounds = partition.rounds(*known.shape, known.same, plan.tile, members) if only is None else only
     out = torch.zeros_like(vt)
 
@@ -119,7 +119,7 @@ def _gradients(
     before with each tile's values.
     """
     like = known.tree.points[0]
-    members = thread_pool.size(like.device)
+    members = threads.members(like.device)
     rounds = partition.rounds(*known.shape, known.same, tile, members) if only is None else only
     sums = Tiles.sums(known)
     own_tiles = [Tiles(known, sums) for _ in range(members)]
@@ -136,7 +136,7 @@ def _gradients(
             cotangent(at, g)
             tiles.backward(at, g)
 
-    thread_pool.run(work, members)
+    threads.together(work, members)
     some = [tiles for tiles in own_tiles if tiles.has_gradients]
     totals = [sum(each[1:], each[0]) for each in zip(*(tiles.totals() for tiles in some), strict=True)]
     found = some[0].gradients()  # those by points are of all members
@@ -183,7 +183,7 @@ def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, pla
     """
     known = sides(tree, others)
     n, m = known.shape
-    blocks = partition.bounds(n, max(1, plan.tile**2 // m), thread_pool.size(out.device))
+    blocks = partition.bounds(n, max(1, plan.tile**2 // m), threads.members(out.device))
 
     def work(member: Member) -> None:
         tiles = Tiles(known)
@@ -191,7 +191,7 @@ def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, pla
             member.check()
             tiles.fill(Place(top, bottom, 0, m), out[top:bottom])
 
-    thread_pool.run(work, min(thread_pool.size(out.device), len(blocks)))
+    threads.together(work, min(threads.members(out.device), len(blocks)))
     return out
 
 

@@ -18,8 +18,8 @@ from gpytorch.likelihoods.noise_models import FixedGaussianNoise
 from gpytorch.priors import Prior
 
 from autokern.core.autograd import version
-from autokern.core.recovery import uninterrupted
-from autokern.core.versions import is_of_libraries
+from autokern.core.errors import uninterrupted
+from autokern.core.releases import is_of_libraries
 from autokern.model.mirrors import as_bytes
 
 _FEW = 32

@@ -13,7 +13,7 @@ import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.priors import Prior
 
-from autokern.core.versions import LIBRARIES
+from autokern.core.releases import LIBRARIES
 
 _CHANGING = frozenset(
     {

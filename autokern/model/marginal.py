@@ -22,7 +22,7 @@ from linear_operator.operators import (
     SumLinearOperator,
 )
 
-from autokern.core.arguments import itself, rebuilt, tensors_in
+from autokern.core.op import itself, rebuilt, tensors_in
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import centre_of
 from autokern.model import memoized, prior_state

@@ -11,9 +11,8 @@ from __future__ import annotations
 import torch
 from linear_operator import settings as library
 
-from autokern.core.candidate import Error
 from autokern.core.op import Op
-from autokern.core.problem import Problem
+from autokern.core.problem import Error, Problem
 from autokern.density import array_density, gaussian, iterated_density
 from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
 from autokern.density.preconditioners import footprint, kept_for

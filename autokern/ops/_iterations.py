@@ -14,10 +14,9 @@ import msgspec
 import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern.core.arguments import tensors_in
-from autokern.core.candidate import Candidate, Error, Run
-from autokern.core.locks import once
-from autokern.core.problem import Problem
+from autokern.core.op import tensors_in
+from autokern.core.problem import Candidate, Error, Problem, Run
+from autokern.core.state import once
 from autokern.model.library_orders import LONGEST, TOLERANCE
 from autokern.ops._problems import iterates
 

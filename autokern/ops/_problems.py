@@ -12,10 +12,9 @@ from linear_operator import settings as library
 from linear_operator.utils.errors import NanError, NotPSDError
 from msgspec import structs
 
-from autokern.core.candidate import nothing
+from autokern.core.errors import caught
 from autokern.core.op import Op, Run
-from autokern.core.problem import Problem
-from autokern.core.recovery import caught
+from autokern.core.problem import Problem, nothing
 from autokern.kernels import embedded
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family

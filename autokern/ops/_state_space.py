@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import gpytorch
 import torch
 
-from autokern.core.beside import Beside
 from autokern.core.op import Op
 from autokern.core.problem import Problem
+from autokern.core.state import Beside
 from autokern.kernels import tree as trees
 from autokern.model.marginal import Marginal, ingredients, variances
 from autokern.ops._problems import families

@@ -34,7 +34,7 @@ from autokern.ops._problems import (
     random_matrix,
     squares,
 )
-from autokern.system import buffers
+from autokern.system import memory
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -127,12 +127,12 @@ def _pages_unsupported(problem: Problem) -> str | None:
 @CHOLESKY.candidate(
     "huge-pages",
     unsupported=_pages_unsupported,
-    unavailable=lambda device: None if buffers.has_huge() else "this system provides no huge pages",
+    unavailable=lambda device: None if memory.has_huge() else "this system provides no huge pages",
 )
 @with_ladder
 def in_huge_pages(a: torch.Tensor) -> Pair:
     """The same factorisation with the factor in huge pages."""
-    out = (buffers.huge(a.shape, a).mT, torch.empty(a.shape[:-2], dtype=torch.int32, device="cpu"))
+    out = (memory.huge(a.shape, a).mT, torch.empty(a.shape[:-2], dtype=torch.int32, device="cpu"))
     lower, info = torch.linalg.cholesky_ex(a, out=out)
     return lower, info
 

@@ -18,9 +18,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 
-from autokern.core.op import inside
+from autokern.core.errors import caught
 from autokern.core.problem import Features, Problem
-from autokern.core.recovery import caught
+from autokern.core.state import inside
 from autokern.density import array_density, gaussian
 from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees

@@ -16,8 +16,7 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import BatchRepeatLinearOperator
 from linear_operator.utils.memoize import get_from_cache
 
-from autokern.core.candidate import Error
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Error, Features, Problem
 from autokern.model import originals
 from autokern.ops._iterations import Loose
 from autokern.ops._problems import OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix

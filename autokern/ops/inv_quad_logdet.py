@@ -22,8 +22,8 @@ from linear_operator.operators import (
     LinearOperator,
 )
 
-from autokern.core.arguments import tensors_in
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
+from autokern.core.op import tensors_in
 from autokern.core.problem import Features, Problem
 from autokern.density.matrices import factorised, inv_quad_logdet_gradients, inverted
 from autokern.model import originals

@@ -14,8 +14,9 @@ import torch
 from gpytorch.kernels import Kernel
 from linear_operator import to_linear_operator
 
-from autokern.core.op import Op, inside
+from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
+from autokern.core.state import inside
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
@@ -32,7 +33,7 @@ from autokern.ops._problems import (
     random_matrix,
 )
 from autokern.ops._sample_models import kernel_of
-from autokern.system import ranks, thread_pool
+from autokern.system import ranks, threads
 
 _MANY, _MANY_ELSEWHERE = 2**18, 2**24
 """Elements of the matrix above which tiles are the default, on the CPU and on an accelerator.
@@ -63,7 +64,7 @@ def in_tiles(tile: int) -> Callable[[Problem], int]:
 
     def memory(problem: Problem) -> int:
         held = leaves(problem) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
-        workers = thread_pool.size(torch.device(problem.device))
+        workers = threads.members(torch.device(problem.device))
         one = min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
         return of_outputs(problem) + workers * held * one
 

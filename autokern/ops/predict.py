@@ -15,8 +15,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import DenseLinearOperator, MatmulLinearOperator, to_linear_operator
 
-from autokern.core.candidate import Error
-from autokern.core.problem import Problem
+from autokern.core.problem import Error, Problem
 from autokern.model import originals
 from autokern.ops import _by_factor as by_factor
 from autokern.ops import _state_space as state_space

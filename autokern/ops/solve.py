@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from linear_operator.operators import AddedDiagLinearOperator, DenseLinearOperator
 
-from autokern.core.arguments import tensors_in
-from autokern.core.beside import Beside
-from autokern.core.candidate import Error
-from autokern.core.problem import Features, Problem
+from autokern.core.op import tensors_in
+from autokern.core.problem import Error, Features, Problem
+from autokern.core.state import Beside
 from autokern.density import systems
 from autokern.density.matrices import factorised, fits
 from autokern.density.preconditioners import footprint
@@ -36,7 +35,7 @@ from autokern.ops._problems import (
     matrix_problem,
 )
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_system, system_of
-from autokern.system import buffers
+from autokern.system import memory
 
 _LEAST = 1000
 """Number of rows below which a factorisation is faster than iterations."""
@@ -136,7 +135,7 @@ def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch
     if lower is not None:
         found = _refined(matrix, diagonal, lower, rhs)
         return stock(operator, rhs, kernel) if found is None else found
-    k = buffers.huge(matrix.shape, matrix).copy_(matrix)
+    k = memory.huge(matrix.shape, matrix).copy_(matrix)
     if diagonal is not None:
         k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
     lower, info = factorised(k)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from gpytorch.models import ExactGP
 
-from autokern.core.locks import Lock
+from autokern.core.state import Lock
 from autokern.kernels import tree as trees
 from autokern.kernels.arrays.part import Array, arranged
 from autokern.model.arrays import Inspected, UnreadError

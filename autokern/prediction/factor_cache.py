@@ -27,7 +27,7 @@ from linear_operator.operators import (
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
-from autokern.core.beside import Beside
+from autokern.core.state import Beside
 from autokern.density.matrices import solved
 from autokern.kernels import tree as trees
 from autokern.model import memoized

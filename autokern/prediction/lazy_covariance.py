@@ -17,7 +17,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import LinearOperator, SumLinearOperator, to_linear_operator
 from linear_operator.utils.getitem import _is_noop_index
 
-from autokern.core.locks import once
+from autokern.core.state import once
 from autokern.kernels import tree as trees
 from autokern.model.frozen import by_kernel, frozen
 from autokern.model.library_orders import as_now

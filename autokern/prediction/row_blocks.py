@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from autokern.core.locks import Lock
+from autokern.core.state import Lock
 
 _ROWS = 256
 """Rows of a block: products are as fast per element as with the whole matrix, and skip half of the elements."""

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
-from autokern.core.decision import Decision
+from autokern.core.decision import Decision, overall
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op
+from autokern.core.output import Shown, legible
 from autokern.core.problem import SIZES, Problem
 from autokern.core.registry import get
 from autokern.core.releases import known
-from autokern.core.solved import overall
-from autokern.core.units import Shown, legible
 from autokern.kernels.family import families
 from autokern.model.library_orders import ROWS
 from autokern.runtime import dispatch

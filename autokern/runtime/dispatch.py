@@ -17,17 +17,15 @@ from torch.autograd import forward_ad
 
 from autokern.core import registry
 from autokern.core.decision import Decision
-from autokern.core.errors import AutokernWarning, RanksError
-from autokern.core.locks import Lock
-from autokern.core.op import Feasibility, Op, inside
-from autokern.core.problem import Problem
-from autokern.core.recovery import caught, recoverable
+from autokern.core.errors import AutokernWarning, RanksError, caught, recoverable
+from autokern.core.op import Op
+from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings, from_environment, revised
-from autokern.runtime import checks, floors, orders
-from autokern.runtime.memo import Entry, Overlay, counted
+from autokern.core.state import Lock, inside
+from autokern.runtime.memo import Entry, Overlay, counted, publish_floors
 from autokern.runtime.memo import current as _current
-from autokern.runtime.session import Session
-from autokern.system import memory_limit, ranks
+from autokern.runtime.session import Session, existing
+from autokern.system import memory, ranks
 
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
@@ -65,7 +63,7 @@ def in_force() -> Settings:
     return session().settings if overlay is None else overlay.settings
 
 
-memory_limit.orders_from(lambda: in_force().memory)
+memory.orders_from(lambda: in_force().memory)
 
 _session: Session | None = None
 _session_lock = Lock()
@@ -79,7 +77,7 @@ def session() -> Session:
         with _session_lock.here():
             if _session is None:
                 _session = Session(settings)
-                floors.publish(_session, replaces=True)
+                publish_floors(_session, replaces=True)
     return _session
 
 
@@ -99,7 +97,7 @@ def replace(fresh: Session) -> Session:
     global _session
     with _session_lock.here():
         _session = fresh
-        floors.publish(fresh, replaces=True)
+        publish_floors(fresh, replaces=True)
     return fresh
 
 
@@ -142,7 +140,9 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
         if flag.within:
             entry.nested[flag.within] += 1
         if entry.count >= entry.due:
-            entry = checks.checked(here, entry, args, here.settings if overlay is None else overlay.settings)
+            from autokern.runtime.review import checked
+
+            entry = checked(here, entry, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry, renewed=True)
         flag.active = not entry.parts
         try:
@@ -166,7 +166,7 @@ def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
     failed, op, problem = entry.candidate.name, entry.op, entry.decision.problem
     exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     others = [op[name] for name in entry.decision.order if name != failed]
-    fitting = [c for c in others if memory_limit.fits(c.memory(problem), problem.device)]
+    fitting = [c for c in others if memory.fits(c.memory(problem), problem.device)]
     if not exhausted:  # stock first, which may raise the same error; another only if stock does not fit
         fitting.sort(key=lambda candidate: candidate is not op.stock)
     if not fitting:
@@ -230,7 +230,7 @@ def using(
         in_force(), force=force, exclude=exclude, accuracy=accuracy, max_error=max_error, memory=memory, calls=calls
     )
     if force or exclude:
-        settings = orders.checked(settings)
+        settings = existing(settings)
     overlay = Overlay(settings, _current.get())
     token = _current.set(overlay)
     try:

@@ -1,5 +1,8 @@
-"""The memo: for each decided key, an Entry with its candidate and number of calls. Problems of similar size share one
-decision (`Shared`), so that a stream of growing sizes does not pay for each.
+"""The memo: for each decided key, an Entry with its candidate and number of calls; and floors, which need no decision.
+
+Problems of similar size share one decision (`Shared`), so that a stream of growing sizes does not pay for each. Below
+its floor, a number of elements, stock serves every call of an op: a hook reads one integer, without a lock. Floors
+derive from the session's choices, which its first decision loads; until then they are 0.
 """
 
 from __future__ import annotations
@@ -10,17 +13,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
-from autokern.core.decision import Decision
-from autokern.core.locks import Lock
-from autokern.core.op import Candidate, Feasibility, Op, inside
-from autokern.core.problem import Problem
+from autokern.core.decision import Decision, Solved, aside, collecting, joined
+from autokern.core.op import Candidate, Op
+from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings
-from autokern.core.solved import Solved, aside, collecting, joined
-from autokern.system import memory_limit
+from autokern.core.state import Lock, inside
+from autokern.system import memory
+
+if TYPE_CHECKING:
+    from autokern.runtime.session import Session
 
 NEVER = sys.maxsize
 """A call number that no key reaches."""
@@ -112,6 +118,14 @@ class Entry:
         """Set the call at which the next check is due; with `needs`, every call is checked too."""
         self._due, self.due = call, call if self.needs is None else 0
 
+    def schedule(self) -> None:
+        """Schedule the next check, for approximate candidates at the next power of two of the problem's calls."""
+        review = self.decision.review
+        if self.candidate.accuracy == "approximate":
+            self.check_at((1 << (self.before + self.count).bit_length()) - self.before)
+        else:
+            self.check_at(review if review > self.count else NEVER)
+
     def take_check(self) -> int:
         """Claim a due check for this thread: return the call at which it was due, or `NEVER`."""
         due = self._due
@@ -136,7 +150,7 @@ def stock_entry(op: Op, reason: str) -> Entry:
 def is_large(decision: Decision, table: Feasibility) -> bool:
     """Whether the chosen candidate, or stock if it was left out, takes so much memory that each call is checked."""
     names = {decision.candidate} | {"stock"} & decision.excluded.keys()
-    return max(table.memory[name] for name in names) >= memory_limit.LARGE
+    return max(table.memory[name] for name in names) >= memory.LARGE
 
 
 Memo = dict[str, dict[Any, Entry]]
@@ -187,7 +201,7 @@ class Shared:
     def decision(self, table: Feasibility, settings: Settings) -> Decision:
         """Decide a problem like its neighbours in size, or by itself where memory or an order by exact size matters."""
         exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
-        if exact or max(table.memory.values()) >= memory_limit.LARGE:
+        if exact or max(table.memory.values()) >= memory.LARGE:
             return self._decide(table, settings)
         problem, coarse = table.problem, table.problem.coarse
         decision = self._known.get((coarse, settings))
@@ -234,3 +248,52 @@ def apart(settings: Settings) -> Iterator[None]:
             yield
     finally:
         current.reset(token)
+
+
+_traced = torch.compiler.is_dynamo_compiling
+_plain = torch.Tensor
+
+
+class Floor:
+    """The floors of one op on the CPU and on CUDA GPUs; 0 while the user's settings affect choices."""
+
+    __slots__ = ("cpu", "cuda")
+
+    def __init__(self) -> None:
+        self.cpu = self.cuda = 0
+
+    def covers(self, mat: Any) -> bool:
+        """Whether stock serves a call on this matrix; never within a `using` block, which the dispatcher obeys."""
+        return (
+            not _traced()
+            and mat.__class__ is _plain
+            and mat.numel() < (self.cpu if mat.is_cpu else self.cuda if mat.is_cuda else 0)
+            and current.get() is None
+        )
+
+
+_floors: dict[str, Floor] = {}
+_in_force: Session | None = None
+_floors_lock = Lock()
+
+
+def floor_of(op: str) -> Floor:
+    """Return the Floor of an op, always the same object."""
+    with _floors_lock.here():
+        floor = _floors.setdefault(op, Floor())
+        _update()
+    return floor
+
+
+def publish_floors(session: Session, replaces: bool = False) -> None:
+    """Update the floors from a session's choices, if the session is in force or replaces the one in force."""
+    global _in_force
+    with _floors_lock.here():
+        _in_force = session if replaces else _in_force
+        if session is _in_force:
+            _update()
+
+
+def _update() -> None:
+    for op, floor in _floors.items():
+        floor.cpu, floor.cuda = (0 if _in_force is None else _in_force.floor(op, device) for device in ("cpu", "cuda"))

@@ -15,8 +15,8 @@ import msgspec
 
 from autokern.core.errors import RanksError, SettingsError
 from autokern.core.registry import registered
+from autokern.core.releases import __version__
 from autokern.core.settings import Settings
-from autokern.core.versions import __version__
 from autokern.runtime import dispatch
 from autokern.runtime.session import Session
 from autokern.system import host

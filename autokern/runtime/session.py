@@ -1,34 +1,37 @@
 """Session: the settings in force, the profile, and the memo of decided keys, which `dispatch` reads in its hot path.
 
-The modules that measure, predict and choose are imported by the first call that is not in the memo.
+The modules that measure, predict and choose are imported by the first call that is not in the memo. The names of ops
+and candidates in the user's settings must exist, so that no typing error passes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
 from autokern.backends import graphs
-from autokern.core import registry
+from autokern.core import output, registry
 from autokern.core.decision import Decision
-from autokern.core.errors import AutokernError, AutokernWarning
-from autokern.core.locks import Lock
-from autokern.core.op import Feasibility, Op, inside
-from autokern.core.problem import Problem
-from autokern.core.recovery import recoverable
+from autokern.core.errors import AutokernError, AutokernWarning, SettingsError, nearest, recoverable
+from autokern.core.op import Op
+from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings
-from autokern.runtime import checks, floors, orders
-from autokern.runtime.memo import Entry, Memo, Served, Shared, counted, is_large, served, stock_entry
-from autokern.system import host, memory_limit, output
+from autokern.core.state import Lock, inside
+from autokern.runtime.memo import Entry, Memo, Served, Shared, counted, is_large, publish_floors, served, stock_entry
+from autokern.system import host, memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from autokern.runtime.first_use import FirstUse
+    from autokern.runtime.review import FirstUse
     from autokern.tuning.chooser import Chooser
     from autokern.tuning.profile import Profile
 
@@ -45,7 +48,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings, profile: Profile | None = None, asked: Settings | None = None) -> None:
-        self.settings, self.asked, self.agreed = orders.checked(settings), asked or settings, profile is not None
+        self.settings, self.asked, self.agreed = existing(settings), asked or settings, profile is not None
         self.memo: Memo = {}
         self.shared = Shared(self.decide, _MOST_KEYS)
         self.past: Counter[tuple[str, str]] = Counter()
@@ -89,7 +92,7 @@ class Session:
         from autokern.tuning.chooser import Chooser
 
         self._chooser = Chooser(profile)
-        floors.publish(self)
+        publish_floors(self)
 
     def floor(self, op: str, device: str) -> int:
         """Return the number of elements below which stock serves an op, 0 if unknown or if settings affect choices."""
@@ -188,13 +191,13 @@ class Session:
         ledger = None if self._first_use is None else self._first_use.ledger(table)
         if ledger is not None and entry.candidate.accuracy != "approximate":
             entry.time_into(ledger)
-        checks.schedule(entry)
+        entry.schedule()
         return entry
 
     def measured(self, table: Feasibility) -> Feasibility:
         """Measure the op now if it is due; return the table, a fresh one if that was tried."""
         if self._first_use is None:
-            from autokern.runtime.first_use import FirstUse
+            from autokern.runtime.review import FirstUse
 
             self._first_use = FirstUse(self)
         return Feasibility(table.op, table.problem) if self._first_use.measure(table) else table
@@ -204,7 +207,74 @@ class Session:
         from autokern.tuning import policy
 
         there, device = None, table.problem.device
-        large = not self.agreed and max(table.memory.values()) >= memory_limit.LARGE
+        large = not self.agreed and max(table.memory.values()) >= memory.LARGE
         if large and device in host.current().devices:
-            there = memory_limit.current(device)  # on a device of this host, not of a replayed recording
+            there = memory.current(device)  # on a device of this host, not of a replayed recording
         return policy.decide(table, self.chooser, settings, there, seen)
+
+
+_REMOVED = (
+    ("eigh", "*"), ("solve_triangular", "*"), ("cholesky_inverse", "*"), ("qr", "looped"), ("*", "*@[248]"),
+    ("*", "*@16"), ("exact_log_prob", "recursive"), ("inv_quad_logdet", "recursive"), ("kernel_matrix", "symmetric"),
+    ("kernel_matmul", "dense"), ("kernel_matmul", "tiled@512"), ("kernel_matmul", "tiled-symmetric@1536"),
+    ("kernel_matmul", "compiled"), ("kernel_matmul", "compiled-symmetric"), ("matmul", "*"), ("predict", "rows@*"),
+    ("exact_log_prob", "kronecker"), ("exact_log_prob", "mixed"), ("inv_quad_logdet", "mixed"),
+    ("kernel_matmul", "tf32"), ("kernel_matmul", "tiled-columns"), ("kernel_matmul", "tiled@2048"),
+    ("pinverse_root", "*"), ("cholesky", "looped"), ("exact_log_prob", "merged"),
+)  # fmt: skip
+"""Removed candidates of earlier versions: patterns of op and candidate."""
+
+
+def existing(settings: Settings) -> Settings:
+    """Return settings without forced candidates that an earlier version had, with one warning for each.
+
+    Raises SettingsError for an unknown op, candidate or device.
+    """
+    kept = []
+    for name, candidate in settings.force:
+        with _ignored_if_removed(name, candidate):
+            registry.get(name)[candidate]
+            kept.append((name, candidate))
+    for order in settings.exclude:
+        name, equals, candidate = order.rpartition("=")
+        with _ignored_if_removed(name, candidate):
+            if equals:
+                registry.get(name)[candidate]
+            else:
+                _some_op_has(candidate)
+    for name, device, _ in settings.threshold:
+        with _ignored_if_removed(name, "cpu"):
+            _check_threshold(name, device)
+    return msgspec.structs.replace(settings, force=tuple(kept))
+
+
+@contextlib.contextmanager
+def _ignored_if_removed(op: str, candidate: str) -> Iterator[None]:
+    """Turn the error about a removed candidate into a warning; without `op`, of any op."""
+    try:
+        yield
+    except SettingsError:
+        named = (name for of, name in _REMOVED if (fnmatch(op, of) if op else name != "*"))
+        if not any(fnmatch(candidate, name) for name in named):
+            raise
+        order = f"{op}={candidate}" if op else candidate
+        message = f"{order} was ordered; autokern no longer has it, and ignores that: other candidates are as fast"
+        warnings.warn(message, AutokernWarning, stacklevel=1)  # level 1: shown once
+
+
+def _check_threshold(op: str, device: str) -> None:
+    if "cpu" not in registry.get(op).names():
+        raise SettingsError(f"a threshold of op {op} was given; only ops with a candidate 'cpu' have one")
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise SettingsError(f"a threshold of {op}:{device} was given; torch knows no such device") from None
+
+
+def _some_op_has(candidate: str) -> None:
+    for ops in (registry.present, registry.registered):  # plugins are loaded only if a name is not found
+        names = {found.name for op in ops() for found in op.listed}
+        if candidate in names:
+            return
+    advice = nearest(candidate, names) or "; `autokern show` and `autokern explain OP` name them"
+    raise SettingsError(f"{candidate!r} was excluded, and no op has a candidate of that name{advice}")

@@ -16,8 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from autokern.core.errors import ProfileError
-from autokern.core.recovery import suppressed, uninterrupted
+from autokern.core.errors import ProfileError, suppressed, uninterrupted
 
 LARGEST = 64 * 2**20  # largest file that is read, in bytes
 FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

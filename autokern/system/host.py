@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 import torch
 
-from autokern.core.recovery import uninterrupted
-from autokern.core.versions import installed
+from autokern.core.errors import uninterrupted
+from autokern.core.releases import installed
 from autokern.system.load import cpu_quota, memory_left, text_of
 
 _CPU_INFO, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from autokern.core.recovery import suppressed, uninterrupted
+from autokern.core.errors import suppressed, uninterrupted
 
 _STAT, _TASKS = Path("/proc/stat"), Path("/proc/self/task")
 _ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")

@@ -24,8 +24,7 @@ import torch
 from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
-from autokern.core.errors import RanksError
-from autokern.core.recovery import suppressed
+from autokern.core.errors import RanksError, suppressed
 
 TIMEOUT = 300.0
 """Default seconds to wait for another rank before the job fails."""

@@ -19,18 +19,17 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern.core.errors import SettingsError
-from autokern.core.op import Candidate, Op, inside
+from autokern.core.errors import SettingsError, recoverable
+from autokern.core.op import Candidate, Op
+from autokern.core.output import Progress, silent
 from autokern.core.problem import Problem
-from autokern.core.recovery import recoverable
 from autokern.core.registry import get, registered
-from autokern.system import buffers, host
-from autokern.system.output import Progress, silent
+from autokern.core.state import inside
+from autokern.system import host, memory
 from autokern.tuning.chooser import Chooser, fitted, nearest
 from autokern.tuning.drawing import draw, measurable
-from autokern.tuning.forest import Estimate
+from autokern.tuning.forest import CONFIDENCE, NOISE, Estimate
 from autokern.tuning.measuring import Measurer
-from autokern.tuning.policy import CONFIDENCE, NOISE
 from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key, key_of, pools
 
 DTYPES = ("float64", "float32")
@@ -86,7 +85,7 @@ def calibrate(
     before the next is measured.
     """
     run, nesting = _Calibration(level, budget, known, progress or silent), operator.attrgetter("nesting")
-    buffers.recycle()  # as in programs
+    memory.recycle()  # as in programs
     inside.active = inside.measuring = True
     try:
         with host.random_states_kept(), _without_torchs_warning():

@@ -14,20 +14,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from autokern.core.locks import once
-from autokern.core.op import Feasibility, Op
-from autokern.core.problem import Problem
-from autokern.core.recovery import suppressed
+from autokern.core.errors import suppressed
+from autokern.core.op import Op
+from autokern.core.problem import Feasibility, Problem
 from autokern.core.registry import get, known
 from autokern.core.settings import Settings
+from autokern.core.state import once
 from autokern.system import host
 from autokern.tuning import store
-from autokern.tuning.forest import Estimate, Forest, words
+from autokern.tuning.forest import CONFIDENCE, NOISE, Estimate, Forest, fit_own, words
 from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, group_key, key_of, pools
 
 _WORD, _DTYPE = 2.0, 1.0  # distance in octaves of problems that differ in one word, and in the dtype
 _CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # seconds of a call, flops and bytes a second, to scale times to other sizes
 _FULL_RATE = {"6.0", "7.0", "8.0", "9.0", "10.0"}  # of GPUs with float64 at half the rate of float32
+HIGHEST = 2**19  # highest floor in elements: larger calls are dispatched, because their memory is checked
 UNIT = 0.01  # log units of the integers that store stock's seconds, and the ratios of other candidates to them
 
 
@@ -175,8 +176,6 @@ def load(settings: Settings) -> Profile:
 
 def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
     """Return a profile with trees fitted to its trials, for these ``"op@device"`` keys or for all."""
-    from autokern.tuning.fitting import fit_own, floor
-
     found, shipped = dict(profile.forests), recorded().forests
     for key, trials in pools(profile.trials).items():
         name, _, device = key.partition("@")
@@ -185,3 +184,22 @@ def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
             if forest is not None and forest.own:
                 found[key] = msgspec.structs.replace(forest, floor=floor(get(name), forest, device))
     return msgspec.structs.replace(profile, forests=found)
+
+
+def floor(op: Op, forest: Forest, device: str) -> int:
+    """Return the number of elements below which the trees choose only stock; 0 if the op's default is not stock.
+
+    The problems of the op's grid are tried with both sides halved repeatedly.
+    """
+    if type(op).default_candidate is not Op.default_candidate:
+        return 0
+    grid = (p for dtype in ("float64", "float32") for p in op.grid("full", dtype, device))
+    halved = {p.replace(m=p.m >> k, n=p.n >> k) for p in grid for k in range(min(p.m, p.n).bit_length())}
+    won = (p.elements for p in sorted(halved, key=lambda p: p.elements) if _is_won(op, forest, p))
+    return min(HIGHEST, next(won, 2 * HIGHEST) // 2)  # halved: problems in between are not tried
+
+
+def _is_won(op: Op, forest: Forest, problem: Problem) -> bool:
+    """Whether some candidate is predicted to be faster than stock by more than the uncertainty."""
+    faster = {n for n, e in forest.estimates(problem).items() if e.log_ratio + CONFIDENCE * e.sigma <= -NOISE}
+    return any(c.name in faster and c.unsupported(problem) is None for c in op.candidates)

@@ -1,20 +1,32 @@
 """Forests: regression trees from a problem's sizes and words to log(candidate's time / stock's time).
 
-One tree, the base, holds other hosts' measurements. Trees of the machine's own trials correct it; their disagreement is
-the uncertainty.
+One tree, the base, holds other hosts' measurements (`calibration/ship.py`). A few extremely randomized trees (Geurts,
+Ernst and Wehenkel 2006) of the machine's own trials correct it; their disagreement is the uncertainty. scikit-learn
+fits them, and is imported on first use.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import struct
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from autokern.core.problem import Problem
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from autokern.core.op import Op
+    from autokern.tuning.profile import Trial
+
+NOISE = 0.05  # a smaller predicted gain, in log units, counts as no gain
+CONFIDENCE = 0.3  # standard deviations that must lie between a prediction and a tie
 UNIT = 1e-3  # log units of the integers that store values
 UNKNOWN = -32768  # the integer of a candidate that no trial of a leaf measured
 _FAR = 1.5  # octaves beyond the measured sizes from which on there is no estimate
@@ -163,3 +175,112 @@ def words(problem: Problem) -> set[str]:
     """Return the words of a problem, and the summands of words with ``+``."""
     whole = {word for word in problem.words if word and word != "grad:"}
     return whole.union(*(word.split("+") for word in whole if "+" in word))
+
+
+_TREES = 4  # of a machine's own trials
+_ALONE = 0.3  # standard deviation of a value of the base that rests on a single trial
+_WORST = 1.3  # a supported candidate that a trial left out counts as the worst, or this many times slower than stock
+
+
+def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest | None:
+    """Fit trees to a machine's own trials, as corrections of `shipped`; without usable trials return `shipped`."""
+    import numpy as np
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    trials = usable(op, trials)
+    if not trials:
+        return shipped
+    base = shipped or Forest(["stock"], [])
+    new = [name for name in candidates(op, trials) if name not in base.candidates]
+    unseen = set().union(*(words(t.problem) for t in trials)).difference(base.words)
+    forest = msgspec.structs.replace(base, candidates=[*base.candidates, *new], words=[*base.words, *sorted(unseen)])
+    features = np.array(places(forest, trials))
+    filled, known = table(op, trials, forest.candidates)
+    rows = [forest.told(place) for place in features.tolist()]
+    told = np.array([[row[n][0] if n in row else 0.0 for n in forest.candidates] for row in rows])
+    timed = np.array([[name in t.timings for name in forest.candidates] for t in trials])
+    rare = {c.name for c in op.candidates if c.compiles or c.accuracy == "approximate"}  # not always measured
+    known &= timed | np.array([name not in rare for name in forest.candidates])
+    residual = np.where(timed, filled - told, np.maximum(0.0, filled - told))
+    residual = np.where(known, residual, 0.0)
+    model = ExtraTreesRegressor(_TREES, min_samples_leaf=1, max_features=1.0, random_state=0, n_jobs=1)
+    model.fit(features, np.clip(residual, -2.0, 2.0), sample_weight=weights(trials))
+    kept = np.where(known, residual, np.nan)
+    noise = np.array([[t.timings[n].noise if n in t.timings else 0.0 for n in forest.candidates] for t in trials])
+    own = [tree(one.tree_, one.apply(features), kept, noise) for one in model.estimators_]
+    counts = Counter(sorted(t.problem.dtype for t in trials))
+    kinds = sorted({kind(t.problem) for t in trials})
+    met = {name: limits([t for t in trials if kind(t.problem) == name]) for name in kinds}
+    return msgspec.structs.replace(forest, own=own, of_own=len(forest.candidates), met=met, trials=dict(counts))
+
+
+def usable(op: Op, trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials that compare registered candidates with stock."""
+    there = set(op.names())
+    return [t for t in trials if "stock" in t.usual and len(there & t.timings.keys()) > 1]
+
+
+def candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
+    """Return the names of the measured and registered candidates, stock first."""
+    found = {name for trial in trials for name in trial.timings} & set(op.names())
+    return ["stock", *sorted(found - {"stock"})]
+
+
+def places(forest: Forest, trials: Iterable[Trial]) -> list[list[float]]:
+    """Return the trees' features of trials, one row each."""
+    return [forest.place(t.problem, words(t.problem)) for t in trials]
+
+
+def table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Any, Any]:
+    """Return log ratios (trials x candidates), missing ones filled in, and a mask: measured, or supported there."""
+    import numpy as np
+
+    ever = {name for trial in trials for name in trial.timings}.intersection(op.names())
+    filled = np.empty((len(trials), len(names)))
+    known = np.zeros(filled.shape, dtype=bool)
+    for row, trial in enumerate(trials):
+        worst = math.log(max(_WORST, *(timing.ratio for timing in trial.usual.values())))
+        for column, name in enumerate(names):
+            timing = trial.timings.get(name)
+            filled[row, column] = min(worst, 1.2) if timing is None else math.log(timing.ratio)
+            known[row, column] = timing is not None or (name in ever and op[name].unsupported(trial.problem) is None)
+    return filled, known
+
+
+def weights(trials: Iterable[Trial]) -> list[float]:
+    """Return the weight of each trial, low where other programs disturbed it."""
+    noise = (statistics.median(timing.noise for timing in trial.usual.values()) for trial in trials)
+    return [1 / (1 + (one / 0.1) ** 2) for one in noise]
+
+
+def limits(trials: Sequence[Trial]) -> Limits:
+    """Return the range of sizes and the words of trials."""
+    sizes = [[round(size, 3) for size in column] for column in zip(*(octaves(t.problem) for t in trials), strict=True)]
+    seen = set().union(*(words(trial.problem) for trial in trials))
+    return Limits([*map(min, sizes)], [*map(max, sizes)], sorted(seen))
+
+
+def tree(fitted: Any, leaves: npt.NDArray[np.int64], values: Any, noise: Any = None) -> Tree:
+    """Return a scikit-learn tree as a Tree whose leaves hold means of the finite values, and their noise or spread."""
+    import numpy as np
+
+    def packed(logs: Any) -> bytes:
+        whole = np.where(np.isfinite(logs), np.round(np.nan_to_num(logs) / UNIT), UNKNOWN)
+        return np.asarray(np.clip(whole, UNKNOWN, 32767).astype("<i2")).tobytes()
+
+    ends = fitted.children_left < 0
+    means, widths = [], []
+    for node in np.flatnonzero(ends):
+        inside = values[leaves == node]
+        counts = np.isfinite(inside).sum(0)
+        mean = np.where(counts > 0, np.nansum(inside, 0) / np.maximum(counts, 1), np.nan)
+        width = np.sqrt(np.nansum((inside - mean) ** 2, 0) / np.maximum(counts - 1, 1))
+        means.append(mean)
+        widths.append(np.where(counts > 1, width, _ALONE) if noise is None else noise[leaves == node].mean(0))
+    return Tree(
+        feature=np.where(ends, -np.cumsum(ends), fitted.feature).tolist(),
+        threshold=[round(value, 4) for value in np.where(ends, 0.0, fitted.threshold).tolist()],
+        right=np.where(ends, 0, fitted.children_right).tolist(),
+        values=packed(np.array(means)),
+        spread=packed(np.array(widths)),
+    )

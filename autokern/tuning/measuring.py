@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from autokern.core.arguments import converted, rebuilt, tensors_in
-from autokern.core.op import Candidate, Op, Run, inside
+from autokern.core.errors import recoverable
+from autokern.core.op import Candidate, Op, Run, converted, rebuilt, tensors_in
 from autokern.core.problem import Problem
-from autokern.core.recovery import recoverable
-from autokern.system import host, memory_limit
+from autokern.core.state import inside
+from autokern.system import host, memory
 from autokern.tuning import timer
 from autokern.tuning.profile import Ban, Timing
 
@@ -59,7 +59,7 @@ class Measurer:
         """Return the candidates that are not banned and fit the memory twice; empty unless stock is among them."""
         where = problem.dtype, problem.device
         usual = [c for c in candidates if (problem.op, c.name, *where) not in self._out]
-        found = [c for c in usual if memory_limit.fits(_BESIDE * c.memory(problem), problem.device)]
+        found = [c for c in usual if memory.fits(_BESIDE * c.memory(problem), problem.device)]
         return found if any(c.name == "stock" for c in found) else []
 
     def timings(

@@ -11,20 +11,18 @@ import random
 
 import msgspec
 
-from autokern.core.candidate import UNKNOWN, WITHIN
 from autokern.core.decision import Cost, Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
-from autokern.core.op import ACCURACIES, Candidate, Feasibility
+from autokern.core.op import ACCURACIES, Candidate
+from autokern.core.output import sized
+from autokern.core.problem import UNKNOWN, WITHIN, Feasibility
 from autokern.core.registry import get
 from autokern.core.settings import Settings
-from autokern.core.units import sized
-from autokern.system.memory_limit import Limit, least, refusal
+from autokern.system.memory import Limit, least, refusal
 from autokern.tuning.chooser import Chooser, expected
-from autokern.tuning.forest import Estimate
+from autokern.tuning.forest import CONFIDENCE, NOISE, Estimate
 from autokern.tuning.store import leaves_aside
 
-NOISE = 0.05  # a smaller predicted gain, in log units, counts as no gain
-CONFIDENCE = 0.3  # standard deviations that must lie between a prediction and a tie
 LEEWAY = 0.13  # extra cost allowed for an exact result where stock approximates, in log units
 # Extra cost allowed for one thread, in log units: beside another process every parallel region waits for a core, and a
 # step takes ten times as long.

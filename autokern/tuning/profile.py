@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import msgspec
 
 from autokern.core.errors import ProfileError
-from autokern.core.locks import once
+from autokern.core.output import Shown
 from autokern.core.problem import Problem
-from autokern.core.units import Shown
+from autokern.core.state import once
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2

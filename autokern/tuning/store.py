@@ -17,8 +17,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from autokern.core.errors import AutokernWarning, ProfileError
-from autokern.core.recovery import suppressed, uninterrupted
+from autokern.core.errors import AutokernWarning, ProfileError, suppressed, uninterrupted
 from autokern.core.settings import Settings
 from autokern.system.files import FLAGS, LARGEST, Folder, contents, opened, write_whole
 from autokern.tuning.profile import NewerError, Profile, decode, encode

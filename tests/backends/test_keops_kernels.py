@@ -15,9 +15,9 @@ from gpytorch.test.base_keops_test_case import BaseKeOpsTestCase
 from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 
 import autokern
+from autokern.backends.keops_product import keops_problem
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.runtime import dispatch
-from autokern.system.keops import keops_problem
 
 pytestmark = [
     pytest.mark.usefixtures("only_tiles"),

@@ -29,10 +29,11 @@ from autokern.kernels import family, graph, tree
 from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family
 from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import usual
-from autokern.system import keops
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-needs_keops = pytest.mark.skipif(keops.keops_problem() is not None, reason=f"needs KeOps: {keops.keops_problem()}")
+needs_keops = pytest.mark.skipif(
+    keops_product.keops_problem() is not None, reason=f"needs KeOps: {keops_product.keops_problem()}"
+)
 
 D, COLUMNS = 2, 3
 PARTS = {
@@ -265,7 +266,9 @@ for _ in range(2):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix" or keops.keops_problem() is not None, reason="needs KeOps and a POSIX shell")
+@pytest.mark.skipif(
+    os.name != "posix" or keops_product.keops_problem() is not None, reason="needs KeOps and a POSIX shell"
+)
 @pytest.mark.parametrize(("compiler", "words"), [(None, "C++ compiler"), ("exit 1", "could not build")])
 def test_a_compiler_that_is_missing_or_broken_ends_in_an_exception(tmp_path, compiler, words):
     (tmp_path / "bin").mkdir()
@@ -287,16 +290,16 @@ def test_a_compiler_that_is_missing_or_broken_ends_in_an_exception(tmp_path, com
 def test_other_errors_are_told_as_ours_and_a_lack_of_memory_is_not(monkeypatch):
     @as_if_of_autokern
     def fails(error):
-        with keops.at_work():
+        with keops_product.at_work():
             raise error
 
     with pytest.raises(KeOpsError, match="ValueError: no good"):
         fails(ValueError("no good"))
     with pytest.raises(torch.OutOfMemoryError):
         fails(torch.OutOfMemoryError("no memory"))
-    assert keops.keops_problem() is None
+    assert keops_product.keops_problem() is None
     with pytest.raises(KeOpsError, match="could not build"):
         fails(ImportError("No module named 'pykeops_cpp_0'"))
-    assert "could not build" in keops.keops_problem()
-    with pytest.raises(autokern.AutokernError, match="AUTOKERN_EXCLUDE=keops"), keops.at_work():
+    assert "could not build" in keops_product.keops_problem()
+    with pytest.raises(autokern.AutokernError, match="AUTOKERN_EXCLUDE=keops"), keops_product.at_work():
         raise AssertionError("it is not tried again")

@@ -13,12 +13,12 @@ from autokern.backends.lower_precision import in_lower_precision
 from autokern.cli import summary
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, SettingsError
-from autokern.core.op import Feasibility, inside
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Feasibility, Features, Problem
 from autokern.core.settings import Settings
+from autokern.core.state import inside
 from autokern.kernels import tiles
 from autokern.kernels import tree as trees
-from autokern.runtime import checks, dispatch
+from autokern.runtime import dispatch, review
 from autokern.runtime.memo import NEVER, Entry
 from autokern.tuning import measuring as accuracy
 from autokern.tuning.calibration import calibrate
@@ -278,10 +278,10 @@ def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
 def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
     decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=("rough", "other"))
     entry = Entry(decision, op)
-    monkeypatch.setattr(checks, "_error", lambda *a: entry.demote(op["other"], "") or 0.5)  # another was faster
+    monkeypatch.setattr(review, "_error", lambda *a: entry.demote(op["other"], "") or 0.5)  # another was faster
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        checks.check(entry, (normal(4, 4),), ROUGHLY)
+        review.check(entry, (normal(4, 4),), ROUGHLY)
     assert (entry.candidate.name, entry.due) == ("other", NEVER)
 
 
@@ -291,7 +291,7 @@ def test_of_what_keeps_the_bound_the_exact_one_judges(make_op):
         made.candidate(name, accuracy=kind)(lambda a: 2 * a)
     order = ("rough", "stock", "exact")
     decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=order)
-    assert checks._exact(Entry(decision, made)).name == "exact"
+    assert review._exact(Entry(decision, made)).name == "exact"
 
 
 def test_what_is_measured_inside_of_a_calibration_is_measured_for_everybody(op):

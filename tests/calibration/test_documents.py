@@ -13,8 +13,8 @@ import machines
 import picture
 import pytest
 
+from autokern.core.decision import Solved
 from autokern.core.problem import Problem
-from autokern.core.solved import Solved
 from autokern.tuning import chooser
 from autokern.tuning.profile import Profile, Timing, Trial
 

@@ -15,7 +15,7 @@ import autokern
 from autokern.cli import app as runner
 from autokern.cli import commands_measured, summary, tables
 from autokern.cli.commands import app
-from autokern.core import units
+from autokern.core import output
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
@@ -441,4 +441,4 @@ def test_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     [(2.5, "2.50 s"), (0.123, "123 ms"), (1.234e-3, "1.23 ms"), (9.9e-4, "990 µs"), (1e-6, "1.00 µs")],
 )
 def test_durations_have_three_digits(seconds, text):
-    assert units.duration(seconds) == text
+    assert output.duration(seconds) == text

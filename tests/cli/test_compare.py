@@ -24,7 +24,7 @@ from autokern.cli.app import Order
 from autokern.cli.commands import app
 from autokern.cli.compare import Comparison, Run, interval
 from autokern.core.errors import AutokernError
-from autokern.core.units import sized
+from autokern.core.output import sized
 from autokern.system.load import snapshot  # before `conftest` replaces it
 
 GP = """

@@ -1,4 +1,4 @@
-"""beside.py: values that are kept in an object's own dictionary."""
+"""state.py: values that are kept in an object's own dictionary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 import sys
 import weakref
 
-from autokern.core.beside import Beside, Weak
+from autokern.core.state import Beside, Weak
 
 
 class Owner:

@@ -21,8 +21,8 @@ from linear_operator.utils.memoize import cached
 
 import autokern
 from autokern.core.releases import known, recorded
-from autokern.core.releases.fingerprints import definitions, of_function
 from autokern.core.releases.known import relied
+from autokern.core.releases.recorded import definitions, of_function
 from autokern.hooks import install
 from autokern.model.relied import TASKS
 

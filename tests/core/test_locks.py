@@ -1,4 +1,4 @@
-"""locks.py: locks that neither a signal handler nor a forked process waits for in vain."""
+"""state.py: locks that neither a signal handler nor a forked process waits for in vain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from autokern.core.locks import Lock, once
+from autokern.core.state import Lock, once
 
 
 def test_its_own_thread_enters_again_and_is_told():

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from autokern import op as public_op
-from autokern.core.arguments import tensors_in
 from autokern.core.errors import AutokernError, SettingsError
-from autokern.core.op import ACCURACIES, WEIGHTS, inside
+from autokern.core.op import ACCURACIES, WEIGHTS, tensors_in
 from autokern.core.problem import SIZES, Problem
 from autokern.core.registry import get, known, registered
+from autokern.core.state import inside
 from autokern.tuning.measuring import trial
 
 

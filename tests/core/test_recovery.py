@@ -1,4 +1,4 @@
-"""recovery.py: errors that autokern may recover from, and errors that must reach the user."""
+"""errors.py: errors that autokern may recover from, and errors that must reach the user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import gpytorch
 import pytest
 import torch
 
-from autokern.core.recovery import recoverable
+from autokern.core.errors import recoverable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGUSR1")
 

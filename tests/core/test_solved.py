@@ -1,4 +1,4 @@
-"""core/solved.py: how systems were solved is noted by thread, collected by call, and told."""
+"""core/decision.py: how systems were solved is noted by thread, collected by call, and told."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import msgspec
 import pytest
 
-from autokern.core import solved
-from autokern.core.solved import Solved
+from autokern.core import decision as solved
+from autokern.core.decision import Solved
 
 ONE = Solved(3e-6, 9, "vecchia", 10, 0.0123, 1e-5)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from autokern.core import units
+from autokern.core import output
 
 
 def test_text_is_legible_in_ascii():
-    assert units.legible("5 µs, 2×", io.TextIOWrapper(io.BytesIO(), encoding="ascii")) == "5 us, 2x"
+    assert output.legible("5 µs, 2×", io.TextIOWrapper(io.BytesIO(), encoding="ascii")) == "5 us, 2x"

@@ -10,8 +10,7 @@ from support.models import ExactModel, step
 
 import autokern
 from autokern.core import registry
-from autokern.core.op import Feasibility
-from autokern.core.problem import Problem
+from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings
 from autokern.density import gaussian, markov
 from autokern.kernels import tree as trees

@@ -10,7 +10,7 @@ from linear_operator import settings as library
 from support.models import ExactModel, step
 
 import autokern
-from autokern.core import solved
+from autokern.core import decision as solved
 from autokern.density import block_cg, gaussian, iterated_density
 from autokern.density.preconditioners import Kept, Pivoted, kept_for, pivots
 from autokern.density.vecchia import Vecchia, conditioning

@@ -13,8 +13,8 @@ from support.bases import fit_base
 from support.fakes import as_if_of_autokern
 
 import autokern
-from autokern.core.op import inside
 from autokern.core.problem import Problem
+from autokern.core.state import inside
 from autokern.evaluation import exam
 from autokern.hooks import install
 from autokern.runtime import dispatch

@@ -11,7 +11,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from support.losses import Own, single
 
 import autokern
-from autokern.core import recovery
+from autokern.core import errors
 
 
 def rows(model):
@@ -81,7 +81,7 @@ def test_a_reason_is_said_once():
     said, log = [], logging.getLogger("autokern")
     handler, level = logging.Handler(), log.level
     handler.emit = lambda record: said.append(record.getMessage())
-    recovery._said.clear()
+    errors._said.clear()
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:

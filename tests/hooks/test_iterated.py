@@ -9,7 +9,7 @@ from linear_operator.utils.errors import NotPSDError
 from support.models import rough_model
 
 import autokern
-from autokern.core.solved import collecting
+from autokern.core.decision import collecting
 from autokern.density import systems
 from autokern.hooks import matrixfree
 from autokern.prediction import factor_cache

@@ -28,7 +28,7 @@ from autokern.core.errors import MemoryBudgetError
 from autokern.hooks import matrixfree
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.runtime import dispatch
-from autokern.system import memory_limit
+from autokern.system import memory
 
 N, ORDER = 1100, "6MiB"
 """A matrix of 9 MiB, and an order that tiles of 512 keep."""
@@ -37,7 +37,7 @@ NONE = torch.Size()
 
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch):
-    monkeypatch.setattr(memory_limit, "LARGE", 2**20)
+    monkeypatch.setattr(memory, "LARGE", 2**20)
 
 
 class Regression(gpytorch.models.ExactGP):
@@ -172,7 +172,7 @@ def test_fast_variances_without_room():
 
 
 def test_a_matrix_may_fit_where_its_factor_does_not(monkeypatch):
-    monkeypatch.setattr(memory_limit, "LARGE", 2**26)
+    monkeypatch.setattr(memory, "LARGE", 2**26)
     lazy = MaternKernel(2.5).double()(torch.rand(2000, 1, dtype=torch.float64))  # 31 MiB
     for order, too_large in (("80MiB", True), ("200MiB", False)):
         with without_room(order):

@@ -22,7 +22,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel
 
 import autokern
-from autokern.core.solved import collecting
+from autokern.core.decision import collecting
 from autokern.density import systems
 from autokern.hooks.kernel_operator import matrix_free
 from autokern.model.library_orders import TOLERANCE

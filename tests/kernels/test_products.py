@@ -22,7 +22,7 @@ from autokern.kernels import matmul
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
-from autokern.system import thread_pool
+from autokern.system import threads
 
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -33,7 +33,7 @@ either_side = pytest.mark.parametrize("same", [True, False], ids=["same", "cross
 @pytest.fixture(autouse=True)
 def _two(monkeypatch):
     """Two share the work, whatever this machine has."""
-    monkeypatch.setattr(thread_pool, "size", lambda device: 2)
+    monkeypatch.setattr(threads, "members", lambda device: 2)
 
 
 def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, batch=NONE, d=3):
@@ -203,7 +203,7 @@ def test_two_runs_are_equal_to_the_bit(plan, same):
 @either_side
 def test_the_number_of_members_changes_rounding_only(plan, same, monkeypatch):
     def run(size):
-        monkeypatch.setattr(thread_pool, "size", lambda device: size)
+        monkeypatch.setattr(threads, "members", lambda device: size)
         kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], n=70, m=50, same=same)
         out = product(kernel, x1, x2, rhs, plan)
         return [out, *torch.autograd.grad(out.sum(), distinct(x1, x2, rhs, *kernel.parameters()))]
@@ -219,7 +219,7 @@ def test_the_number_of_members_changes_rounding_only(plan, same, monkeypatch):
 @each_kernel
 @either_side
 def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypatch):
-    monkeypatch.setattr(thread_pool, "size", lambda device: 1)  # thousands of products that last no time
+    monkeypatch.setattr(threads, "members", lambda device: 1)  # thousands of products that last no time
     kernel, x1, x2, rhs = arguments(make, n=18, m=17, t=2, same=same)
     tree = trees.read(kernel, x1.detach())
     others = None if same else trees.read(kernel, x2.detach()).points

@@ -22,13 +22,13 @@ from autokern import kernels
 from autokern.kernels import partition
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
-from autokern.system import thread_pool
+from autokern.system import threads
 
 
 @pytest.fixture(autouse=True)
 def _two(monkeypatch):
     """Two share the work, whatever this machine has."""
-    monkeypatch.setattr(thread_pool, "size", lambda device: 2)
+    monkeypatch.setattr(threads, "members", lambda device: 2)
 
 
 # --- any tree, any shape ----------------------------------------------------------------------------------------------

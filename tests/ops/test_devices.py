@@ -17,10 +17,10 @@ from support.models import ExactModel
 
 import autokern
 from autokern.backends import graphs
-from autokern.core.arguments import tensors_in
 from autokern.core.errors import MemoryBudgetError
-from autokern.core.op import inside
+from autokern.core.op import tensors_in
 from autokern.core.registry import get, registered
+from autokern.core.state import inside
 from autokern.tuning.measuring import gradient_errors, trial
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -45,7 +45,7 @@ from autokern.kernels.matrix import row_blocks
 from autokern.model import library_orders as regimes
 from autokern.model import marginal
 from autokern.runtime import dispatch
-from autokern.system import buffers, threads
+from autokern.system import memory, threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -360,9 +360,9 @@ def test_memory_is_flat_over_a_thousand_fits():
 
 def test_a_large_step_holds_one_matrix():
     """Kernel, factor, inverse and gradients share the memory of one matrix; only strips are held beside it."""
-    model, real, held = regression(1500), buffers.huge, []
+    model, real, held = regression(1500), memory.huge, []
     with autokern.enabled(), autokern.using(force=FUSED):
-        with mock.patch.object(buffers, "huge", lambda *a: held.append(a[0]) or real(*a)):
+        with mock.patch.object(memory, "huge", lambda *a: held.append(a[0]) or real(*a)):
             objective_and_gradients(model)
         assert held == [(1500, 1500)]
 

@@ -21,9 +21,8 @@ from support import fakes
 
 from autokern import kernels
 from autokern.backends import graphs, keops_product
-from autokern.core.arguments import rebuilt, tensors_in
 from autokern.core.errors import AutokernWarning
-from autokern.core.op import Candidate, Op
+from autokern.core.op import Candidate, Op, rebuilt, tensors_in
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.kernels import graph, tiles

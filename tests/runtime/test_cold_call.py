@@ -14,7 +14,7 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch
-from autokern.system import memory_limit
+from autokern.system import memory
 from autokern.tuning.store import read_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,7 +62,7 @@ def test_each_question_is_asked_once(asked, monkeypatch, name, accuracy, large):
     here = dispatch.reset(Settings(calibrate="never", accuracy=accuracy))
     here.adopt(read_file(HOST))
     if large:
-        monkeypatch.setattr(memory_limit, "LARGE", 1)
+        monkeypatch.setattr(memory, "LARGE", 1)
     problem = op.problem_of(*args)
     asked.clear()
     entry = here.entry(op, args, here.settings)

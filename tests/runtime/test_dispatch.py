@@ -26,9 +26,9 @@ from torch._subclasses import FakeTensorMode
 import autokern
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, MemoryBudgetError, ProfileError
-from autokern.core.op import inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
+from autokern.core.state import inside
 from autokern.runtime import dispatch, memo
 from autokern.runtime import session as session_module
 from autokern.tuning import calibration, policy, store
@@ -656,7 +656,7 @@ def read_only(path, *args, **options):
 
 
 def test_nothing_is_measured_in_a_forked_child(make_op, measured, monkeypatch):
-    monkeypatch.setattr("autokern.runtime.first_use.forked", lambda: True)
+    monkeypatch.setattr("autokern.runtime.review.forked", lambda: True)
     toy = Toy(make_op)
     toy.call(matrix())
     assert (measured, toy.runs) == ([], ["stock"])

@@ -17,16 +17,15 @@ from support.threads import in_threads
 
 import autokern
 from autokern.cli import tables
-from autokern.core import solved
-from autokern.core.candidate import WITHIN, Error
+from autokern.core import decision as solved
 from autokern.core.decision import Decision
-from autokern.core.problem import Problem
+from autokern.core.problem import WITHIN, Error, Problem
 from autokern.core.registry import get, registered
 from autokern.density import iterated_density
 from autokern.density.mixed_inverse import OF_TRACE
 from autokern.model.library_orders import TOLERANCE
 from autokern.ops import _iterations as iterations
-from autokern.runtime import checks, dispatch, memo
+from autokern.runtime import dispatch, memo, review
 
 N = 1010
 LOOSE = Problem(op="exact_log_prob", m=N, n=N, d=2, variant="rbf/cg", grad="theta")
@@ -335,7 +334,7 @@ def test_a_key_that_is_decided_again_keeps_its_places(make_op):
     whole(A)
     here = dispatch.session()
     ((key, entry),) = here.memo["inner"].items()
-    fresh = checks._again(here, entry, here.settings)
+    fresh = review._again(here, entry, here.settings)
     here.remember(here.memo, "inner", key, fresh, renewed=True)
     part(A)
     assert sorted(calls for decision, calls in decided("inner")) == [1, 1]

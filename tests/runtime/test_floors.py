@@ -13,11 +13,10 @@ import autokern
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
-from autokern.runtime import dispatch, floors
+from autokern.runtime import dispatch, memo
 from autokern.system import host
 from autokern.tuning import store
-from autokern.tuning.chooser import fitted
-from autokern.tuning.fitting import HIGHEST, floor
+from autokern.tuning.chooser import HIGHEST, fitted, floor
 from autokern.tuning.profile import Profile, Timing, Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,7 +49,7 @@ def measured():
     """Hooks with such a profile in force."""
     with autokern.enabled():
         dispatch.session().adopt(profile())
-        yield floors.of("qr")
+        yield memo.floor_of("qr")
 
 
 def test_below_the_floor_no_decision_is_taken_and_above_it_one_is(measured):
@@ -110,7 +109,7 @@ def test_an_order_of_a_block_is_obeyed_below_the_floor(measured, order):
 def test_with_an_order_of_the_settings_there_is_no_floor(order):
     with autokern.enabled():
         dispatch.reset(Settings(**{"calibrate": "never", **order})).adopt(profile())
-        assert floors.of("qr").cpu == 0
+        assert memo.floor_of("qr").cpu == 0
         qr(SMALL)
         assert sum(calls().values()) == 1
         if "force" in order:
@@ -148,9 +147,9 @@ def test_floors_follow_from_a_profile_that_is_loaded(tmp_path):
     store.save(Settings(home=tmp_path), structs.replace(known, host=here.fields, fingerprint=here.fingerprint))
     with autokern.enabled():
         dispatch.reset(Settings(calibrate="never", home=tmp_path))
-        assert floors.of("qr").cpu == 0
+        assert memo.floor_of("qr").cpu == 0
         qr(LARGE)
-        assert floors.of("qr").cpu == known.forests["qr@cpu"].floor > 0
+        assert memo.floor_of("qr").cpu == known.forests["qr@cpu"].floor > 0
 
 
 def test_other_ops_are_left_to_stock_alike():
@@ -158,7 +157,7 @@ def test_other_ops_are_left_to_stock_alike():
     spd = a @ a.mT + torch.eye(12, dtype=torch.float64)
     with autokern.enabled():
         dispatch.session().adopt(profile("cholesky", "huge-pages", 2**30))
-        assert floors.of("cholesky").cpu == HIGHEST
+        assert memo.floor_of("cholesky").cpu == HIGHEST
         assert torch.equal(psd_safe_cholesky(spd), torch.linalg.cholesky(spd))
         assert calls("cholesky") == {}
 

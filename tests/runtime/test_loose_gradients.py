@@ -14,8 +14,7 @@ from support import models
 from support.models import ExactModel
 
 import autokern
-from autokern.core.op import Feasibility
-from autokern.core.problem import Problem
+from autokern.core.problem import Feasibility, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.density import array_density, gaussian

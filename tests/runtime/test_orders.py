@@ -1,4 +1,4 @@
-"""orders.py: names in orders are checked, where they are given; deterministic runs leave measurements aside."""
+"""session.py: names in orders are checked, where they are given; deterministic runs leave measurements aside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""first_use.py: an op is measured once its calls have taken so long that measuring pays back."""
+"""review.py: an op is measured once its calls have taken so long that measuring pays back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.loads import busy
 
 import autokern
 from autokern.core.problem import Features, Problem
-from autokern.runtime import dispatch, first_use
+from autokern.runtime import dispatch, review
 from autokern.system import host
 from autokern.tuning import calibration, timer
 from autokern.tuning.calibration import calibrate
@@ -34,7 +34,7 @@ class Clock:
 def clock(monkeypatch):
     """The time that first use and the memo see; the programs of a test start now."""
     made = Clock()
-    monkeypatch.setattr("autokern.runtime.first_use.time", made_of(made))
+    monkeypatch.setattr("autokern.runtime.review.time", made_of(made))
     monkeypatch.setattr("autokern.runtime.memo.time", made_of(made))
     monkeypatch.delenv("AUTOKERN_CALIBRATE")
     dispatch.reset()
@@ -117,7 +117,7 @@ def test_calls_are_reported_where_another_process_measures(call, budgets, monkey
     def busy(*_):
         yield False
 
-    monkeypatch.setattr(first_use.store, "calibrating", busy)
+    monkeypatch.setattr(review.store, "calibrating", busy)
     call(150, took=0.1)
     assert budgets == []
     assert autokern.stats()["double"] == {"stock": 150}
@@ -127,22 +127,22 @@ def test_a_budget_that_is_spent_ends_the_checks(call, budgets, monkeypatch):
     monkeypatch.setenv("AUTOKERN_BUDGET", "0")
     dispatch.reset()
     asked = []
-    honest = first_use.FirstUse.measure
-    monkeypatch.setattr(first_use.FirstUse, "measure", lambda *args: (asked.append(1), honest(*args))[1])
+    honest = review.FirstUse.measure
+    monkeypatch.setattr(review.FirstUse, "measure", lambda *args: (asked.append(1), honest(*args))[1])
     call(300, took=0.1)
     assert len(asked) == 1
 
 
 def test_a_measurement_in_another_thread_is_waited_for_without_asking_at_each_call(call, budgets, monkeypatch):
     asked = []
-    honest = first_use.FirstUse.measure
+    honest = review.FirstUse.measure
 
     def measure(self, *args):
         asked.append(1)
         self._measuring.here().acquire(blocking=False)  # somebody else has it
         return honest(self, *args)
 
-    monkeypatch.setattr(first_use.FirstUse, "measure", measure)
+    monkeypatch.setattr(review.FirstUse, "measure", measure)
     call(2000, took=0.1)
     assert budgets == []
     assert len(asked) < 60

@@ -14,7 +14,7 @@ import gpytorch
 import torch
 
 import autokern
-from autokern.core.solved import Solved, collecting
+from autokern.core.decision import Solved, collecting
 from autokern.density import iterated_density
 from autokern.hooks.kernel_operator import matrix_free
 from autokern.kernels import matmul

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from autokern.system import buffers
+from autokern.system import memory
 
 
 @pytest.fixture
@@ -19,23 +19,23 @@ def advised(monkeypatch):
     """What the system is asked for: start and length."""
     asked = []
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
-    monkeypatch.setattr(buffers, "_madvise", lambda: lambda start, length, advice: asked.append((start, length)))
+    monkeypatch.setattr(memory, "_madvise", lambda: lambda start, length, advice: asked.append((start, length)))
     return asked
 
 
 def test_a_large_tensor_is_an_ordinary_one_in_huge_pages(advised):
     like = torch.empty(0, dtype=torch.float64)
-    found = buffers.huge((1500, 1000), like)
+    found = memory.huge((1500, 1000), like)
     assert (found.shape, found.dtype, found.is_contiguous()) == ((1500, 1000), like.dtype, True)
     ((start, length),) = advised
-    assert start % buffers._HUGE == 0
+    assert start % memory._HUGE == 0
     assert found.data_ptr() <= start <= start + length <= found.data_ptr() + found.nbytes
     found.zero_()
 
 
 def test_small_tensors_and_other_devices_are_left_to_their_allocators(advised):
-    assert buffers.huge((100, 100), torch.empty(0)).shape == (100, 100)
-    assert buffers.huge((5000, 5000), torch.empty(0, device="meta")).is_meta
+    assert memory.huge((100, 100), torch.empty(0)).shape == (100, 100)
+    assert memory.huge((5000, 5000), torch.empty(0, device="meta")).is_meta
     assert advised == []
 
 
@@ -46,11 +46,11 @@ def test_a_system_without_huge_pages(monkeypatch, tmp_path):
             path.unlink()
         else:
             path.write_text(setting)
-        monkeypatch.setattr(buffers, "_SETTING", str(path))
-        buffers._madvise.cache_clear()
-        assert buffers.has_huge() is there
-        assert buffers.huge((2000, 2000), torch.empty(0)).shape == (2000, 2000)
-    buffers._madvise.cache_clear()
+        monkeypatch.setattr(memory, "_SETTING", str(path))
+        memory._madvise.cache_clear()
+        assert memory.has_huge() is there
+        assert memory.huge((2000, 2000), torch.empty(0)).shape == (2000, 2000)
+    memory._madvise.cache_clear()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what glibc recycles")
@@ -58,13 +58,13 @@ def test_arrays_that_a_program_frees_are_recycled():
     code = """
 import resource, sys
 import numpy as np
-from autokern.system import buffers
+from autokern.system import memory
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def program():
     kept = [np.ones((200, 200)) for _ in range(8)]
     del kept
 np.empty(2**19, np.uint8)  # as small libraries do at their import
-if sys.argv[1] == "recycled": buffers.recycle()
+if sys.argv[1] == "recycled": memory.recycle()
 program()
 before = faults()
 for _ in range(20): program()

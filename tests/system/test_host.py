@@ -375,7 +375,7 @@ def test_importing_does_no_device_or_thread_work_and_a_fork_is_noticed():
     code += "print(torch.cuda.is_initialized(), 'gpytorch' in sys.modules)\n"
     expected = ["0", "False", "False", "False"]
     if hasattr(os, "fork"):
-        code += "sys.stdout.flush(); from autokern.core.locks import forked; before = forked(); pid = os.fork()\n"
+        code += "sys.stdout.flush(); from autokern.core.state import forked; before = forked(); pid = os.fork()\n"
         code += "if pid == 0: os._exit(int(forked()))\n"
         code += "print(before, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), forked())"
         expected += ["False", "1", "False"]

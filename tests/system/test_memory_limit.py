@@ -10,18 +10,18 @@ from support.models import ExactModel
 
 import autokern
 from autokern.core.errors import MemoryBudgetError
+from autokern.core.output import sized
 from autokern.core.settings import Settings
-from autokern.core.units import sized
 from autokern.model import footprint
 from autokern.runtime import dispatch
-from autokern.system import host, memory_limit
-from autokern.system.memory_limit import LARGE, Limit
+from autokern.system import host, memory
+from autokern.system.memory import LARGE, Limit
 
 GIB = 2**30
 
 
 def available(device) -> int:
-    return memory_limit.current(device, memory_limit._ordered()).bytes
+    return memory.current(device, memory._ordered()).bytes
 
 
 # --- what may be taken ------------------------------------------------------------------------------------------------
@@ -41,17 +41,17 @@ def test_the_least_of_order_and_what_is_there_counts(free):
 
 def test_least_is_pure():
     there = Limit(10, "free RAM")
-    assert memory_limit.least(None, None) is None
-    assert memory_limit.least(None, there) is there
-    assert memory_limit.least(10, there) is there
-    assert memory_limit.least(9, there) == memory_limit.least(9, None) == Limit(9, memory_limit.ORDER)
+    assert memory.least(None, None) is None
+    assert memory.least(None, there) is there
+    assert memory.least(10, there) is there
+    assert memory.least(9, there) == memory.least(9, None) == Limit(9, memory.ORDER)
 
 
 def test_nobody_looks_for_small_calls(free):
     free.bytes = 0
-    assert memory_limit.fits(LARGE - 1, "cpu")
+    assert memory.fits(LARGE - 1, "cpu")
     assert free.asked == 0
-    assert not memory_limit.fits(LARGE, "cpu")
+    assert not memory.fits(LARGE, "cpu")
     assert free.asked == 1
 
 
@@ -66,9 +66,9 @@ def test_a_refusal_says_what_is_there_and_whence(monkeypatch, left, words):
     monkeypatch.setattr(host, "memory_left", lambda: left)
     size = 1 if left == GIB else 4
     with pytest.raises(MemoryBudgetError, match=rf"a matrix needs 7 GiB .* {size} GiB may be taken \({words}\)"):
-        memory_limit.refuse("a matrix", 7 * GIB, "cpu", "float64", of_kernel=False)
+        memory.refuse("a matrix", 7 * GIB, "cpu", "float64", of_kernel=False)
     with autokern.using(memory="512MiB"), pytest.raises(MemoryBudgetError, match=r"0.5 GiB .*AUTOKERN_MEMORY or using"):
-        memory_limit.refuse("a matrix", 7 * GIB, "cpu", "float64", of_kernel=False)
+        memory.refuse("a matrix", 7 * GIB, "cpu", "float64", of_kernel=False)
 
 
 def test_a_gpu_has_memory_of_its_own(free):
@@ -77,8 +77,8 @@ def test_a_gpu_has_memory_of_its_own(free):
 
 def test_advice_fits_the_dtype():
     def told(dtype: str, of_kernel: bool, need: int = 7) -> str:
-        limit = Limit(4, memory_limit.ORDER)
-        return str(memory_limit.refusal("a matrix", need, limit, "cpu", dtype, of_kernel)).partition("work: ")[2]
+        limit = Limit(4, memory.ORDER)
+        return str(memory.refusal("a matrix", need, limit, "cpu", dtype, of_kernel)).partition("work: ")[2]
 
     assert (
         told("torch.float64", of_kernel=False)

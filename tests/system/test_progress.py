@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from autokern.system.output import display
+from autokern.core.output import display
 
 
 class Terminal(io.StringIO):

@@ -7,7 +7,7 @@ from support.rank_jobs import started, told
 
 from autokern.kernels import partition
 from autokern.system import ranks
-from autokern.system.thread_pool import Member
+from autokern.system.threads import Member
 
 
 @pytest.mark.parametrize("members", [1, 3])

@@ -17,7 +17,7 @@ import torch
 from support.threads import in_threads
 
 import autokern
-from autokern.system import thread_pool
+from autokern.system import threads
 
 CPU = torch.device("cpu")
 each_count = pytest.mark.parametrize("count", [1, 2, 5])
@@ -43,14 +43,14 @@ def several():
 def spread(count, work):
     """What `work` returns in each member, by number."""
     found = {}
-    thread_pool.run(lambda member: found.__setitem__(member.number, work(member)), count)
+    threads.together(lambda member: found.__setitem__(member.number, work(member)), count)
     return [found[number] for number in range(count)]
 
 
 @each_count
 def test_every_member_does_its_share_once(count):
     found = []
-    thread_pool.run(lambda member: found.append((member.number, member.count)), count)
+    threads.together(lambda member: found.append((member.number, member.count)), count)
     assert sorted(found) == [(number, count) for number in range(count)]
 
 
@@ -91,22 +91,22 @@ def test_a_single_member_keeps_all_threads(several):
 
 
 def test_new_threads_still_get_the_number_that_the_user_set(several):
-    thread_pool.run(lambda member: torch.ones(10).sum(), 3)
+    threads.together(lambda member: torch.ones(10).sum(), 3)
     assert in_threads(lambda _: torch.get_num_threads(), [0]) == [several]
 
 
 def test_a_crew_is_as_large_as_torch_uses_threads(several):
-    assert thread_pool.size(CPU) == several
-    assert thread_pool.size(torch.device("cuda")) == thread_pool.size(torch.device("meta")) == 1
+    assert threads.members(CPU) == several
+    assert threads.members(torch.device("cuda")) == threads.members(torch.device("meta")) == 1
     torch.set_num_threads(1)
-    assert thread_pool.size(CPU) == 1
+    assert threads.members(CPU) == 1
 
 
 def test_threads_off_in_the_environment_makes_a_crew_of_one(several, monkeypatch):
     monkeypatch.setenv("AUTOKERN_THREADS", "off")
     with autokern.enabled():
-        assert thread_pool.size(CPU) == 1
-    assert thread_pool.size(CPU) == several
+        assert threads.members(CPU) == 1
+    assert threads.members(CPU) == several
 
 
 # --- meeting and checking ---------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_nobody_passes_a_meeting_before_all_have_come(count):
             seen.append(arrived.count(turn))
             member.wait()
 
-    thread_pool.run(work, count)
+    threads.together(work, count)
     assert seen == [count] * (20 * count)
 
 
@@ -146,7 +146,7 @@ def test_the_error_of_one_stops_the_others_and_is_raised(count, who, way):
         late.append(member.number)
 
     with pytest.raises(ValueError, match=r"^no$"):
-        thread_pool.run(work, count)
+        threads.together(work, count)
     assert not late
     assert torch.is_grad_enabled()
 
@@ -158,7 +158,7 @@ def test_the_first_of_several_errors_is_raised():
         raise RuntimeError(f"of {member.number}")
 
     with pytest.raises(RuntimeError, match=r"^of 2$"):
-        thread_pool.run(work, 4)
+        threads.together(work, 4)
 
 
 @each_count
@@ -170,7 +170,7 @@ def test_errors_keep_their_kind(count, error):
         member.wait()
 
     with pytest.raises(error):
-        thread_pool.run(work, count)
+        threads.together(work, count)
 
 
 @each_count
@@ -190,7 +190,7 @@ def test_nothing_holds_the_memory_of_a_crew_that_failed(count):
                 raise MemoryError
 
         with pytest.raises(MemoryError):
-            thread_pool.run(work, count)
+            threads.together(work, count)
 
     gc.collect()
     gc.disable()
@@ -248,7 +248,7 @@ def test_an_interrupt_stops_all_wherever_it_comes(where):
 
     timer, start = interrupt_after(begun, 3), time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        thread_pool.run(work, 3)
+        threads.together(work, 3)
     timer.join()
     assert time.monotonic() - start < 20
     assert {1, 2} <= set(stopped)
@@ -271,7 +271,7 @@ def test_threads_that_cannot_be_started_are_an_error_and_stop_the_rest(monkeypat
             time.sleep(0.002)
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        thread_pool.run(work, 4)
+        threads.together(work, 4)
     assert not begun[0].is_alive()
 
 
@@ -290,7 +290,7 @@ def test_an_interrupt_while_threads_are_started_leaves_none(monkeypatch):
             time.sleep(0.002)
 
     with pytest.raises(KeyboardInterrupt):
-        thread_pool.run(work, 3)
+        threads.together(work, 3)
 
 
 # --- nesting, other threads, forks ------------------------------------------------------------------------------------
@@ -300,14 +300,14 @@ def test_crews_nest():
     total = torch.zeros(2, 3)
 
     def outer(member):
-        thread_pool.run(lambda inner: total[member.number, inner.number].add_(1), 3)
+        threads.together(lambda inner: total[member.number, inner.number].add_(1), 3)
 
-    thread_pool.run(outer, 2)
+    threads.together(outer, 2)
     assert total.eq(1).all()
 
 
 def test_a_member_sees_that_a_crew_of_its_own_would_be_alone(several):
-    assert spread(3, lambda member: thread_pool.size(CPU)) == [1, 1, 1]
+    assert spread(3, lambda member: threads.members(CPU)) == [1, 1, 1]
 
 
 def test_crews_of_several_threads_do_not_meet():
@@ -315,7 +315,7 @@ def test_crews_of_several_threads_do_not_meet():
 
     def many(name):
         for _ in range(30):
-            thread_pool.run(lambda member: (member.wait(), found.append(name)), 3)
+            threads.together(lambda member: (member.wait(), found.append(name)), 3)
 
     in_threads(many, range(3))
     assert [found.count(name) for name in range(3)] == [90] * 3
@@ -326,15 +326,15 @@ def test_a_fork_afterwards_works_with_one_thread():
     code = """
         import os, torch
         torch.set_num_threads(2)
-        from autokern.system import thread_pool
+        from autokern.system import threads
         done, cpu = [], torch.device("cpu")
-        assert thread_pool.size(cpu) == 2
-        thread_pool.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), 2)
+        assert threads.members(cpu) == 2
+        threads.together(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), 2)
         torch.set_num_threads(1)
         child = os.fork()
         if not child:
-            count = thread_pool.size(cpu)
-            thread_pool.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), count)
+            count = threads.members(cpu)
+            threads.together(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), count)
             os._exit(0 if len(done) == 3 and count == 1 else 1)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
@@ -355,13 +355,13 @@ def test_children_forked_at_once_after_a_call_end():
     code = """
         import os, torch
         torch.set_num_threads(2)
-        from autokern.system import thread_pool
+        from autokern.system import threads
         square = torch.ones(64, 64)
         for _ in range(150):
-            thread_pool.run(lambda member: square.mm(square), 2)
+            threads.together(lambda member: square.mm(square), 2)
             child = os.fork()
             if not child:
-                thread_pool.run(lambda member: square.mm(square), thread_pool.size(square.device))
+                threads.together(lambda member: square.mm(square), threads.members(square.device))
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
     """
@@ -370,25 +370,25 @@ def test_children_forked_at_once_after_a_call_end():
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are not listed")
 def test_a_fork_waits_for_threads_that_are_being_taken_down():
-    thread_pool.run(lambda member: None, 3)
-    assert len(thread_pool._ended) >= 2
+    threads.together(lambda member: None, 3)
+    assert len(threads._ended) >= 2
     thread = threading.Thread(target=time.sleep, args=(0.03,))
     thread.start()
-    thread_pool._ended.append(thread.native_id)
-    thread_pool._wait_for_ended()
-    assert not thread_pool._ended
+    threads._ended.append(thread.native_id)
+    threads._wait_for_ended()
+    assert not threads._ended
     assert not os.path.exists(f"/proc/self/task/{thread.native_id}")
-    thread_pool._ended.append(threading.get_native_id())  # the system gave the number to a thread that stays
+    threads._ended.append(threading.get_native_id())  # the system gave the number to a thread that stays
     began = time.monotonic()
-    thread_pool._wait_for_ended()
-    assert not thread_pool._ended
+    threads._wait_for_ended()
+    assert not threads._ended
     assert time.monotonic() - began < 5
 
 
 def test_a_thread_that_was_interrupted_while_it_began_is_not_waited_for():
     thread = threading.Thread(target=lambda: None)
     thread.start()
-    thread_pool._join([thread], [threading.Event()])  # nobody sets it
+    threads._join([thread], [threading.Event()])  # nobody sets it
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are not listed")
@@ -396,9 +396,9 @@ def test_an_interrupted_wait_before_a_fork_leaves_no_number_that_was_looked_at(m
     def interrupted(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(thread_pool.time, "sleep", interrupted)
-    thread_pool._ended.extend([threading.get_native_id()] * 2)
+    monkeypatch.setattr(threads.time, "sleep", interrupted)
+    threads._ended.extend([threading.get_native_id()] * 2)
     for left in (1, 0):
         with pytest.raises(KeyboardInterrupt):
-            thread_pool._wait_for_ended()
-        assert len(thread_pool._ended) == left
+            threads._wait_for_ended()
+        assert len(threads._ended) == left

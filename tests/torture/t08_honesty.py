@@ -20,8 +20,8 @@ from harness import Findings, Mutation, main
 from scipy.stats import norm
 from toy import GRID, op_of
 
-from autokern.core.op import Feasibility, Op
-from autokern.core.problem import Problem
+from autokern.core.op import Op
+from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings
 from autokern.tuning import calibration, measuring, timer
 from autokern.tuning.chooser import Chooser
@@ -164,10 +164,10 @@ def nothing_known(found: Findings, size: Size) -> None:
 
 
 MUTATIONS = [
-    Mutation("what is slower by a little wins", "tuning/policy.py", "NOISE = 0.05  #", "NOISE = -0.05  #", "no_gap"),
+    Mutation("what is slower by a little wins", "tuning/forest.py", "NOISE = 0.05  #", "NOISE = -0.05  #", "no_gap"),
     Mutation(
         "trees are fitted to stock's time over a candidate's",
-        "tuning/fitting.py",
+        "tuning/forest.py",
         "else math.log(timing.ratio)\n",
         "else -math.log(timing.ratio)\n",
         "gap",

@@ -24,8 +24,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from matrices import corpus, recipes
 from tolerances import TOLERANCES, condition
 
-from autokern.core.arguments import tensors_in
-from autokern.core.op import Candidate, Op
+from autokern.core.op import Candidate, Op, tensors_in
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.ops._problems import EPS

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autokern.core.op import inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
+from autokern.core.state import inside
 from autokern.hooks import install
 from autokern.tuning import measuring as accuracy
 from autokern.tuning.measuring import Measurer, Trialled, trial

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import torch
 
-from autokern.core.op import inside
 from autokern.core.problem import Features, Problem
+from autokern.core.state import inside
 from autokern.runtime import dispatch
-from autokern.runtime.first_use import FirstUse
+from autokern.runtime.review import FirstUse
 from autokern.tuning import calibration, timer
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Nearest

@@ -1,4 +1,4 @@
-"""fitting.py: what leaves hold of trials: measured, left out as hopeless, never measured, unable, noisy, and none."""
+"""forest.py: what leaves hold of trials: measured, left out as hopeless, never measured, unable, noisy, and none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from support.bases import fit_base
 
 from autokern.core.problem import Problem
-from autokern.tuning.fitting import fit_own
-from autokern.tuning.forest import Forest
+from autokern.tuning.forest import Forest, fit_own
 from autokern.tuning.profile import Timing, Trial
 
 SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

@@ -15,7 +15,7 @@ from sklearn.tree import DecisionTreeRegressor
 
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
-from autokern.tuning import fitting
+from autokern.tuning import forest as fitting
 from autokern.tuning.forest import UNIT, UNKNOWN, Forest, Limits, Tree, octaves, words
 from autokern.tuning.profile import Profile, decode
 

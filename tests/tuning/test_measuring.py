@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autokern.core.problem import Problem
-from autokern.system import memory_limit
+from autokern.system import memory
 from autokern.tuning import measuring
 from autokern.tuning.measuring import Measurer
 from autokern.tuning.profile import Ban
@@ -69,7 +69,7 @@ def test_a_check_that_ran_out_of_memory_is_made_up_for(op, monkeypatch):
 
 
 def test_first_calls_on_an_accelerator_are_not_the_budgets(op, monkeypatch):
-    monkeypatch.setattr(memory_limit, "fits", lambda *_: True)
+    monkeypatch.setattr(memory, "fits", lambda *_: True)
     measurer = Measurer("quick", [])
     assert measurer.timings(op, square(4), some(op, "other"), 0.1)
     assert measurer.compiling == 0
@@ -80,7 +80,7 @@ def test_first_calls_on_an_accelerator_are_not_the_budgets(op, monkeypatch):
 
 def test_what_does_not_fit_the_memory_is_not_begun(op, monkeypatch):
     measurer, asked = Measurer("quick", []), []
-    monkeypatch.setattr(memory_limit, "fits", lambda need, device: asked.append(need) or need <= 1000)
+    monkeypatch.setattr(memory, "fits", lambda need, device: asked.append(need) or need <= 1000)
     monkeypatch.setattr(type(op), "sample", lambda *_: pytest.fail("arguments of a problem that does not fit"))
     assert measurer.timings(op, square(100), some(op, "other"), 0.1) == {}
     assert asked == [2 * 8 * 100 * 100] * 2

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from autokern.core.op import Candidate, Op, inside
+from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
+from autokern.core.state import inside
 from autokern.hooks import install
 from autokern.runtime import dispatch
 from autokern.runtime.session import Session

@@ -10,13 +10,13 @@ from support.bases import fit_base
 
 from autokern.core.decision import Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
-from autokern.core.op import Feasibility
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Feasibility, Features, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
-from autokern.system.memory_limit import Limit
+from autokern.system.memory import Limit
 from autokern.tuning.chooser import Chooser, fitted
-from autokern.tuning.policy import NOISE, decide, described
+from autokern.tuning.forest import NOISE
+from autokern.tuning.policy import decide, described
 from autokern.tuning.profile import Ban, Kept, Profile, Timing, Trial
 
 ORDERS_NOTHING = Settings()

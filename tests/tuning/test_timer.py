@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from autokern.tuning import measuring, timer
-from autokern.tuning.policy import NOISE
+from autokern.tuning.forest import NOISE
 from autokern.tuning.timer import compare, once, standard_error
 
 

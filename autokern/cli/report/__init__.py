@@ -1,7 +1,7 @@
 """Reports on a program or a profile, each one self-contained HTML file, from the template `page.html`.
 
 The seconds saved are, for each key, its calls times the predicted saving of one call. For notebooks, on request of
-`core/units.py`, single values are HTML or data frames.
+`core/output.py`, single values are HTML or data frames.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import msgspec
 
 from autokern.cli import summary, tables
 from autokern.cli.tables import Served, Table
-from autokern.core.decision import Cost, Decision
+from autokern.core.decision import Cost, Decision, Solved, overall
 from autokern.core.errors import AutokernError
+from autokern.core.output import duration
 from autokern.core.problem import Problem
 from autokern.core.registry import known as is_known
-from autokern.core.solved import Solved, overall
-from autokern.core.units import duration
-from autokern.core.versions import __version__
+from autokern.core.releases import __version__
 from autokern.evaluation.served import Served as Model
 from autokern.runtime import dispatch
 from autokern.runtime.api import Explanation, replayed

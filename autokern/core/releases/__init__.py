@@ -1,1 +1,29 @@
-"""Releases of the libraries: which are installed, and which of their functions are known from tested ones."""
+"""The versions of autokern and of installed packages, and which packages are the libraries."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Any
+
+__version__ = "0.1.0"
+"""The only statement of the version; the package's metadata read it here."""
+LIBRARIES = frozenset({"botorch", "gpytorch", "linear_operator"})
+"""The packages whose calls are dispatched."""
+
+
+def is_of_libraries(module: Any) -> bool:
+    """Whether a module's name is of one of the libraries."""
+    return str(module).partition(".")[0] in LIBRARIES
+
+
+def installed(distribution: str) -> str:
+    """Return the version of a distribution without an import; empty where it is not installed.
+
+    A loaded module's ``__version__`` takes precedence: the metadata may belong to another copy.
+    """
+    found = getattr(sys.modules.get(distribution), "__version__", None)
+    try:
+        return found if isinstance(found, str) else importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

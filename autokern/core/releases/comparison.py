@@ -9,9 +9,8 @@ from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from autokern.core.releases.fingerprints import of_value
-from autokern.core.releases.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, original, table
-from autokern.core.versions import is_of_libraries
+from autokern.core.releases import is_of_libraries
+from autokern.core.releases.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, of_value, original, table
 
 MAYBE = "?"
 """Mark among the fingerprints of a function that some recorded releases lack."""

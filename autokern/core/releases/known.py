@@ -16,13 +16,11 @@ from typing import Any
 
 import msgspec
 
-from autokern.core.errors import AutokernWarning, SettingsError
-from autokern.core.recovery import suppressed, uninterrupted
-from autokern.core.releases import comparison
+from autokern.core.errors import AutokernWarning, SettingsError, suppressed, uninterrupted
+from autokern.core.releases import LIBRARIES, comparison, installed
 from autokern.core.releases.comparison import MAYBE, MISSING, PATCHED, Look, is_known
 from autokern.core.releases.recorded import functions, is_of, original, table
 from autokern.core.settings import from_environment
-from autokern.core.versions import LIBRARIES, installed
 
 __all__ = [
     "Relied", "Status", "admits", "everything", "full_name", "is_known", "leave_out", "relied", "summary", "trust",

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch.nn.modules.module import _has_any_global_hook
 
-from autokern.core.versions import LIBRARIES
+from autokern.core.releases import LIBRARIES
+from autokern.core.releases.recorded import content
 
 _LIBRARIES = LIBRARIES | {"autokern", "torch"}
 _PLAIN = frozenset(
@@ -222,14 +223,6 @@ def _builtins(function: FunctionType) -> Mapping[str, Any]:
 
 def _is_named(name: str) -> bool:
     return name in _NAMES or name.startswith(_PREFIXES)
-
-
-def content(cell: Any) -> Any:
-    """Return what a cell holds, None while it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # empty yet
-        return None
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokern.core.recovery import caught
-from autokern.core.releases.recorded import functions
-from autokern.core.replay.effects import STANDARD, codes, content, is_library, walked
-from autokern.core.versions import is_of_libraries
+from autokern.core.errors import caught
+from autokern.core.releases import is_of_libraries
+from autokern.core.releases.recorded import content, functions
+from autokern.core.replay.effects import STANDARD, codes, is_library, walked
 
 _SMALL = 256
 """Elements of tensors whose numbers are compared, unless told otherwise."""

@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from autokern.core.recovery import caught
+from autokern.core.errors import caught
 from autokern.core.replay.operations import (
     ChangedError,
     Noted,

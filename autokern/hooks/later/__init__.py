@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 import sys
 
-from autokern.core.locks import Lock
 from autokern.core.releases import known
+from autokern.core.state import Lock
 from autokern.hooks.install import put_declared
 
 _lock = Lock()

@@ -10,7 +10,7 @@ import math
 from types import FunctionType
 from typing import Any
 
-from autokern.core.recovery import unless_it_fails
+from autokern.core.errors import unless_it_fails
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.system import threads

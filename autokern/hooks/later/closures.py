@@ -13,11 +13,11 @@ import gpytorch
 import numpy as np
 import torch
 
-from autokern.core.beside import Beside
-from autokern.core.recovery import caught, unless_it_fails
+from autokern.core.errors import caught, unless_it_fails
 from autokern.core.releases.recorded import is_within
 from autokern.core.replay.held import Held, held
 from autokern.core.replay.recording import UnrecordedError
+from autokern.core.state import Beside
 from autokern.density.exact_objective import Reading, Readings
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of

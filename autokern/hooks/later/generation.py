@@ -20,7 +20,7 @@ import numpy as np
 import scipy
 import torch
 
-from autokern.core.recovery import unless_it_fails
+from autokern.core.errors import unless_it_fails
 from autokern.core.replay.held import Held, held
 from autokern.core.replay.recording import Extension
 from autokern.hooks.bypass import stay_out

@@ -20,12 +20,10 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import LinearOperator
 
 from autokern.core.autograd import computed
-from autokern.core.beside import Beside
-from autokern.core.locks import Lock
-from autokern.core.op import inside
 from autokern.core.replay.effects import is_library
 from autokern.core.replay.held import Held
 from autokern.core.replay.recording import UnrecordedError
+from autokern.core.state import Beside, Lock, inside
 from autokern.hooks.later.closures import OfParameters
 from autokern.model import memoized, prior_state
 

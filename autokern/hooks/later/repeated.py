@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokern.core.op import inside
-from autokern.core.recovery import caught
+from autokern.core.errors import caught
 from autokern.core.replay.held import Held, Ran
 from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
+from autokern.core.state import inside
 from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch
 from autokern.system import host

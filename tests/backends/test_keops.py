@@ -1,4 +1,4 @@
-"""keops.py: obstacles to KeOps that are found without compiling."""
+"""keops_product.py: obstacles to KeOps that are found without compiling."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import types
 import pytest
 from support.fakes import as_if_of_autokern
 
+from autokern.backends import keops_product as keops
 from autokern.core.errors import KeOpsError
-from autokern.system import keops
 
 
 @pytest.fixture

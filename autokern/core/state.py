@@ -1,0 +1,141 @@
+"""State that neither a signal handler nor a forked process breaks: locks, and values that lie beside their object.
+
+Python runs a signal handler in the main thread between any two steps of its work. A handler that computes with the
+same model must not wait for a lock of that very thread. A forked process lacks the threads that hold the locks. The
+callbacks of weak dictionaries are Python code, too: a ``Ctrl-C`` that arrives in one is lost. So `Beside` stores values
+in the object's own ``__dict__``, and the callback of `Weak` is a method of a plain dictionary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+_process = 0  # number of forks between the first process and this one
+
+
+def _count_fork() -> None:
+    global _process
+    _process += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+def forked() -> bool:
+    """Whether this process was forked after the import of autokern (a DataLoader worker, say)."""
+    return _process > 0
+
+
+class Lock:
+    """A reentrant lock, one for each process: ``with lock.here()``."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self) -> None:
+        self._of: dict[int, Any] = {}
+
+    def here(self) -> Any:
+        """Return the lock of this process."""
+        return self._of.get(_process) or self._of.setdefault(_process, threading.RLock())
+
+    def entered(self) -> bool:
+        """Whether this thread holds the lock: a signal handler that asks then must not touch the guarded state."""
+        return any(lock._is_owned() for lock in list(self._of.values()))
+
+
+if TYPE_CHECKING:
+    once = functools.cached_property
+else:
+
+    def once(function: Any) -> Any:
+        """Return a cached property without the lock over all instances that Python has before 3.12."""
+        made = functools.cached_property(function)
+        made.lock = contextlib.nullcontext()
+        return made
+
+
+Value = TypeVar("Value")
+_KEY = "_autokern_beside"
+
+
+class _Values:
+    """The values of one object; its pickles and deep copies leave them out."""
+
+    __slots__ = ("by", "owner")
+
+    def __init__(self, owner: Any) -> None:
+        self.owner, self.by = weakref.ref(owner), dict[Any, Any]()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return bool, ()
+
+
+class Beside(Generic[Value]):
+    """One value for each object that has a ``__dict__``; a value must not refer to its object."""
+
+    def _of(self, owner: Any) -> dict[Any, Value]:
+        """Return the values of an object; empty for a shallow copy, which carries those of its original."""
+        found = getattr(owner, "__dict__", {}).get(_KEY)
+        return found.by if found and found.owner() is owner else {}
+
+    def get(self, owner: Any) -> Value | None:
+        """Return the value of an object, or None."""
+        return self._of(owner).get(self)
+
+    def put(self, owner: Any, value: Value) -> Value:
+        """Store a value, and return it."""
+        found = owner.__dict__.get(_KEY)
+        if not found or found.owner() is not owner:
+            found = owner.__dict__[_KEY] = _Values(owner)
+        found.by[self] = value
+        return value
+
+    def drop(self, owner: Any) -> None:
+        """Remove the value of an object."""
+        self._of(owner).pop(self, None)
+
+
+class Weak(Generic[Value]):
+    """One value for each weakly referenced object; a value that refers to its object keeps both alive for ever."""
+
+    def __init__(self) -> None:
+        self._by: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def get(self, owner: Any, default: Any = None) -> Value | Any:
+        """Return the value of an object, or the default."""
+        found = self._by.get(id(owner))
+        return found[1] if found is not None and found[0]() is owner else default
+
+    def put(self, owner: Any, value: Value) -> Value:
+        """Store a value, and return it."""
+        self._by[id(owner)] = weakref.ref(owner, functools.partial(self._by.pop, id(owner))), value
+        return value
+
+
+class _Inside(threading.local):
+    """State of this thread."""
+
+    active = False  # it runs a candidate: its nested calls are not dispatched
+    measuring = False  # it calibrates
+    within: tuple[str, ...] = ()  # the composite calls that it runs, outermost first, as ``op by candidate``
+    formless = False  # it multiplies by kernel matrices without forming them
+    repeated = False  # it runs a function that may be replayed as a whole
+
+    @contextlib.contextmanager
+    def without_matrices(self) -> Iterator[None]:
+        """Multiply by kernel matrices without forming them, inside the block."""
+        before, self.formless = self.formless, True
+        try:
+            yield
+        finally:
+            self.formless = before
+
+
+inside = _Inside()
