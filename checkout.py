@@ -10,7 +10,8 @@ import venv
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PROGRAM = HERE / "calibration" / "whole" / "gp_product.py"
+BOTORCH = sys.version_info >= (3, 11)  # which BoTorch needs
+PROGRAM = HERE / "calibration" / "whole" / ("bo_logei.py" if BOTORCH else "gp_product.py")
 
 
 def environment() -> Path:
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
         return 2
     commands, testing = environment(), arguments[0] == "test"
     python, pins = str(commands / "python"), str(HERE / "tests" / "constraints.txt")
-    what = ["-e", f"{HERE}[test]"] if testing else [str(HERE)]
+    what = ["-e", f"{HERE}[test]"] if testing else [str(HERE), *(["botorch"] if BOTORCH else [])]
     print("installing autokern and what it needs, some minutes at the first time", flush=True)
     subprocess.run([python, "-m", "pip", "install", "-q", "-c", pins, *what], check=True)
     if testing:
