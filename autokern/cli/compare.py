@@ -83,7 +83,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         if self.low <= 1.0 <= self.high:
             took = f"{duration(off)} without autokern and {duration(on)} with it"
             ratio = f"{self.speedup:.2f} times as fast; {counted}"
-            return f"No difference is known: {self.program} takes {took} ({ratio}).{self._apart()}"
+            head = "No difference is known" if len(self.off) > 1 else "One run each does not tell a difference from noise"
+            return f"{head}: {self.program} takes {took} ({ratio}).{self._apart()}"
         verb = "saves" if self.speedup > 1 else "costs"
         cpu = statistics.median(b.cpu / max(a.cpu, 1e-9) for a, b in zip(self.off, self.on, strict=True)) - 1.0
         more = statistics.median(a.peak - b.peak for a, b in zip(self.on, self.off, strict=True))
