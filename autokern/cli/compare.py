@@ -83,7 +83,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         if self.low <= 1.0 <= self.high:
             took = f"{duration(off)} without autokern and {duration(on)} with it"
             ratio = f"{self.speedup:.2f} times as fast; {counted}"
-            head = "No difference is known" if len(self.off) > 1 else "One run each does not tell a difference from noise"
+            head = "No difference is known" if len(self.off) > 1 else "One run each tells no difference from noise"
             return f"{head}: {self.program} takes {took} ({ratio}).{self._apart()}"
         verb = "saves" if self.speedup > 1 else "costs"
         cpu = statistics.median(b.cpu / max(a.cpu, 1e-9) for a, b in zip(self.off, self.on, strict=True)) - 1.0
