@@ -40,15 +40,14 @@ def stay_out_of_operators() -> bool:
 
 
 def stay_out_of_kernels() -> bool:
-    """The same for gpytorch's functions, which have a trace mode of their own."""
-    return gpytorch.settings.trace_mode.on() or stay_out()
+    """The same for gpytorch's functions, which have a trace mode, and constraints whose calls global hooks see."""
+    seen = bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+    return seen or gpytorch.settings.trace_mode.on() or stay_out()
 
 
 def stay_out_of_models() -> bool:
-    """The same for densities and predictions: checkpointed kernels and torch's global module hooks need stock."""
-    checkpointed = bool(gpytorch.beta_features.checkpoint_kernel.value())
-    seen = bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
-    return checkpointed or seen or stay_out_of_kernels()
+    """The same for densities and predictions: checkpointed kernels need stock."""
+    return bool(gpytorch.beta_features.checkpoint_kernel.value()) or stay_out_of_kernels()
 
 
 def may_replay() -> bool:

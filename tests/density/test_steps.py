@@ -193,15 +193,18 @@ def test_an_order_for_the_density_is_obeyed(served):
     "register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
 )
 def test_global_hooks_of_torch_see_what_stock_calls(register, served):
-    """A step is stock's while there are any."""
-    mll = made(ScaleKernel(RBFKernel()))
-    handle = getattr(torch.nn.modules.module, f"register_module_{register}")(lambda *args: None)
+    """A step is stock's while there are any, and so are the kernel's own readings of its hyperparameters."""
+    mll, seen = made(ScaleKernel(RBFKernel(ard_num_dims=D))), []
+    handle = getattr(torch.nn.modules.module, f"register_module_{register}")(lambda *args: seen.append(args[0]))
     try:
+        value_of(mll)
+        in_stock = len(seen)
         with autokern.enabled(), by("objective"):
             value_of(mll)
     finally:
         handle.remove()
     assert served["objective"] == 0
+    assert len(seen) == 2 * in_stock
     with autokern.enabled(), by("objective"):
         value_of(mll)
     assert served["objective"] == 1
