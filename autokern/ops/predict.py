@@ -7,6 +7,7 @@ prediction with filled caches, because all candidates share the factor.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import gpytorch
@@ -175,7 +176,8 @@ def stock(query: Query) -> Prediction:
         if exact or found[0].isfinite().all():  # with NaN, stock's iterations raise an error
             return found
         factor_cache.forget(strategy)
-    with as_asked(exact, strategy.num_train), gpytorch.settings.fast_pred_var(fast):
+    asked = gpytorch.settings.fast_pred_var
+    with as_asked(exact, strategy.num_train), contextlib.nullcontext() if asked.on() == fast else asked(fast):
         made: Prediction = _stock(strategy, mean, prior.evaluate_kernel(), cross.evaluate_kernel())
         return made
 

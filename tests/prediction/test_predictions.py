@@ -154,6 +154,18 @@ def test_missing_observations(policy, candidate):
 
 @pytest.mark.thin
 @each_way
+@each_of_all
+def test_no_prediction_writes_a_setting(fast, candidate, monkeypatch):
+    """Threads share settings: a block of ours within a block of another thread's would leave it changed."""
+    model = regression()
+    with settings.fast_pred_var(fast), ours(candidate):
+        monkeypatch.setattr(settings.fast_pred_var, "_set_state", None)
+        moments(model(at(model, 9)))
+        moments(model(at(model, 11)))
+        monkeypatch.undo()
+
+
+@each_way
 @pytest.mark.parametrize("m", [9, 301])
 @pytest.mark.parametrize("kind", KINDS)
 @stock_s()
