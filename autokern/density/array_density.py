@@ -26,7 +26,8 @@ from autokern.density import gaussian
 from autokern.density.exact_objective import DTYPES, Readings, Single, terms_of
 from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees
-from autokern.kernels.arrays.part import Array, arranged
+from autokern.kernels.array_distances import arranged
+from autokern.kernels.array_parts import Array
 from autokern.model import prior_state
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.kernel_parts import forwarded

@@ -20,7 +20,8 @@ from gpytorch.models import ExactGP
 from autokern.core.errors import caught, left
 from autokern.core.state import Lock, Weak
 from autokern.density.matrices import density
-from autokern.kernels.arrays.part import Array, Part, arranged
+from autokern.kernels.array_distances import arranged
+from autokern.kernels.array_parts import Array, Part
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.forwards import numbered, parts_of, transformed
 from autokern.model.kernel_parts import called

@@ -32,7 +32,7 @@ from autokern.core.errors import suppressed
 from autokern.system import memory, threads
 
 if TYPE_CHECKING:
-    from autokern.kernels.arrays.part import Array
+    from autokern.kernels.array_parts import Array
 
     Found = tuple[float, list[Array]] | None
 

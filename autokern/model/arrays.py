@@ -14,8 +14,7 @@ from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.module import Module
 
 from autokern.core.releases.known import relied
-from autokern.kernels.arrays.categories import Index
-from autokern.kernels.arrays.part import Array
+from autokern.kernels.array_parts import Array, Index
 from autokern.kernels.family import DISTANCES
 from autokern.model.mirrors import Mirrors
 from autokern.model.parameters import Curve, Element, Mirrored, Parameter, Still, bounded, curve_of

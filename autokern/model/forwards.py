@@ -17,7 +17,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 
 from autokern.core.releases.known import relied
-from autokern.kernels.arrays.part import Array
+from autokern.kernels.array_parts import Array
 from autokern.model.arrays import Inspected, UnreadError
 
 _HOME = "botorch.models.transforms.input"

@@ -24,10 +24,21 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 
-from autokern.kernels.arrays import categories, formulas
-from autokern.kernels.arrays.pairwise import Circles, Distances, Plain, Products, Rough, Scaled, Weighted
-from autokern.kernels.arrays.part import Array, Columns, Parameter, Part, Product, Scale, Sum
-from autokern.kernels.arrays.spectral_mixture import SpectralMixture
+from autokern.kernels import array_formulas as formulas
+from autokern.kernels.array_distances import Circles, Distances, Products, Rough, Scaled, Weighted
+from autokern.kernels.array_formulas import SpectralMixture
+from autokern.kernels.array_parts import (
+    Array,
+    Categorical,
+    Columns,
+    Constant,
+    Index,
+    Parameter,
+    Part,
+    Product,
+    Scale,
+    Sum,
+)
 from autokern.model.arrays import Inspected, UnreadError
 
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
@@ -94,7 +105,7 @@ def _polynomial(at: _Place) -> Part:
     if type(power) not in (int, float):
         raise UnreadError("a power that is no number")
     offset = at.number("raw_offset")
-    return Products(Plain(at.raw()), formulas.polynomial(offset, power), offset)
+    return Products(Scaled(at.raw()), formulas.polynomial(offset, power), offset)
 
 
 def _mixture(at: _Place) -> Part:
@@ -120,7 +131,7 @@ def _table(at: _Place, name: str, unit: int | None) -> Part:
         raise UnreadError("tasks of several columns, or a factor of another shape")
     column = at.raw()
     factor, variance = at.seen.parameter(at.kernel, name, shape), at.seen.parameter(at.kernel, "raw_var", shape[:1])
-    made = categories.Index(column.start if isinstance(column, slice) else int(column[0]), factor, variance, unit)
+    made = Index(column.start if isinstance(column, slice) else int(column[0]), factor, variance, unit)
     at.seen.tables[id(at.kernel)] = made
     return made
 
@@ -136,13 +147,13 @@ _READ: dict[type, tuple[str, Callable[[_Place], Part]]] = {
         "linear", lambda at: Products(Weighted(at.raw(), at.parameter("raw_variance")), formulas.linear)
     ),
     PolynomialKernel: ("polynomial", _polynomial),
-    ConstantKernel: ("constant", lambda at: categories.Constant(at.number("raw_constant"))),
+    ConstantKernel: ("constant", lambda at: Constant(at.number("raw_constant"))),
     IndexKernel: ("index", lambda at: _table(at, "covar_factor", None)),
     SpectralMixtureKernel: ("mixture", _mixture),
 }  # fmt: skip
 _OF_BOTORCH: dict[str, tuple[str, str, Callable[[_Place], Part]]] = {
     "CategoricalKernel": (
-        "botorch.models.kernels.categorical", "categorical", lambda at: categories.Categorical(at.raw(), at.scale())
+        "botorch.models.kernels.categorical", "categorical", lambda at: Categorical(at.raw(), at.scale())
     ),
     "PositiveIndexKernel": ("botorch.models.kernels.positive_index", "index", _positive_index),
 }  # fmt: skip

@@ -15,7 +15,7 @@ from gpytorch.likelihoods.hadamard_gaussian_likelihood import HadamardGaussianLi
 from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticNoise, MultitaskHomoskedasticNoise
 from gpytorch.means import ConstantMean, LinearMean, MultitaskMean, ZeroMean
 
-from autokern.kernels.arrays.part import Array, summed
+from autokern.kernels.array_parts import Array, summed
 from autokern.model.arrays import Inspected, UnreadError
 
 FIXED = FixedNoiseGaussianLikelihood, DirichletClassificationLikelihood

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from autokern.kernels.arrays.part import Array
+from autokern.kernels.array_parts import Array
 
 
 def as_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan
 
-from autokern.kernels.arrays.part import Array
+from autokern.kernels.array_parts import Array
 from autokern.model.mirrors import sent
 
 Curve = Callable[[Array], tuple[Array, Any]]

@@ -33,8 +33,7 @@ from gpytorch.priors import (
     UniformPrior,
 )
 
-from autokern.kernels.arrays.categories import Correlations
-from autokern.kernels.arrays.part import Array
+from autokern.kernels.array_parts import Array, Correlations
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.parameters import Element
 

@@ -22,7 +22,8 @@ from gpytorch.models import ExactGP
 
 from autokern.core.state import Lock
 from autokern.kernels import tree as trees
-from autokern.kernels.arrays.part import Array, arranged
+from autokern.kernels.array_distances import arranged
+from autokern.kernels.array_parts import Array
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.forwards import mean_of_tasks, numbered, parts_of
 from autokern.model.kernel_parts import called

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from autokern.core.autograd import SPENT, Unsaved, each_cotangent, has_duals, keeps_graph, plain_gradients
-from autokern.kernels.arrays.part import Array
+from autokern.kernels.array_parts import Array
 from autokern.model.mirrors import placed
 from autokern.model.parameters import Parameter
 from autokern.system.threads import one_thread

@@ -47,7 +47,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from test_exact_objective import D, agree, made, read
 
 from autokern.density.exact_objective import Reading
-from autokern.kernels.arrays import formulas
+from autokern.kernels import array_formulas as formulas
 from autokern.model import kernel_parts
 from autokern.model.arrays import UnreadError
 
@@ -147,7 +147,7 @@ def test_a_kernel_is_read_after_what_the_guide_adds(monkeypatch):
     with pytest.raises(UnreadError, match="a kernel CosineKernel"):
         Reading(made(kernel, n=13))
     space = dict(vars(formulas))
-    exec(block("kernels/arrays/formulas.py"), space)
+    exec(block("kernels/array_formulas.py"), space)
     monkeypatch.setitem(formulas.FORMULAS, "cosine", space["_cosine"])
     kernel_parts._READ.update(eval(f"{{{block('model/kernel_parts.py')}}}", vars(kernel_parts)))
     agree(made(kernel, n=13), digits=10.0)

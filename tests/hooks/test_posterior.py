@@ -43,7 +43,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autokern
-from autokern.kernels.arrays.pairwise import Distances
+from autokern.kernels.array_distances import Distances
 from autokern.prediction import array_posterior_call as arrays
 from autokern.prediction import factor_cache
 

@@ -1,7 +1,7 @@
 """Parts of kernels that are functions of the squared distance, or of the inner product, of two points.
 
 The points are transformed first. Parts that depend only on differences read centred points, other parts raw points;
-`part.arranged` lays both side by side.
+`arranged` lays both side by side.
 """
 
 from __future__ import annotations
@@ -11,11 +11,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autokern.kernels.arrays.formulas import Formula
-from autokern.kernels.arrays.part import Array, Columns, Evaluated, Parameter, clear_diagonal, into, summed
+from autokern.kernels.array_formulas import Formula
+from autokern.kernels.array_parts import Array, Columns, Evaluated, Parameter, clear_diagonal, into, summed
 
 _NEAR = 1e-3
 """Squared distances below this share of the largest squared norm are computed from differences."""
+
+
+def arranged(x: Array, raw: bool, centre: Array | None = None) -> Array:
+    """Return points less their mean, or less `centre`, followed by the raw points if any part is `raw`."""
+    centred: Array = x - (np.add.reduce(x, -2, keepdims=True) / x.shape[-2] if centre is None else centre)
+    return np.concatenate((centred, x), -1) if raw else centred
 
 
 class Points(Protocol):
@@ -28,42 +34,25 @@ class Points(Protocol):
         """Add to the gradients of points, and of parameters if `theta`, given the one by the transformed points."""
 
 
-class Plain:
-    """Some columns of the points, unchanged."""
-
-    __slots__ = ("_columns",)
-
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
-
-    def of(self, x: Array) -> Evaluated:
-        """Return the columns."""
-        return x[..., self._columns], None
-
-    def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        """Add to the gradient of the points."""
-        if by_x is not None:
-            into(by_x, self._columns, by_z)
-
-
 class Scaled:
-    """Points divided by a lengthscale, one for each dimension or one for all."""
+    """Some columns of the points, divided by a lengthscale, one for each dimension or one for all, if there is one."""
 
     __slots__ = ("_columns", "_unit")
 
-    def __init__(self, columns: Columns, lengthscale: Parameter) -> None:
+    def __init__(self, columns: Columns, lengthscale: Parameter | None = None) -> None:
         self._columns, self._unit = columns, lengthscale
 
     def of(self, x: Array) -> Evaluated:
         """Return the scaled points."""
-        return x[..., self._columns] / self._unit.value, None
+        z = x[..., self._columns]
+        return z if self._unit is None else z / self._unit.value, None
 
     def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
         """Add to the gradients of lengthscale and points."""
-        if theta:
+        if theta and self._unit is not None:
             summed(self._unit, by_z * z / -self._unit.value)
         if by_x is not None:
-            into(by_x, self._columns, by_z / self._unit.value)
+            into(by_x, self._columns, by_z if self._unit is None else by_z / self._unit.value)
 
 
 class Circles:

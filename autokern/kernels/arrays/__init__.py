@@ -1,1 +1,0 @@
-"""Kernels of small models in NumPy: parts that evaluate themselves and take their derivatives."""
