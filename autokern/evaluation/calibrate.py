@@ -1,19 +1,50 @@
-"""Calibration with the hooks installed, so that composite ops are measured with their inner ops dispatched."""
+"""Calibration with the hooks installed, so that composite ops are measured with inner ones dispatched, and its exam.
+
+In the exam, typical tasks are timed in turns with the new choices, with the shipped ones, and with stock. Where the new
+ones lose beyond the noise, the profile keeps the better ones for those ops and sizes, and the task is timed again.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import gpytorch
+import msgspec
+import torch
+from gpytorch.distributions import MultivariateNormal
+
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
-from autokern.core.errors import SettingsError
+from autokern.core.errors import SettingsError, interrupted
 from autokern.core.op import LEVELS
-from autokern.core.output import display
+from autokern.core.output import Progress, display, silent
+from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.core.settings import LEVELS_OF_ACCURACY
+from autokern.core.state import inside
 from autokern.hooks import install
 from autokern.runtime import dispatch
-from autokern.tuning.profile import Profile
+from autokern.runtime.memo import current
+from autokern.runtime.session import Session
+from autokern.system import host
+from autokern.tuning import timer
+from autokern.tuning.profile import Examined, Kept, Profile
+
+_SHARE = 0.1  # part of a calibration's budget that its exam takes at most
+_LEAST = 0.5  # seconds that an exam needs
+_WIDE = 1.75  # a kept choice holds from the task's size over this factor to its size times this factor
+_LOST = 0.03  # a choice has lost above this log ratio and above twice its standard error
+_USELESS = 0.3  # standard error of the log ratio from which on a comparison is discarded
+_PASSES = 3  # times that a lost task is timed again
+_ROUNDS = {"quick": (3, 7), "full": (5, 15)}
+_D = 4
+
+Task = Callable[[], Any]
+_log = logging.getLogger("autokern")
 
 
 def calibrate(
@@ -58,29 +89,24 @@ def calibrate(
     >>> isinstance(profile, autokern.Profile)
     True
     """
-    from autokern.evaluation.exam import LEAST, SHARE, examined
-    from autokern.tuning import store  # imported here: only calibration needs these
-    from autokern.tuning.calibration import calibrate as measure
-    from autokern.tuning.calibration import chosen_devices, chosen_ops
+    from autokern.tuning import calibration, store  # only calibration needs these
 
     for name, value, of in (("level", level, LEVELS), ("accuracy", accuracy, (None, *LEVELS_OF_ACCURACY))):
         if value not in of:
             raise SettingsError(f"{name} {value!r} was asked for; there are {', '.join(filter(None, of))}")
     if not 0 < budget < math.inf:
         raise SettingsError(f"a budget of {budget:g} s was given; measuring takes more than 0, and ends")
-    chosen, kinds = chosen_ops(ops), chosen_devices(devices)
+    chosen, kinds = calibration.chosen_ops(ops), calibration.chosen_devices(devices)
     with install.enabled():
         here = dispatch.session()
         if store.leaves_aside(here.settings):
             raise SettingsError("AUTOKERN_DETERMINISTIC=1 leaves measurements aside; unset it to measure")
-
         before = here.profile
-        wanted = here.settings.accuracy if accuracy is None else accuracy
-        options: dict[str, Any] = {"accuracy": wanted, "publish": here.adopt}
-        seconds = SHARE * budget if SHARE * budget >= LEAST and "cpu" in kinds else 0.0
+        options: dict[str, Any] = {"accuracy": accuracy or here.settings.accuracy, "publish": here.adopt}
+        seconds = _SHARE * budget if _SHARE * budget >= _LEAST and "cpu" in kinds else 0.0
         try:
             with display("autokern measures this machine", progress) as shown:
-                found = measure(chosen, level, budget - seconds, kinds, before, progress=shown, **options)
+                found = calibration.calibrate(chosen, level, budget - seconds, kinds, before, progress=shown, **options)
                 if seconds and found.forests:
                     found = examined(found, level, seconds, shown)
             if here.settings.profile is None:
@@ -90,3 +116,185 @@ def calibrate(
             here.adopt(before)
             raise
     return found
+
+
+def _points(n: int, seed: int) -> torch.Tensor:
+    return torch.rand(n, _D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class _Model(gpytorch.models.ExactGP):  # type: ignore[misc]
+    """A regression model as in tutorials, with ARD lengthscales."""
+
+    def __init__(self, n: int, dtype: torch.dtype) -> None:
+        x = _points(n, n).to(dtype)
+        y = torch.sin(3 * x.sum(-1)) + 0.1 * (_points(n, n + 1).sum(-1) - 2).to(dtype)
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=_D))
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> MultivariateNormal:
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def _step(n: int, dtype: torch.dtype) -> Task:
+    model = _Model(n, dtype).train()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = -mll(model(*model.train_inputs), model.train_targets)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _prediction(n: int, again: bool) -> Task:
+    model = _Model(n, torch.float64).eval()
+    points = _points(100, 1)
+
+    def predict() -> None:
+        if not again:
+            model.train()
+            model.eval()
+        with torch.no_grad():
+            out = model(points)
+            out.mean, out.variance  # noqa: B018  (computed when they are read)
+
+    return predict
+
+
+def _fantasy(n: int) -> Task:
+    model = _Model(n, torch.float64).eval()
+    points = _points(1, 2)
+    with torch.no_grad():
+        model(points).mean  # noqa: B018  (a fantasy needs the caches of a prediction)
+
+    def fantasy() -> None:
+        with torch.no_grad():
+            model.get_fantasy_model(points, torch.zeros(1, dtype=torch.float64))(points).mean  # noqa: B018
+
+    return fantasy
+
+
+def _acquisition(n: int) -> Task:
+    model = _Model(n, torch.float64).eval().requires_grad_(False)
+    points = _points(10, 3).unsqueeze(1).requires_grad_()
+
+    def evaluate() -> None:
+        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():  # as BoTorch calls models
+            out = model(points)
+        (out.mean + out.variance.sqrt()).sum().backward()
+        points.grad = None
+
+    return evaluate
+
+
+def tasks() -> Iterator[tuple[str, Callable[[], Task]]]:
+    """Yield the name of each task, and a function that creates it."""
+    for n in (100, 300, 30, 800):
+        for dtype in (torch.float64, torch.float32):
+            yield f"training step, n = {n}, {str(dtype)[6:]}", functools.partial(_step, n, dtype)
+    yield "first prediction, n = 300, float64", functools.partial(_prediction, 300, again=False)
+    yield "later prediction, n = 300, float64", functools.partial(_prediction, 300, again=True)
+    yield "fantasy, n = 100, float64", functools.partial(_fantasy, 100)
+    yield "acquisition, n = 60, float64", functools.partial(_acquisition, 60)
+
+
+def examined(profile: Profile, level: str, seconds: float, progress: Progress = silent) -> Profile:
+    """Return the profile with its exam, and with better choices kept where its own lose, within so many seconds."""
+    settings, deadline = dispatch.session().settings, time.perf_counter() + seconds
+    quiet = msgspec.structs.replace(settings, calibrate="never")
+    shipped = Session(quiet)
+    shipped.adopt(Profile(host=profile.host, fingerprint=profile.fingerprint))
+    rows: list[Examined] = []
+    waiting = list(tasks())
+    with host.random_states_kept(), torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set
+        for index, (name, make) in enumerate(waiting):
+            each = (deadline - time.perf_counter()) / (len(waiting) - index)
+            if each <= 0:
+                break
+            progress(index / len(waiting), name)
+            try:
+                exam = _Exam(make(), shipped, quiet)
+                row = exam.row(name, profile, each, _ROUNDS[level])
+                for _ in range(_PASSES):
+                    kept = [] if row is None else exam.verdict(row)
+                    if not kept:
+                        break  # else again with the better choices: now inner ops of composite ones are dispatched
+                    profile = msgspec.structs.replace(profile, kept=[*kept, *profile.kept])
+                    row = exam.row(name, profile, each, _ROUNDS[level], kept[0].instead) or row
+            except Exception as error:  # a failed exam leaves the measurements valid
+                if interrupted(error):
+                    raise
+                _log.debug("the exam left out: %s", name, exc_info=True)
+                continue
+            if row is not None:
+                rows.append(row)
+    return msgspec.structs.replace(profile, exam=rows)
+
+
+class _Exam:
+    """One task, timed with stock, with the shipped choices, and with the new ones."""
+
+    def __init__(self, task: Task, shipped: Session, settings: Any) -> None:
+        self._task, self._shipped = task, shipped
+        self._new = Session(settings)
+
+    def _by(self, session: Session) -> None:
+        before, token = dispatch.session(), current.set(None)  # leave the user's `using` block
+        try:
+            dispatch.replace(session)
+            self._task()
+        finally:
+            dispatch.replace(before)
+            current.reset(token)
+
+    def _by_stock(self) -> None:
+        inside.active = True
+        try:
+            self._task()
+        finally:
+            inside.active = False
+
+    def _chosen(self, session: Session) -> dict[Any, str]:
+        """Return the chosen candidate of each problem that one call of the task dispatches."""
+        session.forget()
+        self._by(session)
+        return {found.decision.problem: found.candidate.name for t in session.memo.values() for found in t.values()}
+
+    def row(
+        self, name: str, profile: Profile, seconds: float, rounds: tuple[int, int], kept: str = ""
+    ) -> Examined | None:
+        """Return stock's seconds and the ratios of both choices to them, None if disturbed or too noisy."""
+        self._new.adopt(profile)
+        self.choices = self._chosen(self._shipped), self._chosen(self._new)
+        calls: dict[str, Task] = {"stock": self._by_stock, "shipped": functools.partial(self._by, self._shipped)}
+        if self.choices[0] != self.choices[1]:
+            calls["new"] = functools.partial(self._by, self._new)
+        found = timer.compare(calls, synchronize=host.settle, seconds=seconds, min_time=1e-3, rounds=rounds)
+        stock, one = found["stock"], found["shipped"]
+        new = found.get("new", one)
+        noise = math.hypot(one.noise, new.noise) if new is not one else one.noise
+        if max(one.disturbed, new.disturbed) or noise > _USELESS:
+            return None
+        return Examined(name, stock.seconds, one.ratio, new.ratio, noise, kept)
+
+    def verdict(self, row: Examined) -> list[Kept]:
+        """Return the choices to keep instead of the new ones, none if the new ones have not lost."""
+        error = max(_LOST, 2 * row.noise)
+        shipped, new = self.choices
+        if math.log(row.new / row.shipped) > error:
+            return [_around(problem, "shipped") for problem, name in new.items() if shipped.get(problem) != name]
+        if math.log(row.new) > error:
+            used = [problem for problem, name in new.items() if name != "stock"]
+            outermost = max((get(problem.op).nesting for problem in used), default=0)
+            return [_around(problem, "stock") for problem in used if get(problem.op).nesting == outermost]
+        return []
+
+
+def _around(problem: Problem, instead: str) -> Kept:
+    low, high = math.floor(problem.n / _WIDE), math.ceil(problem.n * _WIDE)
+    return Kept(*problem.group, problem.grad, problem.batch > 1, low, high, instead)

@@ -64,17 +64,9 @@ def _rbf_epilogue(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
 
 
 RBF = Family(
-    "rbf",
-    -0.5,
-    _exponential,
-    _rbf_epilogue,
-    (_exponential,) * 5,
-    RBFKernel,
-    slope_is_value=True,
-    kernels=(RBFKernel, keops.RBFKernel),
-    stock_passes=lambda d: 6.0,
-    kept=lambda d: 3,
-)
+    "rbf", -0.5, _exponential, _rbf_epilogue, (_exponential,) * 5, RBFKernel, slope_is_value=True,
+    kernels=(RBFKernel, keops.RBFKernel), stock_passes=lambda d: 6.0, kept=lambda d: 3,
+)  # fmt: skip
 
 # Periodic: k = exp(-2 sum_i sin^2(pi (x_i - x'_i) / p_i) / lengthscale_i), as gpytorch defines it.
 # ``4 sin^2((a - b) / 2)`` is the squared distance of two points on the unit circle at the angles a and b (MacKay 1998,
@@ -89,14 +81,9 @@ def _on_circles(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
 
 
 PERIODIC = msgspec.structs.replace(
-    RBF,
-    name="periodic",
-    kernels=(PeriodicKernel, keops.PeriodicKernel),
-    embed=_on_circles,
-    differences=True,
-    stock_passes=lambda d: 60.0 * d,  # gpytorch forms all differences of points
-    kept=lambda d: 5 * d + 2,
-)
+    RBF, name="periodic", kernels=(PeriodicKernel, keops.PeriodicKernel), embed=_on_circles, differences=True,
+    stock_passes=lambda d: 60.0 * d, kept=lambda d: 5 * d + 2,  # gpytorch forms all differences of points
+)  # fmt: skip
 
 # Matérn, of smoothness 1/2, 3/2 and 5/2 (Rasmussen and Williams 2006, eq. 4.17).
 # With ``u = 2 nu s`` and ``a = sqrt(u)``: ``exp(-a)``, ``(1 + a) exp(-a)`` and ``(1 + a + u / 3) exp(-a)``.
@@ -170,42 +157,16 @@ def _of(nu: float) -> dict[str, Any]:
     return {"kernels": (MaternKernel, keops.MaternKernel), "matches": matches, "plain": made, "make": made}
 
 
-MATERN12 = Family(
-    "matern12",
-    1.0,
-    _decay,
-    _epilogue12,
-    (_first12, _second12),
-    kinked=True,
-    stock_passes=lambda d: 8.0,
-    **_of(0.5),
-)
+MATERN12 = Family("matern12", 1.0, _decay, _epilogue12, (_first12, _second12), kinked=True, **_of(0.5))
 MATERN32 = Family(
-    "matern32",
-    3.0,
-    _value32,
-    _epilogue32,
-    (lambda u: -0.5 * _decay(u), lambda u: 0.25 * _decay(u) / _root(u)),
-    wants_spare=True,
-    stock_passes=lambda d: 13.0,
-    kept=lambda d: 7,
-    **_of(1.5),
-)
+    "matern32", 3.0, _value32, _epilogue32, (lambda u: -0.5 * _decay(u), lambda u: 0.25 * _decay(u) / _root(u)),
+    wants_spare=True, stock_passes=lambda d: 13.0, kept=lambda d: 7, **_of(1.5),
+)  # fmt: skip
 MATERN52 = Family(
-    "matern52",
-    5.0,
-    _value52,
-    _epilogue52,
-    (
-        lambda u: -(1 + _root(u)) * _decay(u) / 6,
-        lambda u: _decay(u) / 12,
-        lambda u: -_decay(u) / (24 * _root(u)),
-    ),
-    wants_spare=True,
-    stock_passes=lambda d: 20.0,
-    kept=lambda d: 7,
-    **_of(2.5),
-)
+    "matern52", 5.0, _value52, _epilogue52,
+    (lambda u: -(1 + _root(u)) * _decay(u) / 6, lambda u: _decay(u) / 12, lambda u: -_decay(u) / (24 * _root(u))),
+    wants_spare=True, stock_passes=lambda d: 20.0, kept=lambda d: 7, **_of(2.5),
+)  # fmt: skip
 
 # Rational quadratic: k = (1 + s / (2 alpha))^-alpha (Rasmussen and Williams 2006, eq. 4.19).
 # The factor ``1 / (2 alpha)`` is folded into the points, so that ``k = (1 + u)^-alpha``.
@@ -240,15 +201,6 @@ def _shape_slope(k: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
 
 
 RQ = Family(
-    "rq",
-    1.0,
-    _rq_value,
-    _rq_epilogue,
-    (),
-    RQKernel,
-    kernels=(RQKernel,),
-    embed=_by_alpha,
-    stock_passes=lambda d: 11.0,
-    kept=lambda d: 5,
-    shape=Shape(_alpha, _shape_slope),
-)
+    "rq", 1.0, _rq_value, _rq_epilogue, (), RQKernel, kernels=(RQKernel,), embed=_by_alpha,
+    stock_passes=lambda d: 11.0, kept=lambda d: 5, shape=Shape(_alpha, _shape_slope),
+)  # fmt: skip

@@ -24,9 +24,6 @@ _MOST_DIFFERENCES = 2**24
 """Most elements of an array of all differences of points."""
 BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
 """The kind of node of each gpytorch kernel with several children."""
-_NODES = {ConstantKernel, MultiDeviceKernel, ScaleKernel, *BRANCHES}
-_AXES = (("raw_lengthscale", 2), ("raw_outputscale", 0))
-"""Parameters whose shapes are checked, and their axes beside the batch."""
 
 
 class Node(NamedTuple):
@@ -71,15 +68,13 @@ def described(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
     kinds.add(kind)
     if not OWN.isdisjoint(own):
         return None
-    for name, axes in _AXES:  # the library raises where a parameter's batch is not the kernel's
+    for name, axes in (("raw_lengthscale", 2), ("raw_outputscale", 0)):  # axes beside the batch
         tensor = own["_parameters"].get(name)
         if tensor is not None and tensor.shape[: tensor.dim() - axes] != own.get("_batch_shape"):
-            return None
+            return None  # the library raises
     found = formula_of(kernel)
     if found is not None:
         return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None
-    if kind not in _NODES:
-        return None
     if kind is ConstantKernel:
         return Node("constant")
     if kind is MultiDeviceKernel:  # without devices it only wraps its kernel
@@ -88,6 +83,8 @@ def described(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
     if kind is ScaleKernel:
         inner = described(kernel.base_kernel, keops, kinds)
         return None if inner is None else Node("scale", children=(inner,))
+    if kind not in BRANCHES:
+        return None
     children = tuple(described(child, keops, kinds) for child in kernel.kernels)
     return None if None in children else Node(BRANCHES[kind], children=children)  # type: ignore[arg-type]
 
@@ -106,7 +103,7 @@ def leaves(node: Node) -> list[str]:
 
 def families_of(node: Node) -> list[Family]:
     """Return the families in a form, from left to right."""
-    return [family(name) for name in leaves(node)]
+    return list(map(family, leaves(node)))
 
 
 def by_leaf(tree: Tree) -> Iterator[tuple[Family, torch.Tensor, torch.Tensor | None]]:
@@ -200,40 +197,39 @@ def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
     return found
 
 
-def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], Any]) -> Any:
-    """Evaluate a form on any values with operators: tensors, numbers or LazyTensors."""
-    if node.kind == "leaf":
-        return leaf(family(node.family))
-    if node.kind == "constant":
-        return weight()
-    if node.kind == "scale":
-        scale = weight()
-        return scale * evaluated(node.children[0], leaf, weight)
-    total = evaluated(node.children[0], leaf, weight)
-    for child in node.children[1:]:
-        value = evaluated(child, leaf, weight)
-        total = total + value if node.kind == "sum" else total * value
-    return total
-
-
 def by_formula(
     node: Node, us: Iterable[Any], shapes: Iterable[Any], weights: Iterable[Any],
     formula: Callable[[Family], Callable[..., Any]] = lambda of: of.formula,
 ) -> Any:  # fmt: skip
-    """Evaluate a form by the families' formulae, or other functions, of u of one leaf after the other."""
+    """Evaluate a form by the families' formulae, or other functions, of u of one leaf after the other.
+
+    The values are anything with operators: tensors, numbers or LazyTensors.
+    """
     distances, left, scales = iter(us), iter(shapes), iter(weights)
 
-    def leaf(of: Family) -> Any:
-        return formula(of)(next(distances), *(() if of.shape is None else (next(left),)))
+    def value(node: Node) -> Any:
+        if node.kind == "leaf":
+            of = family(node.family)
+            return formula(of)(next(distances), *(() if of.shape is None else (next(left),)))
+        if node.kind == "constant":
+            return next(scales)
+        if node.kind == "scale":
+            scale = next(scales)
+            return scale * value(node.children[0])
+        total = value(node.children[0])
+        for child in node.children[1:]:
+            more = value(child)
+            total = total + more if node.kind == "sum" else total * more
+        return total
 
-    return evaluated(node, leaf, lambda: next(scales))
+    return value(node)
 
 
 def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Return the variances of points under a kernel whose `form` is not None, expanded to `shape`."""
     tree = read(kernel, x[..., :1, :])
-    weights = iter(tree.weights)
-    found = evaluated(tree.node, lambda of: 1.0, lambda: next(weights)[..., None])  # families are 1 at distance zero
+    weights = (w[..., None] for w in tree.weights)
+    found = by_formula(tree.node, tree.points, tree.shapes, weights, lambda of: lambda *u: 1.0)  # at distance zero
     return found.expand(shape) if isinstance(found, torch.Tensor) else x.new_full(shape, found)
 
 

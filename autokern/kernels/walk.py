@@ -63,10 +63,8 @@ class Walk(Generic[Place]):
         self._root = _numbered(node, itertools.count(), itertools.count())
         self._leaves, self._weights = leaves, weights
         self._kept: _Tape | None = None
-        self._weight_totals: list[torch.Tensor | None] = [None] * len(weights)
-        shaped = [index for index, leaf in enumerate(leaves) if leaf.shape is not None]
-        self._shape_numbers = {index: number for number, index in enumerate(shaped)}
-        self._shape_totals: list[torch.Tensor | None] = [None] * len(shaped)
+        self._weight_totals: dict[int, torch.Tensor] = {}
+        self._shape_totals: dict[int, torch.Tensor] = {}  # by leaf
         self._leaf_factors: list[torch.Tensor | float] = [1.0] * len(leaves)
 
     def _spare(self, like: torch.Tensor) -> torch.Tensor:
@@ -173,7 +171,7 @@ class Walk(Generic[Place]):
         assert tape.slope is not None
         if leaf.shape is not None and leaf.family.shape is not None:
             by_shape = leaf.family.shape.slope(tape.value, leaf.shape)
-            _add(self._shape_totals, self._shape_numbers[index], self._total(g, by_shape, at) * factor)
+            _add(self._shape_totals, index, self._total(g, by_shape, at) * factor)
         w = g.mul_(tape.slope)
         if scale >= 0:
             _add(self._weight_totals, scale, self._total(w, None, at) * outer)
@@ -181,8 +179,9 @@ class Walk(Generic[Place]):
 
     def totals(self) -> list[torch.Tensor]:
         """Return the gradients of shapes, then of weights, from the blocks so far."""
-        weights = [total.view(total.shape[:-2]) for total in _complete(self._weight_totals)]
-        return [*_complete(self._shape_totals), *weights]
+        shapes = [total for _, total in sorted(self._shape_totals.items())]
+        weights = [self._weight_totals[number] for number in range(len(self._weights))]
+        return [*shapes, *(total.view(total.shape[:-2]) for total in weights)]
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients accumulated over all blocks, in the order of `tree.apart`."""
@@ -200,11 +199,5 @@ def _combined(
     return operation(one, other, out=out)
 
 
-def _add(totals: list[torch.Tensor | None], index: int, more: torch.Tensor) -> None:
-    known = totals[index]
-    totals[index] = more if known is None else known + more
-
-
-def _complete(totals: list[torch.Tensor | None]) -> list[torch.Tensor]:
-    assert all(total is not None for total in totals)
-    return [total for total in totals if total is not None]
+def _add(totals: dict[int, torch.Tensor], index: int, more: torch.Tensor) -> None:
+    totals[index] = totals[index] + more if index in totals else more

@@ -1,4 +1,4 @@
-"""exam.py: new choices that lose to the shipped ones or to stock give way, within the noise they do not."""
+"""The exam of a calibration: new choices that lose to the shipped ones or to stock give way, within the noise they do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.fakes import as_if_of_autokern
 import autokern
 from autokern.core.problem import Problem
 from autokern.core.state import inside
-from autokern.evaluation import exam
+from autokern.evaluation import calibrate as exam
 from autokern.hooks import install
 from autokern.runtime import dispatch
 from autokern.system import host
