@@ -25,7 +25,7 @@ from autokern.core.releases import known
 from autokern.core.releases.recorded import table
 from autokern.core.settings import ROWS, Settings, from_environment, is_ours
 from autokern.hooks import install
-from autokern.hooks.later import generation
+from autokern.hooks.later import acquisition
 from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.system.files import Folder
@@ -235,14 +235,14 @@ def _agrees(device: torch.device) -> bool:
 
 def _optimiser() -> list[Finding]:
     """Warn of a SciPy release with which BoTorch silently leaves its batched optimiser."""
-    if importlib.util.find_spec("botorch") is None or generation.scipy_release() < generation.TRIED:
+    if importlib.util.find_spec("botorch") is None or acquisition.scipy_release() < acquisition.TRIED:
         return []  # before importing BoTorch, which takes 2 s
     from botorch.generation import gen
 
-    if not generation.leaves_batch(gen):
+    if not acquisition.leaves_batch(gen):
         return []
-    text = f"BoTorch leaves its batched L-BFGS-B with SciPy {'.'.join(map(str, generation.scipy_release()))}"
-    obstacle = generation.obstacle()
+    text = f"BoTorch leaves its batched L-BFGS-B with SciPy {'.'.join(map(str, acquisition.scipy_release()))}"
+    obstacle = acquisition.obstacle()
     advice = "acquisitions take two to four times as long: `pip install 'scipy<1.18'`, or a later BoTorch"
     found = f"{text}; {obstacle or 'autokern puts it back'}"
     return [_seen("BoTorch's optimiser", found, advice if obstacle else "")]

@@ -28,14 +28,14 @@ from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.array_distances import arranged
 from autokern.kernels.array_parts import Array
-from autokern.model import prior_state
+from autokern.model import memoized
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.kernel_parts import forwarded
 from autokern.model.marginal import Marginal
 from autokern.model.means_and_noise import FIXED, Given, Noise, noise_of
-from autokern.model.mirrors import Mirrors, fetched, placed
+from autokern.model.originals import DENSITY
+from autokern.model.parameters import Mirrors, fetched, placed
 from autokern.model.priors import Term
-from autokern.model.relied import DENSITY
 
 MOST = {"float64": 1000, "float32": 500}
 """Most points by dtype: above, torch is faster, by its threads or in single precision."""
@@ -128,7 +128,7 @@ def evaluated(
         raws = [parameter.raw.copy() for parameter in reading.parameters]
     if found is None:
         return None
-    prior_state.remember(lazy, reading.raws, raws)
+    memoized.remember(lazy, reading.raws, raws)
     values, *gradients = cast("list[torch.Tensor]", placed([found[0], *found[1]], tensors[0].device))
     return computed(values, gradients, plainly, *tensors, saved=reading.raws)
 

@@ -26,10 +26,9 @@ from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.forwards import numbered, parts_of, transformed
 from autokern.model.kernel_parts import called
 from autokern.model.means_and_noise import Noise, Values, mean_of, noise_of
-from autokern.model.mirrors import Mirrors, sent
-from autokern.model.parameters import Mirrored
+from autokern.model.originals import DENSITY
+from autokern.model.parameters import Mirrored, Mirrors, sent
 from autokern.model.priors import Term, term
-from autokern.model.relied import DENSITY
 
 _INHERITED = ("__call__", "__getattr__", "train_targets", "added_loss_terms", "named_added_loss_terms", "named_priors")
 DTYPES = (torch.float32, torch.float64)
@@ -136,7 +135,7 @@ class Reading:
         if tasks is not None and x.ndim != 2:
             raise UnreadError("a batch of models of tasks")
         seen.dims = x.shape[-1]
-        targets = seen.data(seen.attribute(model, "_train_targets"))
+        targets = seen.view(seen.attribute(model, "_train_targets"), fixed=True)
         self._dtype = targets.dtype
         self._ones = []
         for at in np.ndindex(*self.batch):
@@ -160,7 +159,7 @@ class Reading:
         """Return the training inputs after the model's input transform."""
         seen = self._seen
         (x,) = seen.attribute(model, "train_inputs")
-        seen.data(x)
+        seen.view(x, fixed=True)
         seen.unchanging(x)
         if transforms:
             of_botorch = getattr(type(model), "transform_inputs", None)

@@ -5,9 +5,6 @@ Conditions add up from operators over linear algebra and kernels to whole models
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import gpytorch
 import torch
 from linear_operator import settings as library
@@ -56,8 +53,3 @@ def may_replay() -> bool:
     ordered = order.force or order.exclude or order.deterministic or order.random_seed is not None
     plain = torch.is_grad_enabled() and not torch.is_anomaly_enabled() and not host.multi_rank()
     return order.replay and not ordered and plain and not stay_out_of_models()
-
-
-def trivial(params: Mapping[str, Any]) -> bool:
-    """Whether all keyword arguments of a kernel call are None or False (compared by identity: they may be tensors)."""
-    return all(value is None or value is False for value in params.values())

@@ -19,19 +19,19 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, VariationalELBO
 from gpytorch.models import ApproximateGP
-from linear_operator.operators import BlockInterleavedLinearOperator
+from linear_operator.operators import BlockInterleavedLinearOperator, DenseLinearOperator
 
 from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.errors import unless_it_fails
 from autokern.core.state import Beside, inside
-from autokern.hooks import later, tasks
+from autokern.hooks import later
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
-from autokern.hooks.bypass import stay_out_of_models, trivial
+from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, is_enabled, stock_of
 from autokern.kernels.tree import family_name
-from autokern.model import marginal, memoized, originals, prior_state
+from autokern.model import marginal, memoized, originals
 from autokern.model.library_orders import EXACT, regime
-from autokern.model.relied import density
+from autokern.model.originals import density
 from autokern.runtime.dispatch import forced, route
 
 _dispatch = route("kernel_matrix", looked=True)
@@ -45,6 +45,12 @@ _ENOUGH = 0.15
 """Seconds of forward passes of a marginal likelihood before it is recorded, which takes some 40 ms."""
 _ENOUGH_VARIATIONAL = 0.03
 """The same of variational ones, whose model and backward pass take longer."""
+_stock_several = stock_of(MultiDeviceKernel, "forward")
+_stock_log_prob = stock_of(MultivariateNormal, "log_prob")
+_stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
+_Approximate: Any = VariationalELBO.__base__
+_stock_approximate = stock_of(ApproximateGP, "__call__")
+_stock_variational = stock_of(_Approximate, "forward")
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,13 +87,10 @@ def _hooked(kind: type) -> None:
 
     @hook(kind, "forward", relies=None)
     def forward(self: Any, x1: Any, x2: Any, *args: Any, **params: Any) -> Any:
-        plain = type(self) is kind and not args and trivial(params)
+        plain = type(self) is kind and not args and marginal.trivial(params)
         if not plain or _stay_out() or family_name(self) is None:
             return stock(self, x1, x2, *args, **params)
         return _dispatch(self, *_near(x1, x2))
-
-
-_stock_several = stock_of(MultiDeviceKernel, "forward")
 
 
 @hook(MultiDeviceKernel, "forward")
@@ -101,13 +104,11 @@ def _several(self: Any, x1: Any, x2: Any, diag: bool = False, **kwargs: Any) -> 
         return self.module(x1, x2, diag=diag, **kwargs)
 
 
-_stock_log_prob = stock_of(MultivariateNormal, "log_prob")
-
-
 @hook(MultivariateNormal, "log_prob", relies=None)
 def _log_prob(self: Any, value: Any) -> Any:
     found = None if self._validate_args or stay_out_of_models() else _described(self)
-    if found is None or _asked_before(self._covar):
+    # a covariance that has served before: stock caches its factor, so there the next density is cheap
+    if found is None or "_autokern_asked" in self._covar.__dict__ or memoized.names(self._covar):
         return _stock_log_prob(self, value)
     self._covar._autokern_asked = True
     result = found(value)
@@ -132,12 +133,11 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
         return served if served is not None and density.holds() else None
 
     def of(value: Any) -> Any:
-        k = marginal.matrix_of(dense)
-        if k is None or not density.holds():
+        covariance = dense.lazy.evaluate_kernel()  # as in stock; it may be a structured operator
+        if covariance.__class__ is not DenseLinearOperator or not density.holds():
             return None
-        return _dispatch_dense(
-            lambda *_: _stock_log_prob(dense.noisy(), value), k, dense.noise, distribution.loc, value
-        )
+        plainly, k = lambda *_: _stock_log_prob(dense.noisy(), value), covariance.tensor
+        return _dispatch_dense(plainly, k, dense.noise, distribution.loc, value)
 
     return of
 
@@ -153,18 +153,12 @@ def _served(found: marginal.Marginal | None, exact: bool) -> Callable[[Any], Any
 
     def remembering(value: Any) -> Any:
         computed = _dispatch_log_prob(found, value, exact)
-        prior_state.remember_kernel(found.lazy)
+        memoized.remember_kernel(found.lazy)
         return computed
 
     return remembering
 
 
-def _asked_before(covariance: Any) -> bool:
-    """Whether this covariance has served a density already: stock caches its factor, so there the next one is cheap."""
-    return "_autokern_asked" in covariance.__dict__ or bool(memoized.names(covariance))
-
-
-_stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
 _spent = Beside[float]()
 """Seconds of the marginal likelihoods whose gradients the library computes, by them or by a variational model."""
 
@@ -189,11 +183,6 @@ def _training(kind: type, ours: Callable[..., Any]) -> None:
         from autokern.hooks.later.losses import loss
 
         return loss(self, stock, ours, function_dist, target)
-
-
-_Approximate: Any = VariationalELBO.__base__
-_stock_approximate = stock_of(ApproximateGP, "__call__")
-_stock_variational = stock_of(_Approximate, "forward")
 
 
 def _repeats(model: Any) -> bool:
@@ -259,15 +248,15 @@ def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, .
 @unless_it_fails
 def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Callable[[Any], Any] | None:
     """Return the log density of several tasks as a function of the value, None if unsupported."""
-    if not tasks.known(distribution, likelihood):
+    if not marginal.are_tasks(distribution, likelihood):
         return None
     if distribution._covar.__class__ is BlockInterleavedLinearOperator:
-        apart, shape = tasks.independent(distribution, likelihood), distribution.mean.shape
+        apart, shape = marginal.of_independent_tasks(distribution, likelihood), distribution.mean.shape
         one = _served(apart, regime(shape[0]) == EXACT) if density.holds() else None
         return one and (lambda value: one(value.mT).sum(-1) if getattr(value, "shape", None) == shape else None)
 
     def of(value: Any) -> Any:
-        found = tasks.described(distribution, likelihood)
+        found = marginal.of_tasks(distribution, likelihood)
         if found is None:
             return None
         return _dispatch_tasks(lambda *_: likelihood(distribution, *params).log_prob(value), *found, value)
@@ -277,13 +266,10 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
 
 def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
     """Return the noise of a homoskedastic Gaussian likelihood of a plain prior, else None."""
-    if (
-        type(likelihood) is not GaussianLikelihood
-        or type(likelihood.noise_covar) is not HomoskedasticNoise
-        or type(distribution) is not MultivariateNormal
-        or gpytorch.settings.observation_nan_policy.value() != "ignore"
-        or not originals.noise_in_place(likelihood)
-    ):
+    plain = type(likelihood) is GaussianLikelihood and type(distribution) is MultivariateNormal
+    if not plain or type(likelihood.noise_covar) is not HomoskedasticNoise:
+        return None
+    if gpytorch.settings.observation_nan_policy.value() != "ignore" or not originals.noise_in_place(likelihood):
         return None
     noise: torch.Tensor = likelihood.noise_covar.noise
     return noise

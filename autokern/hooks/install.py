@@ -39,13 +39,15 @@ class Patch(NamedTuple):
 
 
 _hooks: dict[tuple[Any, str], Patch] = {}
+_codes: dict[FunctionType, tuple[CodeType, CodeType]] = {}
+_originals: list[tuple[Patch, Any]] = []
+_lock = Lock()
+_depth = 0
+_threads_before: int | None = None
 
 
 def hook(
-    owner: Any,
-    name: str,
-    relies: Iterable[str] | None = (),
-    idle: Callable[..., Any] | None = None,
+    owner: Any, name: str, relies: Iterable[str] | None = (), idle: Callable[..., Any] | None = None
 ) -> Callable[[Any], Any]:
     """Return a decorator that declares the replacement of an attribute while autokern is enabled.
 
@@ -111,9 +113,6 @@ def stock_of(owner: Any, name: str) -> Any:
     return getattr(owner, "__dict__", {}).get(name)
 
 
-_codes: dict[FunctionType, tuple[CodeType, CodeType]] = {}
-
-
 def recode(function: FunctionType, template: Any) -> None:
     """Declare the template's code for a function, which stays the same object and keeps its globals and closure."""
     _codes[function] = (function.__code__, template.__code__)
@@ -128,12 +127,6 @@ def patches() -> list[Patch]:
         except (AttributeError, ImportError, KeyError, TypeError) as error:  # this release lacks a library name
             known.leave_out(name, f"cannot be used: {error}")
     return list(_hooks.values())
-
-
-_lock = Lock()
-_depth = 0
-_originals: list[tuple[Patch, Any]] = []
-_threads_before: int | None = None
 
 
 def enable() -> None:
@@ -192,12 +185,7 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Enable within a ``with`` block, or around a function as a decorator.
-
-    Raises
-    ------
-    SettingsError
-        As `enable` does.
+    """Enable within a ``with`` block, or around a function as a decorator; raises what `enable` does.
 
     Examples
     --------
@@ -225,6 +213,7 @@ def is_enabled() -> bool:
 
 
 def _install(settings: Settings) -> None:
+    global _threads_before
     known.trust(settings.unknown == "trust")
     for patch in patches():
         _put(patch)
@@ -238,7 +227,11 @@ def _install(settings: Settings) -> None:
     memory.recycle()
     threads.allow(settings.threads != "off")
     if threads.allowed():
-        _limit_threads(settings)
+        ceiling = host.thread_ceiling() if settings.threads == "auto" else int(settings.threads)
+        before = torch.get_num_threads()
+        if before > ceiling:
+            _threads_before = before
+            torch.set_num_threads(ceiling)  # also the default of later threads, as intended
 
 
 def _told(every: bool = False) -> bool:
@@ -266,17 +259,8 @@ def status() -> Status:
 
 def _admits(patch: Patch, present: Any) -> bool:
     """Whether a hook may replace the attribute's present value."""
-    ours, before = is_ours(patch.replacement), patch.replacement.__wrapped__
-    return not ours or known.admits(patch.owner, patch.name, present, before)
-
-
-def _limit_threads(settings: Settings) -> None:
-    global _threads_before
-    ceiling = host.thread_ceiling() if settings.threads == "auto" else int(settings.threads)
-    before = torch.get_num_threads()
-    if before > ceiling:
-        _threads_before = before
-        torch.set_num_threads(ceiling)  # also the default of later threads, as intended
+    ours = patch.replacement
+    return not is_ours(ours) or known.admits(patch.owner, patch.name, present, ours.__wrapped__)
 
 
 def put_declared() -> None:

@@ -19,9 +19,9 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.errors import MemoryBudgetError, unless_it_fails
 from autokern.core.state import inside
 from autokern.density import matrices
-from autokern.hooks import matrixfree, origin
+from autokern.hooks import memory, origin
 from autokern.kernels import embedded as forms
-from autokern.model.frozen import by_kernel, frozen
+from autokern.model.memoized import by_kernel, frozen
 from autokern.prediction import factor_cache
 from autokern.prediction.lazy_covariance import PosteriorCovariance, Rooted, Structured
 from autokern.runtime.dispatch import explain, forced
@@ -35,22 +35,18 @@ _ELEMENTS = 2**24
 def is_formless(strategy: Any) -> bool:
     """Whether the training covariance is too large to be factorised, so that solves must iterate."""
     parts = factor_cache.parts(strategy)
-    return parts is not None and matrixfree.too_large(parts[0])
-
-
-def is_iterated(strategy: Any, formless: bool) -> bool:
-    """Whether the mean is computed by preconditioned iterations without the training covariance matrix."""
-    parts = factor_cache.parts(strategy)
-    return parts is not None and bool(matrixfree.is_iterated(parts[0], formless) and _is_preconditioned(parts[0]))
+    return parts is not None and memory.too_large(parts[0])
 
 
 @unless_it_fails
-def _is_preconditioned(lazy: Any) -> bool:
-    """Whether the candidate for a solve with this matrix-free covariance is the preconditioned one."""
+def is_iterated(strategy: Any, formless: bool) -> bool:
+    """Whether the mean is computed by preconditioned iterations without the training covariance matrix."""
+    parts = factor_cache.parts(strategy)
+    if parts is None or not memory.is_iterated(lazy := parts[0], formless):
+        return False
     from autokern.ops.solve import system
 
-    kernel, *_ = forms.embed(lazy.kernel, lazy.x1, None)
-    problem = system(lazy.x1, 1, kernel)
+    problem = system(lazy.x1, 1, forms.embed(lazy.kernel, lazy.x1, None)[0])
     return problem is not None and explain(problem).candidate == "preconditioned"
 
 

@@ -44,10 +44,7 @@ def _embedded(node: Any, widths: Any, more: dict[str, torch.Tensor]) -> Embedded
 
 
 def matrix_free(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> MatrixFreeKernelOperator:
-    """Return the covariance of two sets of points under a supported kernel, as an operator.
-
-    The points already have the kernel's active dimensions only. Both sets are the same only if they are one tensor.
-    """
+    """Return the covariance of points that have the kernel's active dimensions only; x1 may be x2."""
     same = x1 is x2
     return _operator(*forms.embed(kernel, x1, None if same else x2), same)
 
@@ -106,10 +103,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         return torch.cat(by.points, -1), x2, *(named[name] for name in self._differentiable_kwargs)
 
     def _mul_matrix(self, other: Any) -> LinearOperator:
-        """Multiply element by element: two matrix-free operators give a third, any other operand is made dense.
-
-        The library would multiply roots, for large matrices approximations of rank 100.
-        """
+        """Multiply element by element, where the library would multiply roots of a low rank."""
         other = other.evaluate_kernel()
         if not isinstance(other, MatrixFreeKernelOperator):
             return DenseLinearOperator(self.to_dense() * other.to_dense())

@@ -1,26 +1,46 @@
-"""Hooks into linear_operator: Cholesky, QR, inv_quad_logdet.
+"""Hooks into linear_operator: Cholesky, QR, inv_quad_logdet, solves, and roots of sums, computed when they are read.
 
 Each wrapper runs the library's own function where the dispatcher must stay out: in compiled, traced or transformed
 code, under a library setting that the user changed, and for arguments that the op does not support.
+
+``dense + root`` updates a root and an inverse root of the dense matrix (Stanton et al., AISTATS 2021): a Cholesky
+factor or Lanczos iterations, a triangular solve and a full singular value decomposition, each time that a kernel such
+as ``RBFKernel() + LinearKernel()`` is evaluated. A training step or a prediction reads no root.
 """
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from linear_operator import settings as library
 from linear_operator import utils
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantMulLinearOperator,
+    DenseLinearOperator,
+    LinearOperator,
+    LowRankRootLinearOperator,
+    MatmulLinearOperator,
+    RootLinearOperator,
+    SumLinearOperator,
+)
 from linear_operator.utils import qr as qr_module
 
-from autokern.hooks.bypass import stay_out
+from autokern.core.errors import unless_it_fails
+from autokern.hooks.bypass import stay_out, stay_out_of_operators
 from autokern.hooks.install import hook, stock_of
+from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
+from autokern.kernels.embedded import Embedded
 from autokern.model import memoized
-from autokern.model.library_orders import EXACT, regime
+from autokern.model.library_orders import EXACT, ORDERED, ROOT, SOLVE, as_now, regime
 from autokern.model.marginal import is_unstructured
-from autokern.model.relied import DENSITY, MEMORY
+from autokern.model.originals import DENSITY, MEMORY
 from autokern.runtime.dispatch import route
 from autokern.runtime.memo import floor_of
 
@@ -34,11 +54,18 @@ _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
 _dispatch_cholesky = route("cholesky", looked=True)
 _dispatch_inv_quad_logdet = route("inv_quad_logdet", looked=True)
 _dispatch_qr = route("qr", looked=True)
+_dispatch_solve = route("solve", looked=True)
 
 
 _small_cholesky, _small_qr = (floor_of(op).covers for op in ("cholesky", "qr"))
 
 _stock_cholesky = stock_of(_cholesky_module, "_psd_safe_cholesky")
+_stock_qr = stock_of(qr_module, "stable_qr")
+_stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
+_solve_module: Any = sys.modules.get("linear_operator.functions._solve")
+_stock_solve = stock_of(_solve_module, "_solve")
+_stock_solve_backward = stock_of(_solve_module.Solve, "backward")
+_stock_add_low_rank = stock_of(LinearOperator, "add_low_rank")
 
 
 @hook(_cholesky_module, "_psd_safe_cholesky", idle=lambda A, *_, **__: _small_cholesky(A))
@@ -46,9 +73,6 @@ def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max
     if out is not None or stay_out():
         return _stock_cholesky(A, out=out, jitter=jitter, max_tries=max_tries)
     return _dispatch_cholesky(A, jitter, max_tries)
-
-
-_stock_qr = stock_of(qr_module, "stable_qr")
 
 
 @hook(qr_module, "stable_qr", idle=lambda mat, *_, **__: _small_qr(mat))
@@ -69,9 +93,6 @@ for _importing in (utils, sys.modules.get("linear_operator.utils.pinverse")):
         hook(_importing, "stable_qr", relies=None)(_stable_qr)
 
 
-_stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
-
-
 def _is_not_dense(self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, *_: Any, **__: Any) -> bool:
     return inv_quad_rhs is None or not logdet or not is_unstructured(self, lazy=True)
 
@@ -83,7 +104,8 @@ def _inv_quad_logdet(
     if stay_out() or _factorised_already(self):
         return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
     exact = regime(self.size(-1)) == EXACT
-    evaluated = self.evaluate_kernel() if _holds_kernels(self) else self
+    lazy = any(p.__class__.__name__ == "LazyEvaluatedKernelTensor" for p in (self, *self._args))
+    evaluated = self.evaluate_kernel() if lazy else self
     if _factorised_already(evaluated) or not is_unstructured(evaluated):
         return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
     return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), exact)
@@ -94,6 +116,117 @@ def _factorised_already(operator: Any) -> bool:
     return any(name in _FACTORS for name in memoized.names(operator))
 
 
-def _holds_kernels(operator: Any) -> bool:
-    """Whether an operator or one of its terms is a kernel matrix that is not evaluated yet."""
-    return any(p.__class__.__name__ == "LazyEvaluatedKernelTensor" for p in (operator, *operator._args))
+class _Reuse(threading.local):
+    """The operator whose solve this thread is differentiating; it caches its factor."""
+
+    operator: Any = None
+
+
+_reuse = _Reuse()
+
+
+def _factorises(linear_op: Any, *_: Any, **__: Any) -> bool:
+    return _reuse.operator is None and regime(linear_op.size(-1), SOLVE) == EXACT
+
+
+@hook(_solve_module, "_solve", idle=_factorises)
+def _solve(linear_op: Any, rhs: Any) -> Any:
+    known = _reuse.operator
+    if known is not None and _same_tensors(known, linear_op):
+        linear_op = known
+    out = stay_out() or regime(linear_op.size(-1), SOLVE) == EXACT
+    kernel = None if out else _kernel_of(linear_op)
+    if out or (kernel is None and not is_unstructured(linear_op)):
+        return _stock_solve(linear_op, rhs)
+    if rhs.dim() < linear_op.dim():  # all matrices of a batch share them, as in backward passes
+        rhs = rhs.expand(*linear_op.batch_shape, *rhs.shape[-2:])
+    return _dispatch_solve(linear_op, rhs, kernel)
+
+
+@unless_it_fails
+def _kernel_of(operator: Any) -> Embedded | None:
+    """Return the kernel of a matrix-free covariance plus noise, None for any other operator."""
+    if operator.__class__ is not AddedDiagLinearOperator or operator.preconditioner_override is not None:
+        return None
+    covariance = operator._linear_op
+    if covariance.__class__ is not MatrixFreeKernelOperator or not covariance._same or operator.dim() > 2:
+        return None
+    return covariance._kernel
+
+
+def _same_tensors(one: Any, other: Any) -> bool:
+    """Whether two operators consist of the identical tensors; autograd checks their versions."""
+    return type(one) is type(other) and [*map(id, one.representation())] == [*map(id, other.representation())]
+
+
+@hook(_solve_module.Solve, "backward")
+def _solve_backward(ctx: Any, grad_output: Any) -> Any:
+    """Solve with the factor of the forward pass; the library rebuilds its operator and factorises again."""
+    before = _reuse.operator
+    _reuse.operator = None if stay_out() else getattr(ctx, "_linear_op", None)
+    try:
+        return _stock_solve_backward(ctx, grad_output)
+    finally:
+        _reuse.operator = before
+
+
+_TERMS = {
+    DenseLinearOperator,
+    LowRankRootLinearOperator,
+    MatmulLinearOperator,
+    RootLinearOperator,
+}
+"""Operators that hold tensors only, no kernel that is still to be evaluated."""
+_KEYS = tuple((name, (), pickle.dumps({})) for name in ("root_decomposition", "root_inv_decomposition"))
+_CACHE = "_memoize_cache"
+
+
+class _Roots(dict[Any, Any]):
+    """The cache of a sum: it has the keys of both roots as in stock, and computes them when the library reads one."""
+
+    def __init__(self, compute: Callable[[], dict[Any, Any]]) -> None:
+        super().__init__(dict.fromkeys(_KEYS))
+        self._compute = compute
+
+    def __getitem__(self, key: Any) -> Any:
+        if key in _KEYS and super().__getitem__(key) is None:
+            found = self._compute()
+            self.update({one: found[one] for one in _KEYS if super(_Roots, self).get(one, one) is None})
+        return super().__getitem__(key)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Remove an entry and return it."""
+        if key in self:
+            self[key]
+        return super().pop(key, *default)
+
+    def __reduce__(self) -> Any:
+        return dict, ({key: self[key] for key in self},)
+
+
+@hook(LinearOperator, "add_low_rank", relies=MEMORY)
+def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> Any:
+    if args or kwargs or stay_out_of_operators() or not _waits(self):
+        return _stock_add_low_rank(self, low_rank_mat, *args, **kwargs)
+    rootless = copy.copy(self)
+    rootless.__dict__[_CACHE] = {}
+    total = _stock_add_low_rank(rootless, low_rank_mat, generate_roots=False)
+    graph, as_then = torch.is_grad_enabled(), as_now()
+
+    def compute() -> dict[Any, Any]:
+        with torch.set_grad_enabled(graph), as_then():
+            found: dict[Any, Any] = _stock_add_low_rank(self, low_rank_mat).__dict__[_CACHE]
+        return found
+
+    total.__dict__[_CACHE] = _Roots(compute)
+    return total
+
+
+def _waits(operator: Any) -> bool:
+    """Whether the roots of a sum may be deferred; never iterations that the user ordered: they draw random numbers."""
+    terms = operator.linear_ops if type(operator) is SumLinearOperator else (operator,)
+    held = (t.base_linear_op if type(t) is ConstantMulLinearOperator else t for t in terms)
+    known = type(operator) in (SumLinearOperator, DenseLinearOperator) and all(type(t) in _TERMS for t in held)
+    if not known or regime(operator.shape[-1], ROOT) == ORDERED:
+        return False
+    return type(operator.__dict__.get(_CACHE)) is _Roots or not memoized.names(operator)

@@ -1,7 +1,11 @@
-"""Guards before the calls of gpytorch and linear_operator that allocate most: a result that cannot fit is refused.
+"""Guards before the calls that allocate most, and matrix-free models: a result that cannot fit is replaced or refused.
 
 Without a guard, a matrix that is too large is filled page by page until the system kills the process. A guard reads the
 available memory only where it predicts `memory.LARGE` bytes or more, and its prediction is a lower bound.
+
+A `MatrixFreeKernelOperator` replaces a kernel matrix where the dense matrix does not fit the memory, where the chosen
+candidate forms no matrix, where the user forces `kernel_matmul` to a candidate other than stock, and for gpytorch's
+KeOps kernels. The whole kernel tree becomes one operator: the library approximates a product of two operators by roots.
 The hook of `evaluate_kernel` also restores the active dimensions of a kernel that raises; stock loses them.
 """
 
@@ -12,25 +16,127 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.kernels.keops.keops_kernel import KeOpsKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.settings import use_keops
 from linear_operator import operators
-from linear_operator.operators import (
-    CholLinearOperator,
-    DenseLinearOperator,
-    SumBatchLinearOperator,
-    TriangularLinearOperator,
-)
+from linear_operator import settings as library
 from linear_operator.utils.memoize import add_to_cache
 
 from autokern.core.errors import caught, unless_it_fails
+from autokern.core.registry import get
 from autokern.core.releases.known import full_name, relied
-from autokern.hooks import later, matrixfree
+from autokern.core.state import inside
+from autokern.hooks import later
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
-from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
-from autokern.model import footprint, memoized, prior_state
-from autokern.model.relied import MEMORY
+from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
+from autokern.kernels import tree as trees
+from autokern.model import footprint, memoized
+from autokern.model.library_orders import EXACT, ITERATIVE, SOLVE, is_default_size, regime
+from autokern.model.marginal import trivial
+from autokern.model.originals import MEMORY
+from autokern.runtime import dispatch
 from autokern.system import memory
+
+_FACTORISED = 4
+"""Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
+_ITERATED = 2**14
+"""Number of points from which iterations take a tenth of a factorisation's time for a mean."""
+_stock_mul_matrix = stock_of(operators.LinearOperator, "_mul_matrix")
+_stock_evaluate_kernel = stock_of(LazyEvaluatedKernelTensor, "evaluate_kernel")
+_stock_covar_dist = stock_of(Kernel, "covar_dist")
+
+
+def too_large(lazy: Any) -> bool:
+    """Whether a training covariance is too large to be factorised, and the library would iterate."""
+    need = _FACTORISED * lazy.shape.numel() * lazy.dtype.itemsize
+    if need < memory.LARGE or not _supported(lazy) or not _iterates(lazy):
+        return False
+    return not memory.fits(need, lazy.device)
+
+
+def is_iterated(lazy: Any, large: bool) -> bool:
+    """Whether solves with a training covariance iterate without its matrix: it is `large`, or has many points."""
+    n = lazy.shape[-1]
+    if (n < _ITERATED and not large) or lazy.x1.dim() > 2 or lazy.x1.device.type != "cpu":
+        return False
+    return regime(n, SOLVE) == ITERATIVE and _supported(lazy)
+
+
+def _has_keops(kernel: Any) -> bool:
+    if isinstance(kernel, KeOpsKernel):
+        return True
+    return any(isinstance(part, Kernel) and _has_keops(part) for part in kernel.__dict__["_modules"].values())
+
+
+def _iterates(lazy: Any) -> bool:
+    """Whether the library only multiplies by this matrix and does not factorise it."""
+    n, m = lazy.shape[-2:]
+    return n != m or regime(n) != EXACT
+
+
+def _fits(lazy: Any) -> bool:
+    """Whether the matrix fits the memory, with two more for the backward pass if gradients are needed."""
+    need = footprint.of_dense(lazy).peak
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (lazy.x1, lazy.x2, *lazy.kernel.parameters())):
+        need += 2
+    return memory.fits(int(need * lazy.shape.numel()) * lazy.dtype.itemsize, lazy.device)
+
+
+def _same(x1: torch.Tensor, x2: torch.Tensor) -> bool:
+    """Whether two tensors are the same for values and for autograd."""
+    if x1 is x2:
+        return True
+    plain = not (x1.requires_grad or x2.requires_grad)
+    return plain and x1.shape == x2.shape and x1.data_ptr() == x2.data_ptr() and x1.stride() == x2.stride()
+
+
+def _supported(lazy: Any) -> bool:
+    """Whether the op `kernel_matmul` supports this kernel at these points."""
+    if lazy.last_dim_is_batch or not trivial(lazy.params):
+        return False
+    node = trees.form(lazy.kernel, keops=True)
+    if node is None or not trees.leaves(node):
+        return False
+    return get("kernel_matmul").problem_of(lazy.kernel, lazy.x1, lazy.x2, lazy.x2[..., :1]) is not None
+
+
+@hook(operators.LinearOperator, "_mul_matrix", relies=MEMORY)
+def _mul_matrix(self: Any, other: Any) -> Any:
+    """Multiply matrix-free operators and tables of task covariances element by element without approximation."""
+    if stay_out():
+        return _stock_mul_matrix(self, other)
+    one, two = self.evaluate_kernel(), other.evaluate_kernel()
+    if isinstance(one, MatrixFreeKernelOperator):
+        return one._mul_matrix(two)
+    if isinstance(two, MatrixFreeKernelOperator):
+        return two._mul_matrix(one)
+    if one.__class__ is operators.DenseLinearOperator and (entries := _looked_up(two)) is not None:
+        return operators.DenseLinearOperator(one.tensor * entries)
+    if two.__class__ is operators.DenseLinearOperator and (entries := _looked_up(one)) is not None:
+        return operators.DenseLinearOperator(entries * two.tensor)
+    return _stock_mul_matrix(one, two)
+
+
+def _looked_up(operator: Any) -> torch.Tensor | None:
+    """Return the exact matrix of an operator that looks up entries of a table (task covariances), else None."""
+    if operator.__class__ is not operators.InterpolatedLinearOperator:
+        return None
+    base, left, right = operator.base_linear_op, operator.left_interp_indices, operator.right_interp_indices
+    table = base.tensor if base.__class__ is operators.DenseLinearOperator else None
+    if type(table) is not torch.Tensor or table.dim() != 2 or not table.is_cpu:
+        return None
+    if left.dim() != 2 or left.shape[1] != 1 or right.dim() != 2 or right.shape[1] != 1:
+        return None
+    weights = operator.left_interp_values, operator.right_interp_values
+    if any(w.requires_grad or bool((w != 1).any()) for w in weights):
+        return None
+    try:
+        return table.index_select(0, left[:, 0]).index_select(1, right[:, 0])
+    except (IndexError, RuntimeError):  # stock raises its own error for an invalid index
+        return None
+
 
 _WORTH_A_LOOK = 2**17
 """Elements below which no guard is needed: `memory.LARGE` is 64 such matrices in double precision."""
@@ -58,22 +164,18 @@ def _refuse_beyond(need: int, asked: str, like: Any, of_kernel: bool) -> None:
         memory.refuse(asked, need, like.device, str(like.dtype), of_kernel)
 
 
-_KERNEL = (
-    "gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor.__init__",
-    "gpytorch.kernels.kernel:Kernel",
-)
-_stock_evaluate_kernel = stock_of(LazyEvaluatedKernelTensor, "evaluate_kernel")
-
-
-_known = relied((full_name(LazyEvaluatedKernelTensor, "evaluate_kernel"), _stock_evaluate_kernel), *MEMORY, *_KERNEL)
+_known = relied(
+    (full_name(LazyEvaluatedKernelTensor, "evaluate_kernel"), _stock_evaluate_kernel), *MEMORY,
+    "gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor.__init__", "gpytorch.kernels.kernel:Kernel",
+)  # fmt: skip
 
 
 @hook(LazyEvaluatedKernelTensor, "evaluate_kernel", relies=None)
 def _evaluate_kernel(self: Any) -> Any:
     """Replace the matrix by an operator where that is better, else guard; restore the kernel if it raises."""
     compiling = torch.compiler.is_compiling()  # a compiler cannot trace `_known.holds`
-    if prior_state.is_past(self) and (compiling or _known.holds()):
-        return prior_state.evaluate(self)
+    if memoized.is_past(self) and (compiling or _known.holds()):
+        return memoized.evaluate(self)
     if compiling or memoized.is_kept(self, "kernel_eval"):
         return _stock_evaluate_kernel(self)
     free, large = (None if stay_out() else _instead(self)) or (None, False)
@@ -97,11 +199,18 @@ def _instead(lazy: Any) -> tuple[Any, bool]:
     later.look()  # the first call of a program of models that are not exact
     pairs = lazy.x1.shape[:-1].numel() * lazy.x2.shape[-2]
     large = pairs * math.prod(lazy.kernel._batch_shape) >= _WORTH_A_LOOK  # it may be a plain tuple
+    keops, ordered = _has_keops(lazy.kernel), dispatch.forced("kernel_matmul") not in (None, "stock")
+    if not (keops or ordered or inside.formless or large):
+        return None, large
     with torch.set_grad_enabled(lazy._is_grad_enabled):
-        return matrixfree.instead_of_dense(lazy, large), large
-
-
-_stock_covar_dist = stock_of(Kernel, "covar_dist")
+        if not _supported(lazy):
+            return None, large
+        if keops:
+            wanted = use_keops.on() and is_default_size(library.max_cholesky_size.value())
+        else:
+            wanted = ordered or (_iterates(lazy) and (inside.formless or (large and not _fits(lazy))))
+        x1, x2 = lazy.x1, lazy.x2
+        return matrix_free(lazy.kernel, x1, x1 if _same(x1, x2) else x2) if wanted else None, large
 
 
 def _is_small(self: Any, x1: Any, x2: Any, diag: bool = False, *rest: Any, **more: Any) -> bool:
@@ -110,19 +219,15 @@ def _is_small(self: Any, x1: Any, x2: Any, diag: bool = False, *rest: Any, **mor
 
 @hook(Kernel, "covar_dist", idle=_is_small)
 def _covar_dist(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_batch: bool = False, **more: Any) -> Any:
-    _guard_distances(self, x1, x2, x1.shape[-1] if last_dim_is_batch else 1)
-    return _stock_covar_dist(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **more)
-
-
-def _guard_distances(kernel: Any, x1: Any, x2: Any, matrices: int) -> None:
-    """Refuse matrices of distances that do not fit; for mismatched shapes the library raises its own error."""
     try:
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # type: ignore[no-untyped-call]
-    except caught(RuntimeError):
-        return
-    need = matrices * batch.numel() * x1.shape[-2] * x2.shape[-2] * x1.element_size()
+    except caught(RuntimeError):  # of mismatched shapes; the library raises its own error
+        return _stock_covar_dist(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **more)
+    matrices = batch.numel() * (x1.shape[-1] if last_dim_is_batch else 1)
+    need = matrices * x1.shape[-2] * x2.shape[-2] * x1.element_size()
     points = f"{x1.shape[-2]} x {x2.shape[-2]} points, {x1.shape[-1]} dimensions"
-    _refuse_beyond(need, f"covar_dist of {type(kernel).__name__}, {points}", x1, of_kernel=True)
+    _refuse_beyond(need, f"covar_dist of {type(self).__name__}, {points}", x1, of_kernel=True)
+    return _stock_covar_dist(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **more)
 
 
 def _guard_dense(kind: type) -> None:
@@ -138,9 +243,9 @@ def _guard_dense(kind: type) -> None:
         return stock(self, *args, **more)
 
 
-_HOLD = (CholLinearOperator, DenseLinearOperator, SumBatchLinearOperator, TriangularLinearOperator)
+_HOLD = ("CholLinearOperator", "DenseLinearOperator", "SumBatchLinearOperator", "TriangularLinearOperator")
 """Classes whose own `to_dense` allocates nothing before that of a part does, which is guarded."""
 
 for _kind in (MatrixFreeKernelOperator, *vars(operators).values()):
-    if isinstance(_kind, type) and "to_dense" in vars(_kind) and _kind not in _HOLD:
+    if isinstance(_kind, type) and "to_dense" in vars(_kind) and _kind.__name__ not in _HOLD:
         _guard_dense(_kind)

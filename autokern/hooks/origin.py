@@ -22,8 +22,8 @@ from autokern.core.releases.known import Relied, relied
 from autokern.core.state import Beside
 from autokern.kernels.family import DISTANCES
 from autokern.model.changes import State
-from autokern.model.frozen import is_library
-from autokern.model.relied import PREDICTION
+from autokern.model.memoized import is_library
+from autokern.model.originals import PREDICTION
 
 
 class _Newest(threading.local):
@@ -47,12 +47,8 @@ class _Origin(NamedTuple):
 
     def holds(self) -> bool:
         """Whether all inputs are unchanged."""
-        return (
-            self.relied.holds()
-            and self.prior.holds()
-            and self.noise.holds()
-            and (self.parent is None or self.parent.holds())
-        )
+        own = self.relied.holds() and self.prior.holds() and self.noise.holds()
+        return own and (self.parent is None or self.parent.holds())
 
     def serves(self, growing: bool) -> bool:
         """Whether the strategy's caches are valid for a prediction, or for a fantasy that grows from them.
@@ -98,15 +94,8 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
         return False
     if parent is None:
         strategy.__dict__[_ADOPTED] = True
-    origin = _Origin(
-        weakref.ref(kernel),
-        torch.is_grad_enabled(),
-        State(model, but=model.likelihood),
-        State(model.likelihood),
-        None if parent is None else State(theirs),
-        code,
-    )
-    _origins.put(strategy, origin)
+    states = State(model, but=model.likelihood), State(model.likelihood), None if parent is None else State(theirs)
+    _origins.put(strategy, _Origin(weakref.ref(kernel), torch.is_grad_enabled(), *states, code))
     return True
 
 
@@ -128,13 +117,9 @@ def ours(model: Any, growing: bool = False) -> Any:
     if known is not None and known.serves(growing):
         return strategy
     if strategy is None or known is not None or _ADOPTED in strategy.__dict__:  # the attribute: it was unpickled
-        prior = model._get_train_prior_distribution(list(model.train_inputs))
-        strategy = prediction_strategy(
-            train_inputs=list(model.train_inputs),
-            train_prior_dist=prior,
-            train_labels=model.train_targets,
-            likelihood=model.likelihood,
-        )
+        inputs = list(model.train_inputs)
+        prior = model._get_train_prior_distribution(inputs)
+        strategy = prediction_strategy(inputs, prior, model.train_targets, model.likelihood)
         model.prediction_strategy = strategy
     elif not just_made(strategy):
         return None

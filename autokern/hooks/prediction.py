@@ -26,9 +26,9 @@ from autokern.hooks import iterated, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.model import memoized
-from autokern.model.frozen import frozen, thawed
 from autokern.model.library_orders import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, regime
-from autokern.model.relied import fantasy, prediction
+from autokern.model.memoized import frozen, thawed
+from autokern.model.originals import fantasy, prediction
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query, Update
 from autokern.prediction.lazy_covariance import less
@@ -37,22 +37,24 @@ from autokern.runtime.dispatch import explain, route
 _dispatch_predict = route("predict", looked=True)
 _dispatch_fantasy = route("fantasy", looked=True)
 _OURS = DefaultPredictionStrategy, type(None)
+_stock_init = stock_of(DefaultPredictionStrategy, "__init__")
+_stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
+_stock_prediction = stock_of(DefaultPredictionStrategy, "exact_prediction")
+_stock_mean_cache = stock_of(DefaultPredictionStrategy, "_mean_cache")
+_stock_covar_cache = stock_of(DefaultPredictionStrategy, "covar_cache")
+_stock_covariance = stock_of(DefaultPredictionStrategy, "exact_predictive_covar")
+_stock_fantasy = stock_of(DefaultPredictionStrategy, "get_fantasy_strategy")
+_stock_fantasy_model = stock_of(ExactGP, "get_fantasy_model")
 
 
 def _stay_out() -> bool:
     return stay_out_of_models() or not prediction.holds()
 
 
-_stock_init = stock_of(DefaultPredictionStrategy, "__init__")
-
-
 @hook(DefaultPredictionStrategy, "__init__", relies=None)
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _stock_init(self, *args, **kwargs)
     origin.made(None if stay_out_of_models() else self)  # `origin.adopt` checks the rest
-
-
-_stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
 
 
 @hook(ExactGP, "_get_test_prior_mean_and_covariances", relies=None)
@@ -87,10 +89,7 @@ def _is_small_of_tasks(model: Any, test_inputs: Any) -> bool:
 
 
 def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
-    """Return the covariance of the test points and their cross covariance with the n training points, lazy if safe.
-
-    With gradients, a backward pass reads the kernel's tensors later, so the kernel is frozen here.
-    """
+    """Return covariances of the test points, and of these with the training points; lazy and frozen if safe."""
     if kernel is None or kernel is not origin.kernel_in(covariance):
         return covariance[..., n:, n:].evaluate_kernel(), covariance[..., n:, :n].evaluate_kernel()
     make = functools.partial(LazyEvaluatedKernelTensor, kernel=frozen(kernel) if torch.is_grad_enabled() else kernel)
@@ -101,9 +100,6 @@ def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
     return make(new, new), make(new, old)
 
 
-_stock_prediction = stock_of(DefaultPredictionStrategy, "exact_prediction")
-
-
 @hook(DefaultPredictionStrategy, "exact_prediction", relies=None)
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
     known = type(test_test_covar) is LazyEvaluatedKernelTensor
@@ -111,9 +107,8 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
     if not lazy or not prediction.holds():  # the library evaluated the covariances itself
         return _stock_prediction(self, test_mean, test_test_covar, test_train_covar)
     if not known or not origin.is_ours(self) or _stay_out():
-        return _stock_prediction(
-            self, test_mean, iterated.evaluated(test_test_covar), iterated.evaluated(test_train_covar)
-        )
+        plainly = map(iterated.evaluated, (test_test_covar, test_train_covar))
+        return _stock_prediction(self, test_mean, *plainly)
     fast, defers = gpytorch.settings.fast_pred_var.on(), gpytorch.settings.skip_posterior_variances.off()
     found = regime(self.num_train, SOLVE, *([ROOT] if fast else []))
     if found != ORDERED and factor_cache.plain(self):
@@ -127,8 +122,8 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
             return iterated.read_later(self, test_mean, test_test_covar, test_train_covar)
     if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and defers:
         return iterated.structured(self, test_mean, test_test_covar, test_train_covar)
-    plainly = (iterated.evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
-    return _stock_prediction(self, test_mean, *plainly)
+    thawn = (iterated.evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
+    return _stock_prediction(self, test_mean, *thawn)
 
 
 @unless_it_fails
@@ -139,9 +134,6 @@ def _is_linear(query: Query) -> bool | None:
 
     problem = PREDICT.problem_of(query)
     return problem is not None and state_space.predicts(problem) is None and explain(problem).candidate == "state-space"
-
-
-_stock_mean_cache = stock_of(DefaultPredictionStrategy, "_mean_cache")
 
 
 @hook(DefaultPredictionStrategy, "_mean_cache", relies=None)
@@ -179,10 +171,7 @@ def _untraced() -> Iterator[None]:
 
 
 def _shared(strategy: Any, *cached: str) -> Any:
-    """Return the factor of a strategy if one is kept, or if stock would factorise now; else None.
-
-    None also if the library has cached the result named `cached`, or iterates for it because the user ordered it.
-    """
+    """Return a strategy's factor if one is kept or stock would factorise; None if it has `cached` the result."""
     known = factor_cache.found(strategy)
     if type(strategy) is not DefaultPredictionStrategy or _stay_out():
         return known
@@ -202,9 +191,6 @@ class _Cache(property):
     __wrapped__: property
 
 
-_stock_covar_cache = stock_of(DefaultPredictionStrategy, "covar_cache")
-
-
 def _read_covar_cache(self: Any) -> Any:
     known = _shared(self, "covar_cache") if not _is_left(self) and prediction.holds() else None
     if known is None:
@@ -215,9 +201,6 @@ def _read_covar_cache(self: Any) -> Any:
 
 _covar_cache = _Cache(_read_covar_cache)
 hook(DefaultPredictionStrategy, "covar_cache", relies=None)(_covar_cache)
-
-
-_stock_covariance = stock_of(DefaultPredictionStrategy, "exact_predictive_covar")
 
 
 @hook(DefaultPredictionStrategy, "exact_predictive_covar", relies=None)
@@ -238,18 +221,14 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
 def _in_force(strategy: Any) -> Any:
     """Return the kept factor of a strategy if it is valid, else None."""
     known = factor_cache.found(strategy)
-    usable = (
-        known is not None and prediction.holds() and not _iterates_by_order(strategy, SOLVE) and origin.holds(strategy)
-    )
-    return known if usable else None
+    if known is None or not prediction.holds() or _iterates_by_order(strategy, SOLVE):
+        return None
+    return known if origin.holds(strategy) else None
 
 
 def _iterates_by_order(strategy: Any, switch: Any) -> bool:
     """Whether the user ordered iterations; false for a strategy that grew from an exact one (see `is_exact`)."""
     return regime(strategy.num_train, switch) == ORDERED and not factor_cache.is_exact(strategy)
-
-
-_stock_fantasy = stock_of(DefaultPredictionStrategy, "get_fantasy_strategy")
 
 
 @hook(DefaultPredictionStrategy, "get_fantasy_strategy", relies=None)
@@ -269,24 +248,15 @@ def _get_fantasy_strategy(
 
 
 def _grows(strategy: Any, targets: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether autokern computes a fantasy: its strategy is adopted, and the new model holds all inputs.
-
-    Noise that the likelihood does not store, as one that learns a second noise, exists in the caches only, so they
-    cannot be recomputed. Noise whose shape is not the targets' is ignored or refused by the library.
-    """
-    noise = kwargs.get("noise")
+    """Whether autokern computes a fantasy: its strategy is adopted, and the new model holds all inputs."""
+    noise = kwargs.get("noise")  # of another shape than the targets', the library ignores or refuses it
     if noise is not None and (noise.dim() > targets.dim() or noise.shape[-1:] != targets.shape[-1:]):
         return False
     if not origin.is_ours(strategy) or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False
-    likelihood = strategy.likelihood
-    keeps = (
-        isinstance(likelihood, FixedNoiseGaussianLikelihood) and getattr(likelihood, "second_noise_covar", None) is None
-    )
+    likelihood = strategy.likelihood  # noise that it does not store exists in the caches only
+    keeps = isinstance(likelihood, FixedNoiseGaussianLikelihood) and not getattr(likelihood, "second_noise_covar", None)
     return not kwargs or (kwargs.keys() == {"noise"} and keeps)
-
-
-_stock_fantasy_model = stock_of(ExactGP, "get_fantasy_model")
 
 
 @hook(ExactGP, "get_fantasy_model")

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,7 @@ from gpytorch.module import Module
 from autokern.core.releases.known import relied
 from autokern.kernels.array_parts import Array, Index
 from autokern.kernels.family import DISTANCES
-from autokern.model.mirrors import Mirrors
-from autokern.model.parameters import Curve, Element, Mirrored, Parameter, Still, bounded, curve_of
+from autokern.model.parameters import Curve, Mirrored, Mirrors, Parameter, Still, bounded, curve_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _EMPTY = ("_added_loss_terms", *_HOOKS)
@@ -39,12 +39,9 @@ def _checks(owner: Any, held: dict[tuple[str, str], Any], looked: tuple[Any, ...
     """Return what `Inspected.holds` compares of one object, grouped by kind; modules are held weakly."""
     attributes = [(name, kept) for (space, name), kept in held.items() if not space]
     tensors = [(space, name, kept) for (space, name), kept in held.items() if space not in ("", "_modules")]
-    modules = [(name, _weakly(kept)) for (space, name), kept in held.items() if space == "_modules"]
+    parts = [(name, kept) for (space, name), kept in held.items() if space == "_modules"]
+    modules = [(name, type(None) if kept is None else weakref.ref(kept)) for name, kept in parts]
     return weakref.ref(owner), type(owner), *looked, attributes, tensors, modules
-
-
-def _weakly(module: Any) -> Any:
-    return type(None) if module is None else weakref.ref(module)
 
 
 class Inspected:
@@ -67,8 +64,7 @@ class Inspected:
         self._relied: set[Any] = set()
         self._owners: dict[int, list[Any]] = {}  # each object, its attributes that were read, and the record of `look`
         self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...], bool]] = {}
-        self._equal: dict[int, tuple[Array, bytes]] = {}
-        self._spelt: list[tuple[Any, str]] = []
+        self._equal: list[tuple[Callable[[], Any], Any]] = []
         self._priors: list[tuple[weakref.ref[Any], str, weakref.ref[Any], Any]] = []
 
     def begin(self, at: tuple[int, ...]) -> None:
@@ -77,7 +73,7 @@ class Inspected:
         self.families: list[str] = []
         self.raw = False
         self.tables: dict[int, Index] = {}
-        self._present: dict[int, Parameter | Element | Still] = {}
+        self._present: dict[int, Any] = {}
 
     def _hold(self, owner: Any, space: str, name: str) -> Any:
         """Record and return the entry of an object's `__dict__`, or of the dictionary `space` in it."""
@@ -118,23 +114,17 @@ class Inspected:
     def chosen(self, kernel: Any) -> Array | None:
         """Return the active dimensions of a kernel, None for all."""
         active = self._hold(kernel, "_buffers", "active_dims")
-        if active is None:
-            return None
-        return self.unchanging(active)
+        return None if active is None else self.unchanging(active)
 
     def spelt(self, value: Any) -> None:
         """Depend on the `repr` of a value that may change in place."""
-        self._spelt.append((value, repr(value)))
+        self._equal.append((value.__repr__, repr(value)))
 
     def unchanging(self, tensor: torch.Tensor) -> Array:
         """Return a copy of a tensor's values, and depend on them."""
         seen = self._memory_of(tensor, fixed=True)
-        self._equal[id(tensor)] = seen, seen.tobytes()
+        self._equal.append((seen.tobytes, seen.tobytes()))
         return seen.copy()
-
-    def data(self, tensor: torch.Tensor) -> Array:
-        """Return the memory of a tensor that must not require a gradient."""
-        return self.view(tensor, fixed=True)
 
     def _memory_of(self, tensor: torch.Tensor, fixed: bool = False) -> Array:
         """Return a CPU tensor's memory, or that of another's mirror; `fixed` forbids `requires_grad`."""
@@ -146,11 +136,10 @@ class Inspected:
         known = self._memory.get(id(tensor))
         fixed = fixed or (known is not None and known[-1])
         self._memory[id(tensor)] = tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), fixed
-        seen: Array = here.numpy()
-        return seen
+        return here.numpy()
 
     def view(self, tensor: torch.Tensor, fixed: bool = False) -> Array:
-        """Return the memory of a tensor that is an autograd leaf."""
+        """Return the memory of a tensor that is an autograd leaf; `fixed` ones must not require a gradient."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype is not self.dtype:
             raise UnreadError(f"a tensor of {getattr(tensor, 'dtype', type(tensor))}")
         if tensor.layout is not torch.strided or tensor.grad_fn is not None:
@@ -162,9 +151,9 @@ class Inspected:
         tensor = self._hold(owner, "_buffers", name)
         if tensor is None:
             raise UnreadError(f"no buffer {name}")
-        return cast("torch.Tensor", tensor)
+        return tensor
 
-    def parameter(self, owner: torch.nn.Module, name: str, shape: tuple[int, ...] = ()) -> Parameter | Element | Still:
+    def parameter(self, owner: torch.nn.Module, name: str, shape: tuple[int, ...] = ()) -> Any:
         """Return a constrained parameter by the name of its raw tensor and its shape in one model."""
         tensor = self._hold(owner, "_parameters", name)
         if tensor is None or tensor.shape != (*self.batch, *shape):
@@ -181,11 +170,11 @@ class Inspected:
             with np.errstate(all="ignore"):
                 known.refresh()
             self.parameters[id(tensor)] = known
-        found: Any = known.of(self.at) if self.batch else known
-        found = self._present[id(tensor)] = Still(found, shape, self.models) if self.models else found
-        return cast("Parameter | Element | Still", found)
+        found = known.of(self.at) if self.batch else known
+        self._present[id(tensor)] = Still(found, shape, self.models) if self.models else found
+        return self._present[id(tensor)]
 
-    def present(self, tensor: Any) -> Parameter | Element | Still | None:
+    def present(self, tensor: Any) -> Any:
         """Return the parameter that was read from a raw tensor for the present model, or None."""
         return self._present.get(id(tensor))
 
@@ -205,11 +194,8 @@ class Inspected:
             raise UnreadError(f"the transform {transform}")
         if kind is Positive:
             return curve
-        lower, upper = self._bound(constraint, "lower_bound"), self._bound(constraint, "upper_bound")
+        lower, upper = (self.constant(self.buffer(constraint, name)) for name in ("lower_bound", "upper_bound"))
         return bounded(kind, curve, lower, upper)
-
-    def _bound(self, constraint: Interval, name: str) -> Array:
-        return self.constant(self.buffer(constraint, name))
 
     def constant(self, tensor: torch.Tensor, shape: tuple[int, ...] = ()) -> Array:
         """Return the memory of a bound or of a prior's argument, of any float dtype: NumPy promotes as torch does."""
@@ -234,10 +220,7 @@ class Inspected:
         self._tensors = [*self._memory.values()]
 
     def _follows(self, index: int) -> bool:
-        """Whether a tensor is a parameter whose memory was replaced by the same of another place, and follow it.
-
-        `vector_to_parameters` and the like assign to ``data``.
-        """
+        """Whether `vector_to_parameters` or the like gave a parameter other memory of the same form; follow it."""
         tensor, _, shape, _, fixed = self._tensors[index]
         parameter = self.parameters.get(id(tensor))
         if parameter is None or self.models or not tensor.is_cpu or tensor.shape != shape:
@@ -250,10 +233,7 @@ class Inspected:
         return True
 
     def holds(self) -> bool:
-        """Whether the model still consists of the same objects and memory, and no parameter has a gradient hook.
-
-        Updates the mirrors of tensors on an accelerator.
-        """
+        """Whether objects and memory are the same, and no parameter has a gradient hook; updates the mirrors."""
         for ref, kind, size, sizes, empty, attributes, tensors, modules in self._checks:
             owner = ref()
             if owner.__class__ is not kind:
@@ -292,8 +272,7 @@ class Inspected:
                 return False
         if self._mirrors is not None:
             self._mirrors.pull()
-        for now, then in self._equal.values():
-            if now.tobytes() != then:
+        for now, then in self._equal:
+            if now() != then:
                 return False
-        same = not self._spelt or all(repr(value) == then for value, then in self._spelt)
-        return same and self._known.holds()
+        return self._known.holds()

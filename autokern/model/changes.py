@@ -20,7 +20,7 @@ from gpytorch.priors import Prior
 from autokern.core.autograd import version
 from autokern.core.errors import uninterrupted
 from autokern.core.releases import is_of_libraries
-from autokern.model.mirrors import as_bytes
+from autokern.model.parameters import as_bytes
 
 _FEW = 32
 """Most elements for which comparing Python numbers is faster than `torch.equal`."""
@@ -117,18 +117,11 @@ def _other_buffers(own: dict[str, Any], addresses: list[int], buffers: dict[str,
     """Return pairs of the new and the old tensor of a module's replaced buffers; None if it differs otherwise."""
     now, first = own["_buffers"], len(own["_parameters"])
     found = _addresses(own)
-    if found[:first] != addresses[:first] or found[first + len(now) :] != addresses[first + len(buffers) :]:
+    same = found[:first] == addresses[:first] and found[first + len(now) :] == addresses[first + len(buffers) :]
+    if not same or now.keys() != buffers.keys():
         return None
-    if now.keys() != buffers.keys():
-        return None
-    pairs: _Pairs = []
-    for new, old in zip(now.values(), buffers.values(), strict=True):
-        if new is old:
-            continue
-        if new is None or old is None:
-            return None
-        pairs.append((new, old))
-    return pairs
+    pairs: Any = [(new, old) for new, old in zip(now.values(), buffers.values(), strict=True) if new is not old]
+    return None if any(new is None or old is None for new, old in pairs) else pairs
 
 
 def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:

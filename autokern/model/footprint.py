@@ -11,15 +11,7 @@ from typing import Any, NamedTuple
 from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel, SpectralMixtureKernel
 from gpytorch.kernels.keops import keops_kernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from linear_operator.operators import (
-    ConstantMulLinearOperator,
-    DenseLinearOperator,
-    DiagLinearOperator,
-    IdentityLinearOperator,
-    LinearOperator,
-    SumLinearOperator,
-    TriangularLinearOperator,
-)
+from linear_operator import operators
 
 from autokern.kernels.family import family
 from autokern.kernels.tree import family_name
@@ -37,39 +29,31 @@ _NOTHING = Held(0, 0)
 
 
 def of_dense(operator: Any) -> Held:
-    """Return the matrices held while `to_dense` of an operator runs.
-
-    The library's default `to_dense` multiplies by an identity matrix.
-    """
+    """Return the matrices held while `to_dense` of an operator runs."""
     kind = type(operator)
-    if _is_kept(operator):
+    kept = memoized.names(operator)
+    if "kernel_eval" in kept or any(name.endswith("to_dense") for name in kept):
         return _NOTHING
-    if isinstance(operator, (DiagLinearOperator, IdentityLinearOperator)):  # before triangular: a diagonal is one
-        return Held(1, 1)
-    if isinstance(operator, (DenseLinearOperator, TriangularLinearOperator)):
+    if isinstance(operator, (operators.DiagLinearOperator, operators.IdentityLinearOperator)):
+        return Held(1, 1)  # before triangular ones: a diagonal is one
+    if isinstance(operator, (operators.DenseLinearOperator, operators.TriangularLinearOperator)):
         return _NOTHING
     if kind is LazyEvaluatedKernelTensor:
         x1, x2 = operator.x1, operator.x2
         grad = operator._is_grad_enabled and operator.requires_grad
         d = 1 if operator.last_dim_is_batch else x1.shape[-1]
         return _of_kernel(operator.kernel, d, grad, keops_kernel._use_keops(x1, x2))
-    if kind.to_dense is SumLinearOperator.to_dense:
+    if kind.to_dense is operators.SumLinearOperator.to_dense:
         peak = live = 0.0
         for number, part in enumerate(operator.linear_ops):
             inner = of_dense(part)
             peak = max(peak, live + inner.peak, live + inner.live + 1)
             live += inner.live + (number == 0)
         return Held(peak, live)
-    if kind is ConstantMulLinearOperator:
+    if kind is operators.ConstantMulLinearOperator:
         inner = of_dense(operator.base_linear_op)
         return Held(max(inner.peak, inner.live + 1), inner.live + 1)
-    return Held(2, 1) if kind.to_dense is LinearOperator.to_dense else Held(1, 1)
-
-
-def _is_kept(operator: Any) -> bool:
-    """Whether the library has cached the dense form or the evaluated kernel."""
-    kept = memoized.names(operator)
-    return "kernel_eval" in kept or any(name.endswith("to_dense") for name in kept)
+    return Held(2, 1) if kind.to_dense is operators.LinearOperator.to_dense else Held(1, 1)
 
 
 def _of_kernel(kernel: Kernel, d: int, grad: bool, keops: bool) -> Held:

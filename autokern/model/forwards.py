@@ -65,29 +65,22 @@ def _modules_of(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
     """Return the names of a plain method's mean and kernel, and whether it transforms inputs; None if not plain."""
     if not isinstance(forward, types.FunctionType) or forward.__closure__ or forward.__defaults__:
         return None
-    code = forward.__code__
+    code, space = forward.__code__, forward.__globals__
     for template in _TEMPLATES:
         model = template.__code__
-        same = (code.co_code, code.co_argcount, code.co_flags & _FLAGS, len(code.co_names)) == (
-            model.co_code, model.co_argcount, model.co_flags & _FLAGS, len(model.co_names)
-        )  # fmt: skip
-        if same and (names := _matched(template, model.co_names, code.co_names, forward.__globals__)) is not None:
-            return names
+        if _compared(code) != _compared(model):
+            continue
+        names = dict(zip(model.co_names, code.co_names, strict=True))
+        root = "gpytorch" if "gpytorch" in names else "MultivariateNormal"
+        fixed = {"distributions", "MultivariateNormal", "training", "transform_inputs"} - {root}
+        plain = space.get(names[root]) is (gpytorch if root == "gpytorch" else MultivariateNormal)
+        if plain and all(names.get(name, name) == name for name in fixed):
+            return names["mean_module"], names["covar_module"], template is _transformed
     return None
 
 
-def _matched(
-    template: Callable[..., Any], expected: tuple[str, ...], found: tuple[str, ...], space: dict[str, Any]
-) -> tuple[str, str, bool] | None:
-    """Return the result of `_modules_of` if the method's global and fixed names are those of the template."""
-    names = dict(zip(expected, found, strict=True))
-    root = "gpytorch" if "gpytorch" in names else "MultivariateNormal"
-    if space.get(names[root]) is not (gpytorch if root == "gpytorch" else MultivariateNormal):
-        return None
-    fixed = {"distributions", "MultivariateNormal", "training", "transform_inputs"} - {root}
-    if any(names.get(name, name) != name for name in fixed):
-        return None
-    return names["mean_module"], names["covar_module"], template is _transformed
+def _compared(code: types.CodeType) -> tuple[Any, ...]:
+    return code.co_code, code.co_argcount, code.co_flags & _FLAGS, len(code.co_names)
 
 
 def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -103,26 +96,22 @@ def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) ->
             raise UnreadError(f"an input transform {type(part).__name__}")
         if not part.training:
             raise UnreadError("an input transform in evaluation mode")
-        _settings(seen, part)
+        for name in [*vars(part).keys() - _NONE, "training"]:
+            value = seen.attribute(part, name)
+            if type(value) is dict:
+                seen.spelt(value)
+            elif type(value) not in _PLAIN:
+                raise UnreadError(f"a transform's {name}, a {type(value).__name__}")
     seen.look(*parts)
     if not relied(*map(type, parts)).holds():  # a call of an unknown transform may change its state
         raise UnreadError("an input transform that is not known")
-    found: torch.Tensor = transform(x)
+    found = transform(x)
     for part in parts:
         for name in part._buffers:
             seen.unchanging(seen.buffer(part, name))
         for name in part._modules:
             seen.module(part, name)
     return found
-
-
-def _settings(seen: Inspected, part: Any) -> None:
-    for name in [*vars(part).keys() - _NONE, "training"]:
-        value = seen.attribute(part, name)
-        if type(value) is dict:
-            seen.spelt(value)
-        elif type(value) not in _PLAIN:
-            raise UnreadError(f"a transform's {name}, a {type(value).__name__}")
 
 
 def parts_of(kind: Any) -> tuple[str, str, bool]:
@@ -161,14 +150,6 @@ def numbered(seen: Inspected, model: Any, x: Array) -> tuple[Tasks | None, Array
     """Return a model's tasks, None if it has no tasks, and the points that its mean and kernel get; or UnreadError."""
     if not _is_mapping(type(model)):
         return None, x
-    tasks = _tasks_of(seen, model)
-    points = tasks.mapped(x)
-    if points is None:
-        raise UnreadError("tasks that there are not")
-    return tasks, points
-
-
-def _tasks_of(seen: Inspected, model: Any) -> Tasks:
     module: Any = sys.modules["botorch.models.multitask"]
     seen.relies(module.MultiTaskGP, f"{module.__name__}:_compute_multitask_mean")
     names = "_task_feature", "_expected_task_values", "num_tasks"
@@ -179,11 +160,14 @@ def _tasks_of(seen: Inspected, model: Any) -> Tasks:
     if model._buffers.get("_task_mapper") is not None:
         values = np.array(sorted(expected), np.float64)
         numbers = seen.unchanging(seen.buffer(model, "_task_mapper"))[values.astype(np.int64)].astype(np.float64)
-    return Tasks(column, values, numbers)
+    tasks = Tasks(column, values, numbers)
+    points = tasks.mapped(x)
+    if points is None:
+        raise UnreadError("tasks that there are not")
+    return tasks, points
 
 
 def mean_of_tasks(mean: Any, before: torch.Tensor, tasks: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """Return the mean of points, selected by BoTorch's own code for their task numbers ``(..., 1)``."""
     module: Any = sys.modules["botorch.models.multitask"]
-    found: torch.Tensor = module._compute_multitask_mean(mean, before, tasks, after)
-    return found
+    return module._compute_multitask_mean(mean, before, tasks, after)

@@ -7,38 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gpytorch.kernels import (
-    AdditiveKernel,
-    ConstantKernel,
-    CosineKernel,
-    IndexKernel,
-    LinearKernel,
-    MaternKernel,
-    PeriodicKernel,
-    PiecewisePolynomialKernel,
-    PolynomialKernel,
-    ProductKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-    SpectralMixtureKernel,
-)
+from gpytorch import kernels
 
 from autokern.kernels import array_formulas as formulas
+from autokern.kernels import array_parts as parts
 from autokern.kernels.array_distances import Circles, Distances, Products, Rough, Scaled, Weighted
 from autokern.kernels.array_formulas import SpectralMixture
-from autokern.kernels.array_parts import (
-    Array,
-    Categorical,
-    Columns,
-    Constant,
-    Index,
-    Parameter,
-    Part,
-    Product,
-    Scale,
-    Sum,
-)
+from autokern.kernels.array_parts import Array, Columns, Parameter, Part, Product, Scale, Sum
 from autokern.model.arrays import Inspected, UnreadError
 
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
@@ -63,15 +38,11 @@ class _Place:
         self.seen.raw = True
         return self.columns(self.seen.dims)
 
-    def parameter(self, name: str, dims: int | None = None) -> Parameter:
-        """Return a parameter ``(1, dims)`` or ``(1, 1)``."""
+    def parameter(self, name: str = "raw_lengthscale", dims: int | None = None) -> Parameter:
+        """Return a parameter ``(1, dims)`` or ``(1, 1)``, by default the lengthscale."""
         raw = self.kernel._parameters.get(name)
         several = self.dims if dims is None else dims
         return self.seen.parameter(self.kernel, name, (1, 1 if raw is not None and raw.shape[-1:] == (1,) else several))
-
-    def scale(self) -> Parameter:
-        """Return the lengthscale."""
-        return self.parameter("raw_lengthscale")
 
     def number(self, name: str) -> Parameter:
         """Return a parameter ``(1,)``."""
@@ -84,20 +55,16 @@ def _distances(at: _Place, name: str, scale: Parameter) -> Part:
 
 
 def _rational(at: _Place) -> Part:
-    points, alpha = Scaled(at.columns(), at.scale()), at.number("raw_alpha")
+    points, alpha = Scaled(at.columns(), at.parameter()), at.number("raw_alpha")
     return Distances(points, formulas.rational(alpha), alpha)
-
-
-def _periodic(at: _Place) -> Part:
-    return Distances(Circles(at.columns(), at.scale(), at.parameter("raw_period_length")), formulas.FORMULAS["rbf"])
 
 
 def _piecewise(at: _Place) -> Part:
     q = at.seen.attribute(at.kernel, "q")
     if type(q) is not int or q not in (1, 2, 3):
         raise UnreadError("a polynomial that is not smooth where points meet")
-    at.seen.relies(*(f"{PiecewisePolynomialKernel.__module__}:{name}" for name in ("_fmax", "_get_cov")))
-    return Distances(Scaled(at.columns(), at.scale()), formulas.piecewise(at.dims, q))
+    at.seen.relies(*(f"{kernels.PiecewisePolynomialKernel.__module__}:{name}" for name in ("_fmax", "_get_cov")))
+    return Distances(Scaled(at.columns(), at.parameter()), formulas.piecewise(at.dims, q))
 
 
 def _polynomial(at: _Place) -> Part:
@@ -109,11 +76,10 @@ def _polynomial(at: _Place) -> Part:
 
 
 def _mixture(at: _Place) -> Part:
-    names = "mixture_weights", "mixture_means", "mixture_scales"
     raw = at.kernel._parameters.get("raw_mixture_weights")
     count = 0 if raw is None else raw.shape[-1]
     weights = at.seen.parameter(at.kernel, "raw_mixture_weights", (count,))
-    means, scales = (at.seen.parameter(at.kernel, f"raw_{name}", (count, 1, at.dims)) for name in names[1:])
+    means, scales = (at.seen.parameter(at.kernel, f"raw_mixture_{s}", (count, 1, at.dims)) for s in ("means", "scales"))
     return SpectralMixture(at.columns(), weights, means, scales)
 
 
@@ -131,29 +97,31 @@ def _table(at: _Place, name: str, unit: int | None) -> Part:
         raise UnreadError("tasks of several columns, or a factor of another shape")
     column = at.raw()
     factor, variance = at.seen.parameter(at.kernel, name, shape), at.seen.parameter(at.kernel, "raw_var", shape[:1])
-    made = Index(column.start if isinstance(column, slice) else int(column[0]), factor, variance, unit)
+    made = parts.Index(column.start if isinstance(column, slice) else int(column[0]), factor, variance, unit)
     at.seen.tables[id(at.kernel)] = made
     return made
 
 
 _READ: dict[type, tuple[str, Callable[[_Place], Part]]] = {
-    RBFKernel: ("rbf", lambda at: _distances(at, "rbf", at.scale())),
-    MaternKernel: ("", lambda at: _distances(at, _name(at.kernel), at.scale())),
-    RQKernel: ("rq", _rational),
-    PeriodicKernel: ("periodic", _periodic),
-    PiecewisePolynomialKernel: ("piecewise", _piecewise),
-    CosineKernel: ("cosine", lambda at: _distances(at, "cosine", at.parameter("raw_period_length", 1))),
-    LinearKernel: (
+    kernels.RBFKernel: ("rbf", lambda at: _distances(at, "rbf", at.parameter())),
+    kernels.MaternKernel: ("", lambda at: _distances(at, _name(at.kernel), at.parameter())),
+    kernels.RQKernel: ("rq", _rational),
+    kernels.PeriodicKernel: ("periodic", lambda at: Distances(
+        Circles(at.columns(), at.parameter(), at.parameter("raw_period_length")), formulas.FORMULAS["rbf"]
+    )),
+    kernels.PiecewisePolynomialKernel: ("piecewise", _piecewise),
+    kernels.CosineKernel: ("cosine", lambda at: _distances(at, "cosine", at.parameter("raw_period_length", 1))),
+    kernels.LinearKernel: (
         "linear", lambda at: Products(Weighted(at.raw(), at.parameter("raw_variance")), formulas.linear)
     ),
-    PolynomialKernel: ("polynomial", _polynomial),
-    ConstantKernel: ("constant", lambda at: Constant(at.number("raw_constant"))),
-    IndexKernel: ("index", lambda at: _table(at, "covar_factor", None)),
-    SpectralMixtureKernel: ("mixture", _mixture),
+    kernels.PolynomialKernel: ("polynomial", _polynomial),
+    kernels.ConstantKernel: ("constant", lambda at: parts.Constant(at.number("raw_constant"))),
+    kernels.IndexKernel: ("index", lambda at: _table(at, "covar_factor", None)),
+    kernels.SpectralMixtureKernel: ("mixture", _mixture),
 }  # fmt: skip
 _OF_BOTORCH: dict[str, tuple[str, str, Callable[[_Place], Part]]] = {
     "CategoricalKernel": (
-        "botorch.models.kernels.categorical", "categorical", lambda at: Categorical(at.raw(), at.scale())
+        "botorch.models.kernels.categorical", "categorical", lambda at: parts.Categorical(at.raw(), at.parameter())
     ),
     "PositiveIndexKernel": ("botorch.models.kernels.positive_index", "index", _positive_index),
 }  # fmt: skip
@@ -175,10 +143,10 @@ def _leaf(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Par
     """Return the part of a kernel that contains no other kernel, on the selected columns."""
     kind = type(kernel)
     name, read = _READ.get(kind) or _of_botorch(kind)
-    if kind is MaternKernel:
+    if kind is kernels.MaternKernel:
         seen.attribute(kernel, "nu")
         name = _name(kernel)
-    if not dims and kind not in (RBFKernel, MaternKernel, ConstantKernel):
+    if not dims and kind not in (kernels.RBFKernel, kernels.MaternKernel, kernels.ConstantKernel):
         raise UnreadError("a kernel of no dimensions")
     seen.families.append(name)
     return read(_Place(seen, kernel, columns, dims))
@@ -209,13 +177,13 @@ def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) ->
     seen.attribute(kernel, "_batch_shape")
     if kernel.batch_shape != seen.batch:
         raise UnreadError("a kernel with another batch")
-    if kind is ScaleKernel:
+    if kind is kernels.ScaleKernel:
         inner = forwarded(seen, seen.module(kernel, "base_kernel"), columns, dims)
         return Scale(inner, seen.parameter(kernel, "raw_outputscale"))
-    if kind not in (AdditiveKernel, ProductKernel):
+    if kind not in (kernels.AdditiveKernel, kernels.ProductKernel):
         return _leaf(seen, kernel, columns, dims)
     several = seen.module(kernel, "kernels")
     children = [called(seen, seen.module(several, name), columns, dims) for name in several._modules]
     if not children:
         raise UnreadError("a sum or product of nothing")
-    return Sum(children) if kind is AdditiveKernel else Product(children)
+    return Sum(children) if kind is kernels.AdditiveKernel else Product(children)

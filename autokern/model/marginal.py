@@ -1,23 +1,28 @@
-"""Reads the distribution of noisy observations: mean, lazy kernel matrix and noise.
+"""Reads the distribution of noisy observations: mean, lazy kernel matrix and noise, of one task or of several.
 
-It also registers how tensors of operators, distributions and prediction strategies are found and replaced.
+Independent tasks form a batch, in which each has its own kernel and noise. The file also registers how tensors of
+operators, distributions and prediction strategies are found and replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import gpytorch
 import torch
-from gpytorch.distributions import MultivariateNormal
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import (
     AddedDiagLinearOperator,
+    BlockInterleavedLinearOperator,
     ConstantDiagLinearOperator,
     ConstantMulLinearOperator,
     DenseLinearOperator,
     DiagLinearOperator,
+    KroneckerProductLinearOperator,
     LinearOperator,
     SumLinearOperator,
 )
@@ -25,7 +30,8 @@ from linear_operator.operators import (
 from autokern.core.op import itself, rebuilt, tensors_in
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import centre_of
-from autokern.model import memoized, prior_state
+from autokern.model import memoized, originals
+from autokern.model.library_orders import ORDERED, regime
 
 DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
 """Diagonal operators."""
@@ -58,16 +64,17 @@ def read(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | Non
 
 
 def is_plain(lazy: Any) -> bool:
-    """Whether a covariance is one lazy, symmetric kernel matrix that the library has not evaluated and cached yet.
-
-    The parameters may have changed since the library cached an evaluation.
-    """
+    """Whether a covariance is one lazy, symmetric kernel matrix that the library has not evaluated and cached yet."""
     if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
         return False
-    if memoized.is_kept(lazy, "kernel_eval") or prior_state.is_past(lazy):
+    if memoized.is_kept(lazy, "kernel_eval") or memoized.is_past(lazy):
         return False
-    trivial = (None, False)  # compared by identity, as a value may be a tensor
-    return not lazy.last_dim_is_batch and all(any(value is one for one in trivial) for value in lazy.params.values())
+    return not lazy.last_dim_is_batch and trivial(lazy.params)
+
+
+def trivial(params: Mapping[str, Any]) -> bool:
+    """Whether all keyword arguments of a kernel call are None or False (compared by identity: they may be tensors)."""
+    return all(value is None or value is False for value in params.values())
 
 
 def read_matrix(distribution: Any, extra: torch.Tensor | None) -> Marginal | None:
@@ -75,15 +82,6 @@ def read_matrix(distribution: Any, extra: torch.Tensor | None) -> Marginal | Non
     found = _described(distribution, extra)
     known = DenseLinearOperator, LazyEvaluatedKernelTensor
     return found if found is not None and found.lazy.__class__ in known else None
-
-
-def matrix_of(marginal: Marginal) -> torch.Tensor | None:
-    """Return the covariance without noise as a tensor, None if it evaluates to a structured operator.
-
-    A lazy covariance is evaluated and cached, as in stock; a user's kernel may raise.
-    """
-    operator: Any = marginal.lazy.evaluate_kernel()
-    return operator.tensor if operator.__class__ is DenseLinearOperator else None
 
 
 def _described(distribution: Any, extra: torch.Tensor | None) -> Marginal | None:
@@ -103,15 +101,11 @@ def terms(covariance: Any) -> tuple[Any, Any] | None:
 
 def variances(diagonal: Any) -> torch.Tensor:
     """Return the entries of a diagonal operator, ``(..., n)``, or ``(..., 1)`` of a constant one."""
-    entries: torch.Tensor = diagonal.diag_values if type(diagonal) is ConstantDiagLinearOperator else diagonal._diag
-    return entries
+    return diagonal.diag_values if type(diagonal) is ConstantDiagLinearOperator else diagonal._diag
 
 
 def is_unstructured(operator: Any, lazy: bool = False) -> bool:
-    """Whether an operator consists of dense matrices, diagonals, their sums and constant factors.
-
-    With `lazy`, an unevaluated kernel matrix counts as dense.
-    """
+    """Whether an operator consists of dense (or `lazy`) matrices, diagonals, their sums and constant factors."""
     kind = type(operator)
     if kind in SUMS:
         if operator._kwargs.get("preconditioner_override") is not None:
@@ -172,3 +166,48 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
         return value
     held = (value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood)
     return type(value)(*rebuilt(held, leaf))
+
+
+_OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
+
+
+def are_tasks(distribution: Any, likelihood: Any) -> bool:
+    """Whether a density of tasks is supported: differentiable, unbatched, interleaved, and no order to iterate."""
+    if type(distribution) is not MultitaskMultivariateNormal or type(likelihood) is not MultitaskGaussianLikelihood:
+        return False
+    if distribution.__dict__.get("_covar").__class__ not in _OPERATORS or not distribution._interleaved:
+        return False
+    plain = torch.is_grad_enabled() and distribution.loc.dim() == 1
+    ignored = gpytorch.settings.observation_nan_policy.value() == "ignore"
+    return plain and ignored and regime(distribution.loc.shape[-1]) != ORDERED
+
+
+def of_tasks(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:
+    """Return the covariances of points, tasks and noise, and the mean, None if there is no Kronecker product."""
+    product = distribution._covar.evaluate_kernel()
+    pair = product.__class__ is KroneckerProductLinearOperator and len(product.linear_ops) == 2
+    if not pair or not originals.noise_in_place(likelihood):
+        return None
+    noise = _noise_of_tasks(likelihood, distribution.num_tasks)
+    points, tasks = product.representation_tree()(*product.representation()).linear_ops  # a copy: its caches stay empty
+    return points.to_dense(), tasks.to_dense(), noise if noise.dim() == 2 else torch.diag(noise), distribution.mean
+
+
+def of_independent_tasks(distribution: Any, likelihood: Any) -> Marginal | None:
+    """Return the marginal of tasks in blocks as a batch over tasks, None if the noise is unsupported."""
+    noise = _noise_of_tasks(likelihood, distribution.num_tasks) if originals.noise_in_place(likelihood) else None
+    if noise is None or noise.dim() != 1:  # noise is correlated between tasks
+        return None
+    batch = MultivariateNormal(distribution.mean.mT, distribution._covar.base_linear_op)
+    return read(batch, noise.unsqueeze(-1))
+
+
+def _noise_of_tasks(likelihood: Any, tasks: int) -> torch.Tensor:
+    """Return the variances of the tasks' noise ``(t,)``, or its covariance ``(t, t)``."""
+    if not likelihood.has_task_noise:
+        return likelihood.noise.expand(tasks)
+    own: torch.Tensor = likelihood.task_noises if likelihood.rank == 0 else likelihood.task_noise_covar
+    if not likelihood.has_global_noise:
+        return own
+    common = likelihood.noise.expand(tasks)
+    return own + (common if own.dim() == 1 else torch.diag(common))

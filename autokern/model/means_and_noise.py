@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from gpytorch.likelihoods import (
@@ -80,7 +80,7 @@ class Mean:
         if known is not x:
             found = [np.equal(x[..., self.column, None], task) for task in range(self.count)]
             self._seen = x, found
-        return cast("list[Any]", found)
+        return found
 
     def value(self, x: Array) -> Any:
         """Return the means ``(..., n, 1)`` of points, or one mean for all."""
@@ -129,16 +129,16 @@ def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:
     covariance = seen.module(likelihood, "noise_covar")
     kinds = type(likelihood), type(covariance)
     if kinds == (GaussianLikelihood, HomoskedasticNoise):
-        noise: Any = seen.parameter(covariance, "raw_noise", (1,))
+        noise = seen.parameter(covariance, "raw_noise", (1,))
         return Values(lambda: noise.value, lambda by_noise: noise.accumulate(np.add.reduce(by_noise)))
     if kinds[0] in FIXED and kinds[1] is FixedGaussianNoise:
         second, fixed = seen.module(likelihood, "second_noise_covar"), seen.attribute(covariance, "noise")
         if type(second) not in (type(None), HomoskedasticNoise) or fixed.shape != (*seen.batch, len(x)):
             raise UnreadError("further noise")
-        known = seen.data(fixed)[seen.at]
+        known = seen.view(fixed, fixed=True)[seen.at]
         if second is None:
             return Values(lambda: known, lambda by_noise: None)
-        more: Any = seen.parameter(second, "raw_noise", (1,))
+        more = seen.parameter(second, "raw_noise", (1,))
         return Values(lambda: known + more.value, lambda by_noise: more.accumulate(np.add.reduce(by_noise)))
     if kinds == (HadamardGaussianLikelihood, MultitaskHomoskedasticNoise):
         column = seen.attribute(likelihood, "task_feature_index") if x.shape[1] > 1 else 0
@@ -147,11 +147,7 @@ def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:
             raise UnreadError("noise of tasks in no column")
         with np.errstate(invalid="ignore"):
             tasks = x[:, column].astype(np.int64)
-        return _noise_of_tasks(seen.parameter(covariance, "raw_noise", (several,)), tasks)
+        by_task = seen.parameter(covariance, "raw_noise", (several,))
+        each = np.equal(tasks[:, None], np.arange(several)).astype(np.float64)  # unknown tasks have no noise, as there
+        return Values(lambda: each @ by_task.value, lambda by_noise: by_task.accumulate(by_noise @ each))
     raise UnreadError(f"a likelihood {type(likelihood).__name__}")
-
-
-def _noise_of_tasks(noise: Any, tasks: Array) -> Values:
-    """Return the noise by the task of each point, zero for unknown tasks, since the library only compares them."""
-    each = np.equal(tasks[:, None], np.arange(noise.value.size)).astype(np.float64)
-    return Values(lambda: each @ noise.value, lambda by_noise: noise.accumulate(by_noise @ each))

@@ -1,13 +1,24 @@
-"""Access to linear_operator's cache of results on an object, its `_memoize_cache`.
+"""What is kept for later: linear_operator's cached results, frozen kernels, and the parameters that a density had.
 
-The library's keys are a name, or a tuple of name, positional arguments and pickled keyword arguments.
+A key of the library's cache is a name, or a tuple of name, positional arguments and pickled keyword arguments. The
+tensors of a frozen kernel are nodes of the caller's graph, so gradients reach the original parameters, also parameters
+that `functional_call` swapped in. Stock caches the prior covariance when it computes the density. A density computed
+without it stores the values of the kernel's parameters, as plain objects that unpickle without autokern.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
+
+import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.priors import Prior
+from linear_operator.utils.memoize import add_to_cache
+
+from autokern.core.autograd import version
+from autokern.core.releases import LIBRARIES
 
 _CACHE = "_memoize_cache"
 _NO_KEYWORDS = pickle.dumps({})
@@ -31,10 +42,122 @@ def drop(holder: Any, unwanted: Collection[str]) -> None:
 
 
 def mark(holder: Any, name: str) -> None:
-    """Set a mark that lasts until the library empties the cache, in a backward pass."""
+    """Add a name, which lasts until the library empties the cache, in a backward pass."""
     holder.__dict__.setdefault(_CACHE, {})[name] = True
 
 
-def is_marked(holder: Any, name: str) -> bool:
-    """Whether a mark is still set."""
-    return name in holder.__dict__.get(_CACHE, ())
+_CHANGING = {
+    "DistributionalInputKernel", "GridInterpolationKernel", "GridKernel", "InducingPointKernel", "LCEAKernel",
+    "MultiDeviceKernel", "OrthogonalAdditiveKernel", "RFFKernel",
+}  # fmt: skip
+"""Library kernels whose evaluation draws, moves or caches state, or calls other objects."""
+_ORIGINAL = "_autokern_frozen_from"
+_THEIRS = LIBRARIES | {"torch"}
+
+
+def is_library(module: torch.nn.Module) -> bool:
+    """Whether a module and its parts are of the libraries' own classes, which keep no state in evaluation."""
+    kind = type(module)
+    changing = kind.__name__ in _CHANGING and module.__dict__.get("device_ids") != []  # no devices: a plain wrapper
+    own = (v for v in module.__dict__.values() if callable(v) and not isinstance(v, (torch.Tensor, type)))
+    if not _is_theirs(kind) or changing or not all(map(_is_theirs, own)):
+        return False
+    return all(part is None or is_library(part) for part in module._modules.values())
+
+
+def _is_theirs(thing: Any) -> bool:
+    """Whether a class or function comes from one of the libraries, or is built in."""
+    return (getattr(thing, "__module__", None) or "torch").partition(".")[0] in _THEIRS
+
+
+def frozen(module: torch.nn.Module, of: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Any:
+    """Return a copy of a library module whose tensors are copied by `of`, by default within the present graph.
+
+    Unlike `copy.deepcopy`, it supports parameters that are not autograd leaves. Priors are shared, since no covariance
+    reads them. A module that is frozen already is returned unchanged.
+    """
+    if _ORIGINAL in module.__dict__:
+        return module
+    copied = object.__new__(type(module))
+    own = copied.__dict__
+    own.update(module.__dict__)
+    own[_ORIGINAL] = module
+    for name, value in module.__dict__.items():
+        if isinstance(value, torch.Tensor):
+            own[name] = of(value)
+    for kind in ("_parameters", "_buffers"):
+        own[kind] = {name: t if t is None else of(t) for name, t in own[kind].items()}
+    parts = own["_modules"].items()
+    own["_modules"] = {name: p if p is None or isinstance(p, Prior) else frozen(p, of) for name, p in parts}
+    return copied
+
+
+def thawed(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the original of a frozen module, or the module itself if it is not frozen."""
+    return module.__dict__.get(_ORIGINAL, module)
+
+
+def by_kernel(kernel: Any, lazy: Any) -> LazyEvaluatedKernelTensor:
+    """Return the lazy covariance of the points of `lazy` under another kernel."""
+    return LazyEvaluatedKernelTensor(lazy.x1, lazy.x2, kernel=kernel, **lazy.params)
+
+
+_STATE, _EVALUATED = "_autokern_state", "kernel_eval"
+
+
+def remember(lazy: Any, tensors: Sequence[torch.Tensor], values: Sequence[Any]) -> None:
+    """Store a kernel's raw parameters and copies of their values, tensors or arrays, on its lazy covariance."""
+    lazy.__dict__[_STATE] = (id(lazy.x1), version(lazy.x1)), tensors, values
+
+
+def remember_kernel(lazy: Any) -> None:
+    """Store the values of all parameters of a kernel, unless the covariance is cached or values are stored."""
+    if _STATE not in lazy.__dict__ and not is_kept(lazy, _EVALUATED):
+        tensors = list(lazy.kernel.parameters())
+        remember(lazy, tensors, [tensor.detach().clone() for tensor in tensors])
+
+
+def is_past(lazy: Any) -> bool:
+    """Whether points or parameters have changed since `remember`, and the covariance is not evaluated yet."""
+    state = lazy.__dict__.get(_STATE)
+    if state is None or is_kept(lazy, _EVALUATED):
+        return False
+    _, tensors, values = state
+    present = {id(tensor) for tensor in lazy.kernel.parameters()} <= {id(tensor) for tensor in tensors}
+    same = all(torch.equal(tensor.detach(), _on(tensor, value)) for tensor, value in zip(tensors, values, strict=True))
+    return _is_written(lazy) or not (present and same)
+
+
+def _is_written(lazy: Any) -> bool:
+    identity, number = lazy.__dict__[_STATE][0]
+    return bool(identity == id(lazy.x1) and number != version(lazy.x1))  # a copy has its own version counter
+
+
+def _on(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+    return torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
+
+
+def evaluate(lazy: Any) -> Any:
+    """Evaluate and cache a covariance with the stored values, through which gradients reach the parameters."""
+    _, tensors, values = lazy.__dict__[_STATE]
+    with torch.enable_grad():  # the grad mode in which the covariance was made
+        earlier = {id(tensor): _Earlier.apply(tensor, value) for tensor, value in zip(tensors, values, strict=True)}
+        if _is_written(lazy) or any(id(tensor) not in earlier for tensor in lazy.kernel.parameters()):
+            raise RuntimeError(
+                "the covariance of a prior is read after its points were modified by an inplace operation, or its "
+                "parameters replaced, since the density was computed; read it before"
+            )
+        kernel = frozen(lazy.kernel, lambda tensor: earlier[id(tensor)] if id(tensor) in earlier else tensor.clone())
+        return add_to_cache(lazy, _EVALUATED, by_kernel(kernel, lazy).evaluate_kernel())
+
+
+class _Earlier(torch.autograd.Function):
+    """The stored value of a tensor; its gradient is passed on to the tensor."""
+
+    @staticmethod
+    def forward(ctx, tensor, value):  # type: ignore[no-untyped-def]
+        return _on(tensor, value).clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return grad, None

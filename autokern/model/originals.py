@@ -1,13 +1,17 @@
-"""The libraries' own functions as they were when autokern was imported, for the candidates ``stock``.
+"""The libraries' own functions: those that computations depend on, and those that candidates ``stock`` call.
 
-Ops are imported on first use, when hooks, or a test's mocks, may have replaced these functions. A function that a
-release lacks is None here, and its hook is not installed.
+`relied.json` lists the functions that stock runs for a density, a prediction or a fantasy, besides the classes of a
+model; `calibration/record_routes.py` writes it. Ops are imported on first use, when hooks, or a test's mocks, may have
+replaced functions, so these are taken when autokern is imported. A function that a release lacks is None here, and its
+hook is not installed.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from gpytorch.distributions import MultivariateNormal
@@ -16,7 +20,22 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import LinearOperator
 
 from autokern.core.releases.known import Relied, relied
-from autokern.model.relied import TASKS
+
+_routes: dict[str, list[str]] = json.loads(Path(__file__).with_name("relied.json").read_text(encoding="utf-8"))
+ALGEBRA = tuple(_routes["algebra"])
+"""Functions that form and factorise a covariance."""
+DENSITY = tuple(_routes["density"])
+"""Functions that compute a marginal likelihood from a prior."""
+TASKS = tuple(_routes["tasks"])
+"""Functions that compute the marginal likelihood of several tasks observed at the same points."""
+PREDICTION = tuple(_routes["prediction"])
+"""Functions that compute a prediction from a prior and a factor."""
+MEMORY = tuple(_routes["memory"])
+"""Functions that take operators apart and cache results on them."""
+density: Relied = relied(*DENSITY)
+prediction: Relied = relied(*PREDICTION)
+fantasy: Relied = relied(*_routes["fantasy"])
+"""Functions that compute a fantasy from the caches of its model."""
 
 
 def _of(owner: Any, name: str) -> Any:

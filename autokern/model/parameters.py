@@ -1,8 +1,12 @@
-"""Constrained parameters of models in NumPy, and the transforms of constraints with their slopes."""
+"""Constrained parameters of models in NumPy, transforms of constraints with their slopes, and copies for accelerators.
+
+Tensors on an accelerator have copies on the CPU, updated by one transfer and written back by one: transfers of single
+parameters would take longer than all arithmetic of a small model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -10,14 +14,75 @@ import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan
 
 from autokern.kernels.array_parts import Array
-from autokern.model.mirrors import sent
+
+
+def as_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the contents of tensors on one device, of any dtypes, concatenated as bytes on that device."""
+    return torch.cat([t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors])
+
+
+def sent(arrays: Sequence[Array], targets: Sequence[torch.Tensor]) -> None:
+    """Copy arrays into tensors of one dtype on one device by one transfer."""
+    if not targets:
+        return
+    flat = torch.from_numpy(np.concatenate([a.ravel() for a in arrays])).to(targets[0].device)
+    parts = flat.split([a.size for a in arrays])
+    plain = [t.detach() for t in targets]
+    torch._foreach_copy_(plain, [part.view(t.shape) for part, t in zip(parts, plain, strict=True)])
+
+
+def placed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> list[torch.Tensor | None]:
+    """Return copies of CPU tensors on a device by one transfer; the tensors themselves if that is the CPU."""
+    if device.type == "cpu":
+        return list(tensors)
+    there = [None if t is None else torch.empty_like(t, device=device) for t in tensors]
+    sent([t.numpy() for t in tensors if t is not None], [t for t in there if t is not None])
+    return there
+
+
+def fetched(tensors: Sequence[torch.Tensor]) -> list[Array]:
+    """Return tensors of one dtype on one device as arrays by one transfer; CPU tensors share their memory."""
+    if tensors[0].is_cpu:
+        return [t.detach().numpy() for t in tensors]
+    flat = torch.cat([t.detach().reshape(-1) for t in tensors]).cpu()
+    parts = flat.split([t.numel() for t in tensors])
+    return [part.view(t.shape).numpy() for part, t in zip(parts, tensors, strict=True)]
+
+
+class Mirrors:
+    """CPU copies of tensors on one accelerator, both of which it holds; `pull` updates them unless they are `still`."""
+
+    def __init__(self, still: bool = False) -> None:
+        self._still = still
+        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._pairs)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the contiguous copy of a tensor, made on first use; ValueError for a second device."""
+        known = self._pairs.get(id(tensor))
+        if known is None:
+            if any(t.device != tensor.device for t, _ in self._pairs.values()):
+                raise ValueError(f"tensors on {tensor.device} and on another accelerator")
+            copied = tensor.detach().cpu().contiguous()
+            known = self._pairs[id(tensor)] = tensor, copied
+        return known[1]
+
+    def pull(self) -> None:
+        """Update all copies by one transfer, unless they are `still`."""
+        if self._still or not self._pairs:
+            return
+        flat, start = as_bytes(tensor for tensor, _ in self._pairs.values()).cpu().numpy(), 0
+        for _, copied in self._pairs.values():
+            own = copied.view(-1).view(torch.uint8).numpy()
+            stop = start + own.size
+            own[:] = flat[start:stop]
+            start = stop
+
 
 Curve = Callable[[Array], tuple[Array, Any]]
 """Maps raw values to constrained values and derivatives."""
-
-
-def _sigmoid(raw: Array) -> Array:
-    return 1.0 / (1.0 + np.exp(-raw))
 
 
 def _softplus(raw: Array) -> tuple[Array, Array]:
@@ -31,7 +96,7 @@ def _softplus(raw: Array) -> tuple[Array, Array]:
 
 
 def _logistic(raw: Array) -> tuple[Array, Array]:
-    value = _sigmoid(raw)
+    value = 1.0 / (1.0 + np.exp(-raw))
     return value, value * (1.0 - value)
 
 
@@ -53,41 +118,39 @@ def curve_of(transform: Any) -> Curve | None:
 
 def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> Curve:
     """Return a curve with the bounds of a constraint class applied."""
-    if kind is GreaterThan:
 
-        def greater(raw: Array) -> tuple[Array, Array]:
-            value, slope = curve(raw)
+    def within(raw: Array) -> tuple[Array, Array]:
+        value, slope = curve(-raw if kind is LessThan else raw)
+        if kind is GreaterThan:
             return value + lower, slope
-
-        return greater
-    if kind is LessThan:
-
-        def less(raw: Array) -> tuple[Array, Array]:
-            value, slope = curve(-raw)
+        if kind is LessThan:
             return upper - value, slope
-
-        return less
-
-    def between(raw: Array) -> tuple[Array, Array]:
-        value, slope = curve(raw)
         return value * (upper - lower) + lower, slope * (upper - lower)
 
-    return between
+    return within
 
 
-class Parameter:
-    """A constrained parameter: its value in float64, and the gradient by its raw tensor.
+class Element:
+    """The part of a batched parameter that belongs to one model: its value, and the sum of derivatives by the value."""
 
-    `raw` is the memory of the raw tensor; `value` is the constrained value as of the last `refresh`, always the same
-    array.
-    """
+    __slots__ = ("by_value", "value")
 
-    __slots__ = ("_grad", "_pointer", "_slope", "_transform", "_written", "by_value", "raw", "tensor", "value")
+    def __init__(self, value: Array, by_value: Array) -> None:
+        self.value, self.by_value = value, by_value
+
+    def accumulate(self, grad: Any) -> None:
+        """Add a derivative of the loss by the value."""
+        self.by_value += grad
+
+
+class Parameter(Element):
+    """A constrained parameter: its `value` as of the last `refresh`, always the same array, and its raw memory."""
+
+    __slots__ = ("_grad", "_pointer", "_slope", "_transform", "_written", "raw", "tensor")
 
     def __init__(self, tensor: torch.Tensor, raw: Array, transform: Curve | None) -> None:
+        super().__init__(np.zeros(raw.shape), np.zeros(raw.shape))
         self.tensor, self.raw, self._transform = tensor, raw, transform
-        self.by_value: Array = np.zeros(raw.shape)  # sum of the derivatives by the value since the last `refresh`
-        self.value: Array = np.zeros(raw.shape)
         self._slope: Any = 1.0
         self._grad: torch.Tensor | None = None
         self._pointer, self._written = 0, raw
@@ -100,10 +163,6 @@ class Parameter:
             raw = self.raw if self.raw.dtype == np.float64 else self.raw.astype(np.float64)
             self.value[...], self._slope = self._transform(raw)
         self.by_value.fill(0.0)
-
-    def accumulate(self, grad: Any) -> None:
-        """Add a derivative of the loss by the value."""
-        self.by_value += grad
 
     def gradient(self) -> torch.Tensor:
         """Return the gradient by the raw tensor, as a new tensor of its dtype."""
@@ -127,8 +186,7 @@ class Parameter:
         """Return the memory of the tensor's ``grad``."""
         if grad is self._grad and grad.data_ptr() == self._pointer:
             return self._written
-        found: Array = grad.numpy()
-        return found
+        return grad.numpy()
 
     def of(self, at: tuple[int, ...]) -> Element:
         """Return the part of the model at this index of the batch."""
@@ -159,21 +217,7 @@ class Mirrored(Parameter):
     def written(self, grad: torch.Tensor) -> Array:
         """Return the content of the tensor's ``grad``, transferred only if it was written to since `write_all`."""
         known = grad is self._grad and grad.data_ptr() == self._pointer and grad._version == self._version
-        found: Array = self._written if known else grad.detach().cpu().numpy()
-        return found
-
-
-class Element:
-    """The part of a batched parameter that belongs to one model."""
-
-    __slots__ = ("by_value", "value")
-
-    def __init__(self, value: Array, by_value: Array) -> None:
-        self.value, self.by_value = value, by_value
-
-    def accumulate(self, grad: Any) -> None:
-        """Add a derivative of the loss by the value."""
-        self.by_value += grad
+        return self._written if known else grad.detach().cpu().numpy()
 
 
 class Still:
@@ -184,7 +228,7 @@ class Still:
 
     __slots__ = ("_of", "value")
 
-    def __init__(self, of: Parameter | Element, shape: tuple[int, ...], models: int) -> None:
+    def __init__(self, of: Element, shape: tuple[int, ...], models: int) -> None:
         self._of = of
         each = of.value.reshape(-1, 1, *(1,) * (2 - len(shape)), *shape)
         copies = 1 if len(each) == 1 else models // len(each)

@@ -6,32 +6,16 @@ import math
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gpytorch.kernels import (
-    ConstantKernel,
-    CosineKernel,
-    Kernel,
-    LinearKernel,
-    PeriodicKernel,
-    PolynomialKernel,
-    RQKernel,
-    ScaleKernel,
-)
+from gpytorch import kernels
+from gpytorch import priors as theirs
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise
 from gpytorch.means import ConstantMean
 from gpytorch.module import Module
-from gpytorch.priors import (
-    GammaPrior,
-    HalfNormalPrior,
-    LogNormalPrior,
-    NormalPrior,
-    SmoothedBoxPrior,
-    UniformPrior,
-)
 
 from autokern.kernels.array_parts import Array, Correlations
 from autokern.model.arrays import Inspected, UnreadError
@@ -39,13 +23,14 @@ from autokern.model.parameters import Element
 
 _HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
 _HOLDERS: dict[str, tuple[type, ...]] = {
-    "lengthscale": (Kernel,), "outputscale": (ScaleKernel,), "alpha": (RQKernel,), "variance": (LinearKernel,),
-    "period_length": (PeriodicKernel, CosineKernel), "offset": (PolynomialKernel,),
-    "constant": (ConstantKernel, ConstantMean), "noise": (HomoskedasticNoise, MultitaskHomoskedasticNoise),
+    "lengthscale": (kernels.Kernel,), "outputscale": (kernels.ScaleKernel,), "alpha": (kernels.RQKernel,),
+    "variance": (kernels.LinearKernel,), "period_length": (kernels.PeriodicKernel, kernels.CosineKernel),
+    "offset": (kernels.PolynomialKernel,),
+    "constant": (kernels.ConstantKernel, ConstantMean), "noise": (HomoskedasticNoise, MultitaskHomoskedasticNoise),
 }  # fmt: skip
 """Classes on which a property of this name is the value of the raw parameter of the same name."""
 _METHODS: dict[Any, str] = {
-    Kernel._lengthscale_param: "lengthscale", ScaleKernel._outputscale_param: "outputscale",
+    kernels.Kernel._lengthscale_param: "lengthscale", kernels.ScaleKernel._outputscale_param: "outputscale",
     HomoskedasticNoise._noise_param: "noise", ConstantMean._constant_param: "constant",
 }  # fmt: skip
 """The property that each of the library's own prior closures reads."""
@@ -63,17 +48,10 @@ At = Callable[[Array], tuple[float, Array]]
 """Maps a parameter's values to their summed log density and its derivative."""
 
 
-class _Valued(Protocol):
-    @property
-    def value(self) -> Array: ...
-
-    def accumulate(self, grad: Any) -> None: ...
-
-
 class Term(NamedTuple):
     """A prior's log density, and the parameter, or quantity computed from parameters, that it applies to."""
 
-    parameter: _Valued
+    parameter: Any
     at: At
 
 
@@ -82,7 +60,7 @@ def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> 
     known = _known(seen, module, _property(module, closure))
     if known is None:
         raise UnreadError("a prior of something else")
-    if type(prior) is SmoothedBoxPrior and isinstance(known, Element) and not known.value.ndim:
+    if type(prior) is theirs.SmoothedBoxPrior and type(known) is Element and not known.value.ndim:
         raise UnreadError("a prior that sums over the models of a batch")
     seen.attribute(prior, "_transform")
     if prior._transform is not None or "_transform" in prior._modules:
@@ -112,7 +90,7 @@ def _property(module: Any, closure: Any) -> str:
 _PLAIN = (lambda module: module.value).__code__
 
 
-def _known(seen: Inspected, owner: Any, name: str) -> _Valued | None:
+def _known(seen: Inspected, owner: Any, name: str) -> Any:
     if name == "_lower_triangle_corr" and id(owner) in seen.tables:
         return Correlations(seen.tables[id(owner)], len(owner.raw_var))
     if name == "noise" and type(owner) is GaussianLikelihood:
@@ -125,33 +103,24 @@ def _known(seen: Inspected, owner: Any, name: str) -> _Valued | None:
 def _density(seen: Inspected, prior: Any) -> At:
     """Return the log density of a prior as a function of values."""
     kind = type(prior)
-
-    def buffers(*names: str, shape: tuple[int, ...] = ()) -> list[Array]:
-        return [seen.constant(seen.buffer(prior, name), shape) for name in names]
-
-    def attributes(owner: Any, *names: str, shape: tuple[int, ...] = ()) -> list[Array]:
-        return [seen.constant(seen.attribute(owner, name), shape) for name in names]
-
-    if kind is LogNormalPrior:
+    beta = kind is getattr(sys.modules.get("botorch.models.utils.priors"), "BetaPrior", None)
+    made, inner, names, shape = (
+        (_beta, "_dirichlet", ("concentration",), (2,)) if beta else _MADE.get(kind, (None, "", (), ()))
+    )
+    if made is None:
+        raise UnreadError(f"a prior {kind.__name__}")
+    if kind is theirs.LogNormalPrior:
         seen.relies(*_LOGARITHM)
-        return _log_normal(*attributes(seen.attribute(prior, "base_dist"), "loc", "scale"))
-    if kind is NormalPrior:
-        return _normal(*buffers("loc", "scale"))
-    if kind is GammaPrior:
-        if prior.rate.dtype is not seen.dtype:  # torch rounds the value to the rate's dtype
-            raise UnreadError("a gamma prior in another precision")
-        return _gamma(*buffers("concentration", "rate"))
-    if kind is HalfNormalPrior:
-        return _half_normal(*attributes(seen.attribute(prior, "base_dist"), "loc", "scale"))
-    if kind is UniformPrior:
-        return _uniform(*attributes(prior, "low", "high"))
-    if kind is SmoothedBoxPrior:
-        tails = seen.module(prior, "tails")
-        inner = [seen.constant(seen.buffer(tails, name), (1,)) for name in ("loc", "scale")]
-        return _smoothed_box(*buffers("a", "b", "sigma", shape=(1,)), *inner)
-    if kind is getattr(sys.modules.get("botorch.models.utils.priors"), "BetaPrior", None):
-        return _beta(*attributes(seen.attribute(prior, "_dirichlet"), "concentration", shape=(2,)))
-    raise UnreadError(f"a prior {kind.__name__}")
+    if kind is theirs.GammaPrior and prior.rate.dtype is not seen.dtype:  # torch rounds the value to the rate's dtype
+        raise UnreadError("a gamma prior in another precision")
+    owners = [seen.attribute(prior, inner) if inner else prior] * len(names)
+    if kind is theirs.SmoothedBoxPrior:
+        owners[3:] = [seen.module(prior, "tails")] * 2
+    numbers = [
+        seen.buffer(owner, name) if name in getattr(owner, "_buffers", ()) else seen.attribute(owner, name)
+        for owner, name in zip(owners, names, strict=True)
+    ]
+    return made(*(seen.constant(number, shape) for number in numbers))
 
 
 def _kept(compute: Callable[..., float], *numbers: Array) -> Callable[[], float]:
@@ -244,3 +213,14 @@ def _beta(concentration: Array) -> At:
         return float(log.sum()) + value.size * constant(), more[0] / value - more[1] / (1.0 - value)
 
     return at
+
+
+_MADE: dict[type, tuple[Any, str, tuple[str, ...], tuple[int, ...]]] = {
+    theirs.LogNormalPrior: (_log_normal, "base_dist", ("loc", "scale"), ()),
+    theirs.NormalPrior: (_normal, "", ("loc", "scale"), ()),
+    theirs.GammaPrior: (_gamma, "", ("concentration", "rate"), ()),
+    theirs.HalfNormalPrior: (_half_normal, "base_dist", ("loc", "scale"), ()),
+    theirs.UniformPrior: (_uniform, "", ("low", "high"), ()),
+    theirs.SmoothedBoxPrior: (_smoothed_box, "", ("a", "b", "sigma", "loc", "scale"), (1,)),
+}
+"""For each kind, the function of its numbers, the attribute that holds these, their names and their shape."""

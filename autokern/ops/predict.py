@@ -26,9 +26,8 @@ from autokern.ops._problems import OpOfParts, as_asked, is_ours, iterates, matri
 from autokern.ops._sample_models import trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
-from autokern.prediction.inverse_factor import Conditioned
+from autokern.prediction.inverse_factor import Conditioned, RowBlocks
 from autokern.prediction.lazy_covariance import evaluated, less
-from autokern.prediction.row_blocks import RowBlocks
 
 _stock = originals.exact_prediction
 _JOINT = 16

@@ -28,9 +28,8 @@ from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.forwards import mean_of_tasks, numbered, parts_of
 from autokern.model.kernel_parts import called
 from autokern.model.means_and_noise import Mean
-from autokern.model.mirrors import Mirrors
-from autokern.model.parameters import Parameter
-from autokern.model.relied import PREDICTION
+from autokern.model.originals import PREDICTION
+from autokern.model.parameters import Mirrors, Parameter
 from autokern.prediction.array_posterior_call import Apart, Call, Pair
 from autokern.prediction.inverse_factor import Conditioned
 
@@ -64,7 +63,7 @@ class Posterior:
         self.batch, self.device, self.dtype = first.shape[:-2], first.device, first.dtype
         seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
         seen.relies(*PREDICTION, *map(type, model.modules()))  # as `hooks.origin`, so that one comparison serves both
-        self.tasks, train = numbered(seen, model, np.asarray(seen.data(first), np.float64))
+        self.tasks, train = numbered(seen, model, np.asarray(seen.view(first, fixed=True), np.float64))
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
         seen.batch = self._kernel_module.batch_shape  # fantasies of a model share one kernel without a batch
         if seen.batch != self.batch[len(self.batch) - len(seen.batch) :]:
@@ -85,7 +84,10 @@ class Posterior:
             raise UnreadError("a kernel that knows no points")
         moving = not _MOVING.isdisjoint(seen.families)
         self.alone = None if moving else self.kernel.evaluate(self.train[:, :, :1])
-        self._factor(known, train.shape[-2])  # slow, so after all checks
+        n = train.shape[-2]
+        if known.requires_grad:
+            raise UnreadError("a factor with a graph")  # the rest is slow, so after all checks
+        self.inverse, self.weights = self._held(known.root.mT, n, n), self._held(known.alpha, n).reshape(-1, n, 1)
         seen.look(model, *self._mean_module.modules())
         seen.close(self._kernel_module, whole=False)
         self._type, self._seen, self.lock = kind, seen, Lock()
@@ -93,11 +95,6 @@ class Posterior:
         self._train, self.parameters = first, list(seen.parameters.values())
         dtype, families = str(first.dtype).removeprefix("torch."), "+".join(sorted(seen.families))
         self.key = (len(points), *points.shape[1:], self.device.type, dtype, families)
-
-    def _factor(self, known: Conditioned, n: int) -> None:
-        if known.requires_grad:
-            raise UnreadError("a factor with a graph")
-        self.inverse, self.weights = self._held(known.root.mT, n, n), self._held(known.alpha, n).reshape(-1, n, 1)
 
     def _held(self, values: torch.Tensor, *shape: int) -> Array:
         """Return values in float64 with one batch axis in front: of all models, or of one that they share."""
@@ -168,10 +165,7 @@ class Posterior:
         return both, tokens
 
     def formula(self, x: torch.Tensor, values: Sequence[torch.Tensor] = ()) -> Pair:
-        """Return mean and covariance by the model's own modules, differentiable to any order.
-
-        If `values` of all hyperparameters are given, a copy of the modules has them in place of its parameters.
-        """
+        """Return mean and covariance by the model's modules, or by copies that have `values`; differentiable."""
         modules = self._kernel_module, self._mean_module
         if values:
             memo = {id(p.tensor): value for p, value in zip(self.parameters, values, strict=True)}

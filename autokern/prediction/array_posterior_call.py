@@ -12,8 +12,7 @@ import torch
 
 from autokern.core.autograd import SPENT, Unsaved, each_cotangent, has_duals, keeps_graph, plain_gradients
 from autokern.kernels.array_parts import Array
-from autokern.model.mirrors import placed
-from autokern.model.parameters import Parameter
+from autokern.model.parameters import Parameter, placed
 from autokern.system.threads import one_thread
 
 _LARGE = 2**18

@@ -6,6 +6,7 @@ pickles and copies of the model leave it out, and it is freed with the strategy.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from typing import Any, NamedTuple
@@ -14,16 +15,7 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from linear_operator.operators import (
-    BatchRepeatLinearOperator,
-    ConstantMulLinearOperator,
-    DenseLinearOperator,
-    LowRankRootLinearOperator,
-    MatmulLinearOperator,
-    RootLinearOperator,
-    SumLinearOperator,
-    TriangularLinearOperator,
-)
+from linear_operator import operators
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
@@ -31,8 +23,8 @@ from autokern.core.state import Beside
 from autokern.density.matrices import solved
 from autokern.kernels import tree as trees
 from autokern.model import memoized
-from autokern.model.frozen import frozen, thawed
 from autokern.model.marginal import terms, variances
+from autokern.model.memoized import frozen, thawed
 from autokern.prediction.inverse_factor import Conditioned
 from autokern.prediction.lazy_covariance import BySolving, evaluated
 
@@ -62,20 +54,18 @@ class Update(NamedTuple):
     exact: bool  # whether stock would factorise instead of running Lanczos
 
 
+@dataclasses.dataclass
 class _Kept:
     """The cached results of one prediction strategy, with and without gradients through them."""
 
-    __slots__ = ("attached", "detached", "exact", "mean", "plain")
-
-    def __init__(self) -> None:
-        self.attached: Conditioned | None = None
-        self.detached: Conditioned | None = None
-        self.mean: torch.Tensor | None = None
-        self.plain: bool | None = None
-        self.exact = False
+    attached: Conditioned | None = None
+    detached: Conditioned | None = None
+    mean: torch.Tensor | None = None
+    plain: bool | None = None
+    exact: bool = False
 
 
-_THIN = LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator
+_THIN = operators.LowRankRootLinearOperator, operators.MatmulLinearOperator, operators.RootLinearOperator
 """Operators of a linear kernel."""
 _MARK = "conditioned"
 """A mark in the library's cache of a strategy: an attached factor is valid until a backward pass empties that cache."""
@@ -93,7 +83,7 @@ def parts(strategy: Any) -> tuple[Any, Any] | None:
     if found is None:
         return None
     lazy, diagonal = found
-    if type(lazy) is BatchRepeatLinearOperator:
+    if type(lazy) is operators.BatchRepeatLinearOperator:
         lazy = lazy.base_linear_op
     return None if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch else (lazy, diagonal)
 
@@ -111,31 +101,27 @@ def plain(strategy: Any) -> bool:
 
 def _is_formed(kernel: Any) -> bool:
     """Whether an evaluated kernel is dense, or a sum of dense matrices and products with linear kernels' factors."""
-    if type(kernel) is not SumLinearOperator:
-        return type(kernel) is DenseLinearOperator
-    kinds = {type(t.base_linear_op if type(t) is ConstantMulLinearOperator else t) for t in kernel.linear_ops}
-    return DenseLinearOperator in kinds and kinds <= {DenseLinearOperator, *_THIN}
+    if type(kernel) is not operators.SumLinearOperator:
+        return type(kernel) is operators.DenseLinearOperator
+    kinds = {type(t.base_linear_op if type(t) is operators.ConstantMulLinearOperator else t) for t in kernel.linear_ops}
+    return operators.DenseLinearOperator in kinds and kinds <= {operators.DenseLinearOperator, *_THIN}
 
 
 def _attached(strategy: Any) -> bool:
     """Whether gradients pass through the caches."""
-    if gpytorch.settings.detach_test_caches.on() or not torch.is_grad_enabled():
-        return False
-    return _differentiable(strategy)
+    return torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off() and _differentiable(strategy)
 
 
 def _differentiable(strategy: Any) -> bool:
     """Whether any input of the caches requires gradients."""
     prior = strategy.train_prior_dist
-    return bool(
-        strategy.lik_train_train_covar.requires_grad or strategy.train_labels.requires_grad or prior.loc.requires_grad
-    )
+    return any(t.requires_grad for t in (strategy.lik_train_train_covar, strategy.train_labels, prior.loc))
 
 
 def _valid(strategy: Any) -> Conditioned | None:
     """Return the cached factor with a graph; None if it is missing or a backward pass has freed its graph."""
     kept = _kept.get(strategy)
-    if kept is not None and kept.attached is not None and not memoized.is_marked(strategy, _MARK):
+    if kept is not None and kept.attached is not None and _MARK not in memoized.names(strategy):
         kept.attached = None
     return None if kept is None else kept.attached
 
@@ -186,8 +172,15 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
         return
     kept.attached = made
     memoized.mark(strategy, _MARK)
+    owner = weakref.ref(strategy)
+
+    def clear(*_: Any) -> None:
+        if (there := owner()) is not None:  # a backward pass has freed the graph
+            clear_cache_hook(there)
+
     for tensor in (made.source, made.alpha):
-        _forget_after_backward(strategy, tensor)
+        if tensor is not None and tensor.grad_fn is not None:
+            tensor.grad_fn.register_hook(clear)
 
 
 def forget(strategy: Any) -> None:
@@ -214,10 +207,7 @@ def is_exact(strategy: Any) -> bool:
 
 
 def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torch.Tensor:
-    """Return the dense noisy covariance; points and noise are detached unless `attached`.
-
-    In grad mode the kernel is frozen, because a backward pass may read it late; `known` is a frozen copy to use.
-    """
+    """Return the dense noisy covariance; in grad mode the kernel is frozen, as `known` or anew, to be read late."""
     lazy, diagonal = made_of
     x1, x2 = (lazy.x1, lazy.x2) if attached else (lazy.x1.detach(), lazy.x2.detach())
     if lazy.x1 is lazy.x2:
@@ -229,8 +219,7 @@ def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torc
     noise = variances(diagonal) if attached else variances(diagonal).detach()
     ours = trees.form(lazy.kernel) is not None and k.is_contiguous()  # other kernels may keep the matrix they return
     if torch.is_grad_enabled() or not ours or noise.shape[:-1] != k.shape[:-2]:
-        whole: torch.Tensor = k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
-        return whole
+        return k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
     k.diagonal(dim1=-2, dim2=-1).add_(noise)
     return k
 
@@ -256,20 +245,7 @@ def _made(strategy: Any, attached: bool) -> Conditioned:
     lower = psd_safe_cholesky(k) if k.shape[-1] > 1 else k.clamp_min(0.0).sqrt()  # the library takes roots of (1, 1)
     residual = strategy.train_labels - strategy.train_prior_dist.loc
     if not attached:  # the library looks for a Cholesky factor in this cache
-        factor = TriangularLinearOperator(lower)
+        factor = operators.TriangularLinearOperator(lower)
         if strategy.lik_train_train_covar.shape == factor.shape:
             add_to_cache(strategy.lik_train_train_covar, "cholesky", factor, upper=False)
     return Conditioned(lower, matrix=k if k.requires_grad else None, residual=residual)
-
-
-def _forget_after_backward(strategy: Any, tensor: torch.Tensor | None) -> None:
-    """Empty a strategy's caches once a backward pass has freed their graph, as the library does."""
-    if tensor is not None and tensor.grad_fn is not None:
-        owner = weakref.ref(strategy)
-
-        def clear(*_: Any) -> None:
-            there = owner()
-            if there is not None:
-                clear_cache_hook(there)
-
-        tensor.grad_fn.register_hook(clear)

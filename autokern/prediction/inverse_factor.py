@@ -5,6 +5,8 @@ means, variances and fantasies all come from it. With q new points, cross covari
 rows ``G^-1 [-F W, I]`` are appended to W, where ``F = B W^T`` and ``G G^T = D - F F^T`` (the bordering method, Golub
 and Van Loan 2013, sec. 4.2; for Gaussian processes Osborne 2010, app. B): O(q n^2), no refactorisation. As long as the
 Cholesky factor is kept, F and F W come from it by substitution, which keeps more digits.
+
+W lies in blocks of rows. New rows go to spare rows of the last block, or to a new one: old and new W share memory.
 """
 
 from __future__ import annotations
@@ -16,8 +18,89 @@ import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 
+from autokern.core.state import Lock
 from autokern.density.matrices import solved
-from autokern.prediction.row_blocks import RowBlocks
+
+_ROWS = 256
+"""Rows of a block: products are as fast per element as with the whole matrix, and skip half of the elements."""
+_SPARE = 16
+"""Fewest rows that a new block has space for."""
+_claiming = Lock()
+
+
+class _Block:
+    """Rows from `start` on, in a storage ``(..., capacity, width)``; rows before `claimed` are in use."""
+
+    __slots__ = ("claimed", "start", "storage")
+
+    def __init__(self, start: int, storage: torch.Tensor, claimed: int) -> None:
+        self.start, self.storage, self.claimed = start, storage, claimed
+
+    def claims(self, stop: int, new: int) -> bool:
+        """Claim the rows from `stop` to `new`; returns False if they are in use or do not fit."""
+        fits = new <= self.start + self.storage.shape[-2] and new <= self.storage.shape[-1]
+        if not fits or (self.storage.is_inference() and not torch.is_inference_mode_enabled()):
+            return False
+        with _claiming.here():
+            free = self.claimed == stop
+            if free:
+                self.claimed = new
+        return free
+
+
+class RowBlocks:
+    """Blocks that share the memory of a lower triangular matrix ``(..., n, n)``; one block if it requires gradients."""
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        n = matrix.shape[-1]
+        rows = n if matrix.requires_grad else _ROWS
+        steps = [(start, min(n, start + rows)) for start in range(0, n, max(1, rows))]
+        self._blocks = tuple(_Block(start, matrix[..., start:stop, :stop], stop) for start, stop in steps)
+        self.n, self.batch, self.requires_grad = n, matrix.shape[:-2], matrix.requires_grad
+
+    def _pieces(self) -> list[tuple[int, int, torch.Tensor]]:
+        """Return for each block its first row, the row after its last, and its values."""
+        stops = [*(block.start for block in self._blocks[1:]), self.n]
+        pairs = zip(self._blocks, stops, strict=True)
+        return [(block.start, stop, block.storage[..., : stop - block.start, :stop]) for block, stop in pairs]
+
+    def right_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        """Return ``b @ matrix.mT`` for b ``(..., m, n)``."""
+        return torch.cat([b[..., :stop] @ piece.mT for _, stop, piece in self._pieces()], dim=-1)
+
+    def right(self, c: torch.Tensor) -> torch.Tensor:
+        """Return ``c @ matrix`` for c ``(..., m, n)``."""
+        (start, stop, last), *others = reversed(self._pieces())
+        out = c[..., start:stop] @ last
+        for start, stop, piece in others:
+            out[..., :stop] += c[..., start:stop] @ piece
+        return out
+
+    def appended(self, rows: torch.Tensor) -> RowBlocks:
+        """Return the matrix with q lower triangular rows ``(..., q, n + q)`` appended, without gradients."""
+        n, new = self.n, rows.shape[-1]
+        last = self._blocks[-1]
+        blocks = self._blocks
+        if not last.claims(n, new):
+            spare = max(new - n, min(_ROWS, max(_SPARE, n // 8)))
+            last = _Block(n, rows.new_zeros((*self.batch, spare, n + spare)), new)
+            blocks = (*blocks, last)
+        place = last.storage.data  # has its own version counter, so that graphs that hold earlier rows stay valid
+        place[..., n - last.start : new - last.start, :new] = rows.detach()
+        made = RowBlocks.__new__(RowBlocks)
+        made._blocks, made.n, made.batch, made.requires_grad = blocks, new, self.batch, False
+        return made
+
+    def dense(self) -> torch.Tensor:
+        """Return the matrix in one piece."""
+        pieces = self._pieces()
+        if len(pieces) == 1 and pieces[0][2].shape[-1] == self.n:
+            return pieces[0][2]
+        whole = pieces[0][2].new_zeros((*self.batch, self.n, self.n))
+        for start, stop, piece in pieces:
+            whole[..., start:stop, :stop] = piece
+        return whole
+
 
 _LOST = {torch.float64: 1e-8, torch.float32: 3e-4}
 """A new point loses half of the digits if its variance given the others is a smaller part of its own than this."""
@@ -45,12 +128,8 @@ class Conditioned:
     @property
     def n(self) -> int:
         """Number of training points."""
-        if self.border is not None:
-            return self.border.shape[-1]
-        if self.lower is not None:
-            return self.lower.shape[-1]
-        assert self._inverse is not None
-        return self._inverse.n
+        last = self.border if self.border is not None else self.lower
+        return self.inverse.n if last is None else last.shape[-1]
 
     @property
     def alpha(self) -> torch.Tensor:
@@ -62,7 +141,7 @@ class Conditioned:
         assert residual is not None
         rhs = residual.unsqueeze(-1)
         with torch.set_grad_enabled(self.requires_grad):  # grad mode of this object, not of the caller
-            solve = functools.partial(_substitute, self.lower.detach())  # refers to no result: no reference cycle
+            solve = functools.partial(torch.cholesky_solve, input2=self.lower.detach())  # without a reference cycle
             alpha = self._alpha = (solve(rhs) if matrix is None else solved(matrix, solve, rhs)).squeeze(-1)
         self._residual = self._matrix = None
         return alpha
@@ -72,8 +151,7 @@ class Conditioned:
         """The inverse factor of the points that are not in `border`."""
         if self._inverse is None:
             assert self.lower is not None
-            n = self.lower.shape[-1]
-            unit = torch.eye(n, dtype=self.lower.dtype, device=self.lower.device)
+            unit = torch.eye(self.lower.shape[-1], dtype=self.lower.dtype, device=self.lower.device)
             with torch.set_grad_enabled(self.lower.requires_grad):
                 self._inverse = RowBlocks(torch.linalg.solve_triangular(self.lower, unit, upper=False))
         return self._inverse
@@ -93,17 +171,14 @@ class Conditioned:
     def root(self) -> torch.Tensor:
         """``W^T``, shape ``(..., n, n)``, which the library caches as the root of the inverse."""
         with torch.set_grad_enabled(self.requires_grad):
-            return self._formed_root()
-
-    def _formed_root(self) -> torch.Tensor:
-        whole = self.inverse.dense() if self._root is None else self._root
-        if self.border is not None:
-            lead, q = self.border.shape[:-2], self.border.shape[-2]
-            above = torch.nn.functional.pad(whole, (0, q)).expand(*lead, -1, -1)
-            whole = torch.cat((above, self.border), dim=-2)
-        elif not self.grown:
-            self._root = whole
-        return whole.mT
+            whole = self.inverse.dense() if self._root is None else self._root
+            if self.border is not None:
+                lead, q = self.border.shape[:-2], self.border.shape[-2]
+                above = torch.nn.functional.pad(whole, (0, q)).expand(*lead, -1, -1)
+                whole = torch.cat((above, self.border), dim=-2)
+            elif not self.grown:
+                self._root = whole
+            return whole.mT
 
     @property
     def requires_grad(self) -> bool:
@@ -117,12 +192,11 @@ class Conditioned:
             return self
         if self._detached is None:
             with torch.no_grad():
-                cut = [None if t is None else t.detach() for t in (self.lower, self.border, self.alpha)]
-                if self._inverse is None or self._inverse.requires_grad:
-                    inverse = None if cut[0] is not None else RowBlocks(self.inverse.dense().detach())
-                else:
-                    inverse = self._inverse
-            self._detached = Conditioned(cut[0], inverse, cut[1], cut[2])
+                lower, border, alpha = (t if t is None else t.detach() for t in (self.lower, self.border, self.alpha))
+                inverse = self._inverse
+                if inverse is None or inverse.requires_grad:
+                    inverse = None if lower is not None else RowBlocks(self.inverse.dense().detach())
+            self._detached = Conditioned(lower, inverse, border, alpha)
         return self._detached
 
     def whitened(self, rows: torch.Tensor) -> torch.Tensor:
@@ -139,24 +213,16 @@ class Conditioned:
         return (rows @ alpha.unsqueeze(-1)).squeeze(-1)
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``: the variances that the data explain.
-
-        It multiplies by the inverse factor if `multiply` or if there is no Cholesky factor, and else substitutes.
-        """
+        """Return the diagonal of ``rows K^-1 rows^T``; without L, or to `multiply`, by the inverse factor."""
         if multiply or self.lower is None:
             return self.whitened(rows).square().sum(-1)
-        return self._substituted(rows).square().sum(-2)
+        return _triangular_solve(self.lower, rows.mT).square().sum(-2)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``; `multiply` as in `explained`."""
         if multiply or self.lower is None:
             return _gram(self.whitened(rows))
-        return _gram(self._substituted(rows).mT)
-
-    def _substituted(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return ``L^-1 rows^T``, shape ``(..., n, m)``, by forward substitution."""
-        assert self.lower is not None
-        return _triangular_solve(self.lower, rows.mT)
+        return _gram(_triangular_solve(self.lower, rows.mT).mT)
 
     def _unwhitened(self, white: torch.Tensor) -> torch.Tensor:
         """Return ``white @ W``, which is ``rows @ K^-1`` for whitened rows."""
@@ -170,7 +236,7 @@ class Conditioned:
     def solve(self, rhs: torch.Tensor) -> torch.Tensor:
         """Return ``K^-1 rhs`` for columns ``(..., n, m)``, without gradients through the factor."""
         if self.lower is not None:
-            return _substitute(self.lower.detach(), rhs)
+            return torch.cholesky_solve(rhs, self.lower.detach())
         return self._unwhitened(self.whitened(rhs.mT)).mT
 
     def _solved(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,7 +244,7 @@ class Conditioned:
         if self.lower is None:
             white = self.whitened(rows)
             return white, self._unwhitened(white)
-        column = self._substituted(rows)
+        column = _triangular_solve(self.lower, rows.mT)
         return column.mT, _triangular_solve(self.lower.mT, column, upper=True).mT
 
     def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
@@ -225,13 +291,7 @@ def _lost(left: torch.Tensor) -> bool:
 def _triangular_solve(triangle: torch.Tensor, columns: torch.Tensor, upper: bool = False) -> torch.Tensor:
     """Return ``triangle^-1 columns``, by one solve for batched columns if the triangle has no batch."""
     if triangle.dim() > 2 or columns.dim() == 2:
-        found: torch.Tensor = torch.linalg.solve_triangular(triangle, columns, upper=upper)
-        return found
+        return torch.linalg.solve_triangular(triangle, columns, upper=upper)
     rows = columns.mT
     flat = torch.linalg.solve_triangular(triangle, rows.reshape(-1, rows.shape[-1]).mT, upper=upper)
-    folded: torch.Tensor = flat.mT.reshape(rows.shape).mT
-    return folded
-
-
-def _substitute(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    return torch.cholesky_solve(rhs, lower)
+    return flat.mT.reshape(rows.shape).mT

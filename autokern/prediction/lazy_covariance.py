@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
@@ -19,8 +19,8 @@ from linear_operator.utils.getitem import _is_noop_index
 
 from autokern.core.state import once
 from autokern.kernels import tree as trees
-from autokern.model.frozen import by_kernel, frozen
 from autokern.model.library_orders import as_now
+from autokern.model.memoized import by_kernel, frozen
 from autokern.prediction.inverse_factor import Conditioned
 
 _BYTES = 2**22
@@ -29,41 +29,30 @@ _OUTPUTS = 256
 """Points of each diagonal block that an unsupported kernel forms to give its variances; up to as many, the whole."""
 
 
-class Explains(Protocol):
-    """Computes how much of a prior covariance the training data explain: ``rows K^-1 rows^T``."""
-
-    @property
-    def batch(self) -> torch.Size:
-        """Batch shape of the factor."""
-
-    def explained(self, rows: torch.Tensor, multiply: bool) -> torch.Tensor:
-        """Return the diagonal of ``rows K^-1 rows^T``."""
-
-    def explained_covariance(self, rows: torch.Tensor, multiply: bool) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``."""
-
-
 class BySolving:
-    """Explained covariances from `solve`, which returns ``K^-1`` times columns."""
+    """How much of a prior covariance the training data explain, from `solve`, which returns ``K^-1`` times columns."""
 
     def __init__(self, batch: torch.Size, solve: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.batch, self._solve = batch, solve
+        self.batch, self.solve = batch, solve
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
-        return (rows * self._solve(rows.mT).mT).sum(-1)
+        return (rows * self.solve(rows.mT).mT).sum(-1).to(rows.dtype)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        return rows @ self._solve(rows.mT)
+        return rows @ self.solve(rows.mT)
 
 
-class Rooted:
-    """Explained covariances from the root of the inverse that the library caches: ``S S^T = K^-1``, ``(..., n, k)``."""
+Explains = Conditioned | BySolving
+"""Computes how much of a prior covariance the training data explain: ``rows K^-1 rows^T``."""
+
+
+class Rooted(BySolving):
+    """The same from the root of the inverse that the library caches: ``S S^T = K^-1``, ``(..., n, k)``."""
 
     def __init__(self, root: torch.Tensor) -> None:
-        self._root = root
-        self.batch = root.shape[:-2]
+        self.batch, self._root = root.shape[:-2], root
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
@@ -76,7 +65,7 @@ class Rooted:
 
 
 class Structured(BySolving):
-    """Explained covariances from an operator that the library solves, under the settings at construction.
+    """The same from an operator that the library solves, under the settings at construction.
 
     `factor` is called when the first result is read; if it returns a factor, that is used instead of the operator.
     """
@@ -88,7 +77,7 @@ class Structured(BySolving):
     @once
     def _by(self) -> Any:
         with self._as_made():
-            return self._make() or BySolving(self.batch, self._solve)
+            return self._make() or BySolving(self.batch, self.solve)
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
@@ -102,20 +91,14 @@ class Structured(BySolving):
 
 
 def evaluated(covariance: Any) -> torch.Tensor:
-    """Return a covariance as a matrix.
-
-    A lazy kernel that the op `kernel_matrix` serves is evaluated by one call of `forward`, and that op accounts for the
-    memory; any other operator's `to_dense` is called.
-    """
+    """Return a covariance as a matrix: of a kernel that `kernel_matrix` serves, by one call of its `forward`."""
     if isinstance(covariance, torch.Tensor):
         return covariance
     lazy = type(covariance) is LazyEvaluatedKernelTensor and not (covariance.params or covariance.last_dim_is_batch)
     if not lazy or trees.family_name(covariance.kernel) is None:
-        dense: torch.Tensor = covariance.to_dense()
-        return dense
+        return covariance.to_dense()
     with torch.set_grad_enabled(covariance._is_grad_enabled):
-        matrix: torch.Tensor = covariance.kernel.forward(covariance.x1, covariance.x2)
-    return matrix
+        return covariance.kernel.forward(covariance.x1, covariance.x2)
 
 
 def less(own: Any, explained: torch.Tensor) -> LinearOperator:
@@ -124,22 +107,14 @@ def less(own: Any, explained: torch.Tensor) -> LinearOperator:
 
 
 def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torch.Tensor]) -> torch.Tensor:
-    """Return the results of `of` for every block of rows of a covariance, joined along the last dimension.
-
-    `of` maps a dense block, its first row and the row after its last to ``(..., rows)``. A lazy covariance is evaluated
-    block by block.
-    """
-
-    def block(start: int, stop: int) -> torch.Tensor:
-        return of(evaluated(cross[..., start:stop, :]), start, stop)
-
+    """Return the results of `of(rows, start, stop)`, ``(..., rows)``, for blocks of a covariance, joined at the end."""
     if not isinstance(cross, (torch.Tensor, LazyEvaluatedKernelTensor)):
         cross = cross.to_dense()  # the library slices other operators by interpolation
     m = cross.shape[-2]
     steps = [(start, min(m, start + size)) for start in range(0, m, size)]
     if len(steps) <= 1:
         return of(evaluated(cross), 0, m)
-    return torch.cat([block(*step) for step in steps], dim=-1)
+    return torch.cat([of(evaluated(cross[..., start:stop, :]), start, stop) for start, stop in steps], dim=-1)
 
 
 class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
@@ -161,9 +136,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         lazy = isinstance(cross, LazyEvaluatedKernelTensor)
         return cls(by_kernel(kernel, prior), by_kernel(kernel, cross) if lazy else cross, known, multiply, block)
 
-    def __init__(
-        self, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
-    ) -> None:
+    def __init__(self, prior: Any, cross: Any, known: Explains, multiply: bool = False, block: int = 0) -> None:
         super().__init__(prior, cross, known, multiply, block)
         self._prior, self._cross, self._known, self._multiply, self._block = prior, cross, known, multiply, block
         self._graph, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -194,8 +167,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
 
     def _diagonal(self) -> torch.Tensor:
         if self._formed is not None:
-            formed: torch.Tensor = self._formed.diagonal(dim1=-2, dim2=-1).clone()  # the caller may write into it
-            return formed
+            return self._formed.diagonal(dim1=-2, dim2=-1).clone()  # the caller may write into it
         with self._as_called():
             if self._variances is None:
                 self._variances = self._computed_variances()
@@ -239,8 +211,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
 
     def _size(self) -> torch.Size:
         shape = self._prior.shape
-        lead = torch.broadcast_shapes(shape[:-2], self._known.batch)
-        return torch.Size((*lead, *shape[-2:]))
+        return torch.Size((*torch.broadcast_shapes(shape[:-2], self._known.batch), *shape[-2:]))
 
     def _transpose_nonbatch(self) -> LinearOperator:
         return self
@@ -267,19 +238,13 @@ for _name in (
 
 def _diagonal_of(prior: Any) -> torch.Tensor:
     """Return the prior variances without forming the prior covariance."""
-    lazy = isinstance(prior, LazyEvaluatedKernelTensor)
-    if lazy and prior.x1 is prior.x2 and not prior.last_dim_is_batch and trees.form(prior.kernel) is not None:
+    if not isinstance(prior, LazyEvaluatedKernelTensor):
+        return prior.diagonal(dim1=-2, dim2=-1)
+    if prior.x1 is prior.x2 and not prior.last_dim_is_batch and trees.form(prior.kernel) is not None:
         return trees.diagonal(prior.kernel, prior.x1, prior.shape[:-1])
-    if not lazy:
-        own: torch.Tensor = prior.diagonal(dim1=-2, dim2=-1)
-        return own
     if prior.shape[-1] == 0:
         return torch.zeros(prior.shape[:-1], dtype=prior.x1.dtype, device=prior.x1.device)
-    step = _OUTPUTS * (prior.shape[-1] // prior.x1.shape[-2])
-    return torch.cat([_corner(prior, start, step) for start in range(0, prior.shape[-1], step)], dim=-1)
-
-
-def _corner(prior: Any, start: int, step: int) -> torch.Tensor:
-    stop = min(prior.shape[-1], start + step)
-    corner: torch.Tensor = prior[..., start:stop, start:stop].to_dense().diagonal(dim1=-2, dim2=-1)
-    return corner
+    m = prior.shape[-1]
+    step = _OUTPUTS * (m // prior.x1.shape[-2])
+    blocks = [slice(start, min(m, start + step)) for start in range(0, m, step)]
+    return torch.cat([prior[..., one, one].to_dense().diagonal(dim1=-2, dim2=-1) for one in blocks], dim=-1)

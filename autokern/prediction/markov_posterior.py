@@ -9,6 +9,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 
 from autokern.density.markov import Chained, has_digits, responses
 from autokern.density.markov_chain import Element, around, conditional, cut, inverse_of_unit_plus, root_of
+from autokern.prediction.lazy_covariance import BySolving
 
 _DENSE = 4000
 """Most training points for which joint covariances of test points come from a Cholesky factor."""
@@ -16,17 +17,15 @@ _ROWS = 2048
 """Test points that are evaluated at a time."""
 
 
-class LinePosterior:
-    """The posterior given training data on a line, without gradients; implements `Explains`.
+class LinePosterior(BySolving):
+    """The posterior given training data on a line, without gradients.
 
     `valid` says whether all factorisations succeeded and the relative residual is at most `most` (`has_digits`).
     """
 
-    batch = torch.Size()
-
     def __init__(self, data: Chained, most: float = math.inf) -> None:
         data = data._replace(noise=data.noise.clone())  # read late, for joint covariances, and maybe a buffer
-        self.data, self.n, self.most = data, len(data.residual), most
+        self.batch, self.data, self.n, self.most = torch.Size(), data, len(data.residual), most
         blocks = self._blocks = cut(data.families, data.weights, data.points)
         of = self._of = conditional(blocks, data.noise.expand(self.n), data.residual)
         self._beside = around(of.element, blocks.stationary)
@@ -92,10 +91,6 @@ class LinePosterior:
         if order is None:
             return found
         return torch.empty_like(found).index_copy_(0, order, found)
-
-    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(m)``."""
-        return (rows * self.solve(rows.mT).mT).sum(-1).to(rows.dtype)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(m, m)``; up to `_DENSE` training points by Cholesky, more accurate."""

@@ -24,7 +24,7 @@ from autokern.core.releases import known, recorded
 from autokern.core.releases.known import relied
 from autokern.core.releases.recorded import definitions, of_function
 from autokern.hooks import install
-from autokern.model.relied import TASKS
+from autokern.model.originals import TASKS
 
 SOURCE = """
 def half(x, scale=0.5, *, shift=0):

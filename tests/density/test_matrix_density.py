@@ -20,7 +20,7 @@ from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOpe
 from support.models import ExactModel, loss_of
 
 import autokern
-from autokern.hooks.matrixfree import _looked_up as looked_up
+from autokern.hooks.memory import _looked_up as looked_up
 
 N = 14
 

@@ -25,7 +25,6 @@ from botorch.optim import optimize_acqf
 
 import autokern
 from autokern.hooks.later import acquisition as acquisition_hook
-from autokern.hooks.later import generation
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
@@ -197,7 +196,7 @@ def test_the_user_may_forbid_it(monkeypatch):
 )
 def test_candidates_are_the_same(make):
     """With SciPy 1.18, only autokern optimises the starts as a batch, which ends at other digits: neither does here."""
-    parallel = False if generation.leaves_batch(gen) else None
+    parallel = False if acquisition_hook.leaves_batch(gen) else None
     generate = functools.partial(gen.gen_candidates_scipy, use_parallel_mode=parallel)
     torch.manual_seed(1)
     found, value = optimised(make(), gen_candidates=generate)

@@ -1,4 +1,4 @@
-"""later/generation.py: BoTorch's batched optimiser with a SciPy that BoTorch takes for too new."""
+"""later/acquisition.py: BoTorch's batched optimiser with a SciPy that BoTorch takes for too new."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autokern.cli import doctor
 gen = pytest.importorskip("botorch.generation.gen")
 
 from autokern.hooks import later  # noqa: E402
-from autokern.hooks.later import generation  # noqa: E402
+from autokern.hooks.later import acquisition  # noqa: E402
 
 PROGRAM = """
 import json, warnings
@@ -89,21 +89,21 @@ def release(monkeypatch):
 
 def test_starts_are_a_batch_by_the_release_that_was_tried(release):
     release("1.18.3")
-    assert generation.leaves_batch(gen)
-    assert generation.obstacle() is None
+    assert acquisition.leaves_batch(gen)
+    assert acquisition.obstacle() is None
 
 
 @pytest.mark.parametrize("version", ["1.17.1", "1.19.0", "2.0.0"])
 def test_other_releases_are_left_to_botorch(release, version):
     release(version)
-    assert "not tried" in generation.obstacle()
-    assert generation.leaves_batch(gen) is (version != "1.17.1")
+    assert "not tried" in acquisition.obstacle()
+    assert acquisition.leaves_batch(gen) is (version != "1.17.1")
 
 
 def test_64_bit_integers(release, monkeypatch):
     release("1.18.0")
     monkeypatch.setattr("scipy.optimize._lbfgsb_py.HAS_ILP64", True, raising=False)
-    assert "64-bit" in generation.obstacle()
+    assert "64-bit" in acquisition.obstacle()
 
 
 def test_doctor_names_it(release, monkeypatch):

@@ -169,7 +169,7 @@ def test_threads_are_set_and_given_back(monkeypatch, order, quota, inside):
 
 
 def test_hooks_that_fail_to_go_in_leave_nothing_behind():
-    with mock.patch.object(install, "_limit_threads", side_effect=RuntimeError("no")), pytest.raises(RuntimeError):
+    with mock.patch.object(install.memory, "recycle", side_effect=RuntimeError("no")), pytest.raises(RuntimeError):
         autokern.enable()
     assert installed() == ORIGINALS
     assert not install.is_enabled()

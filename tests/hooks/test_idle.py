@@ -15,7 +15,7 @@ import autokern
 from autokern.core.releases.known import Relied
 from autokern.hooks import gpytorch as hooks
 from autokern.hooks import install
-from autokern.model.relied import prediction
+from autokern.model.originals import prediction
 
 DTYPES = [torch.float32, torch.float64]
 

@@ -11,7 +11,7 @@ from support.models import rough_model
 import autokern
 from autokern.core.decision import collecting
 from autokern.density import systems
-from autokern.hooks import matrixfree
+from autokern.hooks import memory
 from autokern.prediction import factor_cache
 
 N = 1100
@@ -22,7 +22,7 @@ MANY, FEW = 40, 4
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
     """Few points are as many here as take iterations."""
-    monkeypatch.setattr(matrixfree, "_ITERATED", 1000)
+    monkeypatch.setattr(memory, "_ITERATED", 1000)
     systems._latest.clear()
     yield
     systems._latest.clear()
@@ -145,7 +145,7 @@ def test_gradients_by_test_points_are_those_of_a_factor():
 
 
 def test_a_matrix_that_leaves_no_room_for_a_factor_is_not_formed(monkeypatch):
-    monkeypatch.setattr(matrixfree, "_ITERATED", 10**9)
+    monkeypatch.setattr(memory, "_ITERATED", 10**9)
     with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
         expected = made(n=3000)(points(MANY, 1)).mean
     with autokern.enabled(), autokern.using(memory="170MiB"), torch.no_grad():  # the matrix takes 69

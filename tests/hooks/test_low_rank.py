@@ -17,7 +17,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from support.structured import Regression
 
 import autokern
-from autokern.hooks.low_rank import _Roots
+from autokern.hooks.linear_operator import _Roots
 from autokern.prediction import factor_cache
 
 pytestmark = [
@@ -140,7 +140,7 @@ def test_steps_and_predictions_read_no_root(make, n, updates, monkeypatch):
         stock_updates.append(kwargs)
         return stock(self, *args, **kwargs)
 
-    monkeypatch.setattr("autokern.hooks.low_rank._stock_add_low_rank", counted)
+    monkeypatch.setattr("autokern.hooks.linear_operator._stock_add_low_rank", counted)
     with autokern.enabled():
         model = regression(points(n), make)
         with autokern.using(force={"objective": "stock", "exact_log_prob": "stock"}):

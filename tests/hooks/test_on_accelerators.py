@@ -21,7 +21,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.models import ExactModel
 
 import autokern
-from autokern.model.mirrors import Mirrors, fetched, placed
+from autokern.model.parameters import Mirrors, fetched, placed
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 on_every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])

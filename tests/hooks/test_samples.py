@@ -11,7 +11,7 @@ from linear_operator.operators import BlockDiagLinearOperator, DenseLinearOperat
 from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
-from autokern.hooks import samples
+from autokern.hooks import posterior as samples
 
 pytestmark = pytest.mark.filterwarnings("ignore:Data")
 

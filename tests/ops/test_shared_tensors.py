@@ -22,7 +22,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.ops.decompositions import cholesky_qr2
 from autokern.ops.inv_quad_logdet import closed_form
-from autokern.prediction.row_blocks import RowBlocks
+from autokern.prediction.inverse_factor import RowBlocks
 
 _FAMILIES = ("rbf", "matern12", "matern32", "matern52")
 

@@ -27,8 +27,7 @@ from support.threads import in_threads
 import autokern
 from autokern.density.matrices import solved
 from autokern.prediction import factor_cache
-from autokern.prediction.inverse_factor import Conditioned
-from autokern.prediction.row_blocks import RowBlocks
+from autokern.prediction.inverse_factor import Conditioned, RowBlocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
@@ -57,7 +56,7 @@ def grown(matrix, rows):
 @pytest.fixture
 def narrow(monkeypatch):
     """RowBlocks of a few rows, so that small matrices have several."""
-    module = sys.modules["autokern.prediction.row_blocks"]
+    module = sys.modules["autokern.prediction.inverse_factor"]
     monkeypatch.setattr(module, "_ROWS", 4)
     monkeypatch.setattr(module, "_SPARE", 3)
 

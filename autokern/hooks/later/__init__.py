@@ -14,11 +14,11 @@ from autokern.hooks.install import put_declared
 
 _lock = Lock()
 _waiting = {
-    "botorch.optim.closures.core": "closures",
-    "botorch.optim.optimize": "acquisition",
-    "botorch.generation.gen": "generation",
+    "botorch.optim.closures.core": "closures.declare",
+    "botorch.optim.optimize": "acquisition.on_one_thread",
+    "botorch.generation.gen": "acquisition.replayed",
 }
-"""Modules of BoTorch whose hooks are not declared yet, each with the module here that declares them."""
+"""Modules of BoTorch whose hooks are not declared yet, each with the function here that declares them."""
 
 
 def look() -> None:
@@ -30,9 +30,9 @@ def look() -> None:
         with _lock.here():
             if name not in _waiting:  # another thread was faster
                 continue
-            later = f"{__name__}.{_waiting[name]}"
+            later, _, declare = f"{__name__}.{_waiting[name]}".rpartition(".")
             try:
-                if not importlib.import_module(later).declare(module):
+                if not getattr(importlib.import_module(later), declare)(module):
                     continue
             except (AttributeError, ImportError, KeyError, TypeError) as error:  # this release lacks a name
                 known.leave_out(later, f"cannot be used: {error}")

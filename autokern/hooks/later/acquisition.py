@@ -1,18 +1,32 @@
-"""Hook into BoTorch's `optimize_acqf`: a small acquisition function is optimised on one thread.
+"""Hooks into BoTorch's optimisation of acquisition functions: one thread, replayed evaluations, starts as a batch.
 
-Its tensors are too small to gain from more threads on a quiet machine. Beside another busy process, the threads wait
-for each other at every operation, which takes 4 to 40 times as long.
+Small acquisition functions do not gain from more threads on a quiet machine. Beside another busy process, the threads
+wait for each other at every operation, which takes 4 to 40 times as long. With no features to fix, points are copied at
+once instead of column by column, each with an autograd node.
+BoTorch 0.18.1 optimises the starts as a batch by internals of SciPy's L-BFGS-B, which it supports up to SciPy 1.17.
+With a later SciPy, all starts become one problem of many variables, and the posterior is evaluated two to four times
+as often. The internals of SciPy 1.18 take the same arguments, unless it is built with 64-bit integers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from types import FunctionType
+import sys
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+import scipy
+import torch
+
 from autokern.core.errors import unless_it_fails
+from autokern.core.replay.held import Held, held
+from autokern.core.replay.recording import Extension
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
+from autokern.hooks.later.repeated import Repeated
 from autokern.system import threads
 
 _MOST = 2**16
@@ -31,7 +45,7 @@ _PLAIN |= {
 """Objectives that create no larger tensor; others may call the user's functions."""
 
 
-def declare(optimize: Any) -> bool:
+def on_one_thread(optimize: Any) -> bool:
     """Declare the hook of `botorch.optim.optimize`; return False to be called again later."""
     stock = getattr(optimize, "_optimize_acqf_batch", None)
     if type(stock) is not FunctionType or stock.__module__ != optimize.__name__:
@@ -79,3 +93,163 @@ def _is_plain(model: Any) -> bool:
 
 def _rows(points: Any) -> int:
     return 0 if points is None else int(points.shape[-2])
+
+
+TRIED = (1, 18)
+"""The SciPy release whose internals were compared; a later release may change their arguments."""
+_REASON = "Scipy version"
+_NAMES = ("fmin_l_bfgs_b_batched", "translate_bounds_for_lbfgsb")
+"""Functions that BoTorch's module imports only with a SciPy release that it supports."""
+_DTYPES = torch.float32, torch.float64
+_HYPERVOLUME = "botorch.acquisition.multi_objective.logei"
+
+
+def replayed(gen: Any) -> bool:
+    """Declare the hooks of `botorch.generation.gen` that are needed, and return True."""
+    make = getattr(gen, "_get_f_np_wrapper", None)
+    if type(make) is FunctionType:
+
+        @hook(gen, "_get_f_np_wrapper")
+        def wrapper_of(shapeX: Any, device: Any, dtype: Any, with_grad: Any) -> Any:
+            stock = make(shapeX, device, dtype, with_grad)
+            if with_grad is not True or device.type != "cpu" or dtype not in _DTYPES:
+                return stock
+            known: dict[int, _Acquisition] = {}
+
+            def f_np_wrapper(x: Any, f: Any, fixed_features: Any = None, batch_indices: Any = None) -> Any:
+                one = known.get(id(f)) or known.setdefault(id(f), _Acquisition(stock, f, shapeX[1:], dtype, gen))
+                return one.call(x, fixed_features, batch_indices)
+
+            return f_np_wrapper
+
+    fix = getattr(gen, "fix_features", None)
+    if type(fix) is FunctionType:
+
+        @hook(gen, "fix_features")
+        def fixed(X: Any, fixed_features: Any = None, replace_current_value: Any = True) -> Any:
+            if fixed_features == {} and type(X) is torch.Tensor and X.layout is torch.strided and not stay_out():
+                return X.clone(memory_format=torch.contiguous_format)
+            return fix(X, fixed_features, replace_current_value)
+
+    why = getattr(gen, "get_reasons_against_fast_path", None)
+    if not leaves_batch(gen) or type(why) is not FunctionType:
+        return True
+
+    @hook(gen, "get_reasons_against_fast_path")
+    def reasons(*args: Any, **kwargs: Any) -> Any:
+        found = why(*args, **kwargs)
+        others = [reason for reason in found if not reason.startswith(_REASON)]
+        if others == found or stay_out() or obstacle() is not None:
+            return found
+        for name, function in zip(_NAMES, batch := _batch() or (), strict=False):
+            vars(gen).setdefault(name, function)
+        return others if batch else found
+
+    return True
+
+
+@unless_it_fails
+def _batch() -> tuple[Any, ...]:
+    from botorch.optim import batched_lbfgs_b
+
+    return tuple(getattr(batched_lbfgs_b, name) for name in _NAMES)
+
+
+def leaves_batch(gen: Any) -> bool:
+    """Whether BoTorch treats the installed SciPy as untested."""
+    check, minor = (getattr(gen, name, None) for name in ("check_scipy_version_at_least", "SCIPY_UNTESTED_VERSION"))
+    return check is not None and minor is not None and bool(check(minor=minor))
+
+
+def scipy_release() -> tuple[int, ...]:
+    """Return the first two numbers of SciPy's version."""
+    return tuple(map(int, scipy.__version__.split(".")[:2]))
+
+
+def obstacle() -> str | None:
+    """Return why the starts cannot be optimised as a batch, None if they can."""
+    from scipy.optimize import _lbfgsb_py
+
+    if scipy_release() != TRIED:
+        return "autokern has not tried that"
+    return "this SciPy is built with 64-bit integers" if getattr(_lbfgsb_py, "HAS_ILP64", False) else None
+
+
+@contextlib.contextmanager
+def _extensions() -> Iterator[None]:
+    """Let a recording see the calls of BoTorch's kernel in C++ as operations, while this is entered."""
+    module: Any = sys.modules.get(_HYPERVOLUME)
+    kernel = getattr(module, "_C", None)
+    if type(kernel) is not ModuleType:
+        yield
+        return
+    try:
+        module._C = Extension(kernel)
+        yield
+    finally:
+        module._C = kernel
+
+
+class _Acquisition(Repeated):
+    """A function of sets of points, some of which the optimiser drops when they have converged."""
+
+    name, watched = "acquisition function", False
+
+    def __init__(self, stock: Any, f: Any, shape: Any, dtype: torch.dtype, gen: Any) -> None:
+        self._stock, self._f, self._shape, self._dtype, self._gen = stock, f, tuple(shape), dtype, gen
+        cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
+        known = set(cells) == {"acquisition_function"} and f.__module__ == gen.__name__
+        self._called = cells["acquisition_function"].cell_contents if known else None
+        super().__init__((type(self._called), self._shape), [dtype])
+
+    def library(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
+        return self._stock(x, self._f, fixed) if rows is None else self._stock(x, self._f, fixed, rows)
+
+    def consists(self, x: np.ndarray, fixed: Any, rows: Any) -> Held | str:
+        if self._called is None:
+            return "it is not an acquisition function alone"
+        if not np.isfinite(x).all() or any(isinstance(v, torch.Tensor) for v in (fixed or {}).values()):
+            return "its points are not finite, or have fixed features of their own"
+        return held(self._called)
+
+    def evaluated(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
+        at = torch.tensor(x, dtype=self._dtype).view(-1, *self._shape).requires_grad_(True)
+        self._points, self._fewer = at.detach(), False
+
+        def compute() -> tuple[torch.Tensor, ...]:
+            with _extensions():
+                whole = (
+                    self._gen.fix_features(at, fixed, False)
+                    if fixed
+                    else at.clone(memory_format=torch.contiguous_format)
+                )
+                losses = self._f(whole)
+                loss = losses.sum()
+                return losses, loss, *torch.autograd.grad(loss, at)
+
+        return (at,), compute
+
+    def put(self, x: np.ndarray, fixed: Any, rows: Any) -> bool:
+        """Write points to where the recorded ones were; sets that were dropped keep their last points."""
+        sets, recorded = self._sets(x), len(self._points)
+        apart = rows is not None and self._results[0].shape == (recorded,)
+        fits = sets == recorded or (sets < recorded and apart)
+        if not fits or not np.isfinite(x).all():
+            return False
+        self.unlike, self._fewer = sets < recorded and not self._fewer, self._fewer or sets < recorded
+        self._points[:sets].copy_(torch.from_numpy(x).view(sets, *self._shape))
+        return True
+
+    def result(self, results: tuple[torch.Tensor, ...], x: np.ndarray, fixed: Any, rows: Any) -> Any:
+        """Return values and gradient of the first points, None if a gradient is not finite."""
+        losses, loss, gradient = results
+        slopes = gradient.numpy().astype(np.float64).ravel()[: x.size].reshape(x.shape)
+        if not np.isfinite(slopes).all():
+            return None
+        return (loss.item() if rows is None else losses.numpy().reshape(-1)[: self._sets(x)].copy()), slopes
+
+    def _sets(self, x: np.ndarray) -> int:
+        return int(x.size // max(1, math.prod(self._shape)))
+
+    def numbers(self, found: Any) -> Any:
+        return found

@@ -46,7 +46,12 @@ def declare(core: Any) -> bool:
     def call(self: Any, **kwargs: Any) -> Any:
         reading = None if kwargs or type(self) is not kind or stay_out_of_models() else _reading_of(self)
         if reading is None:
-            return stock(self, **kwargs) if kwargs or type(self) is not kind else _evaluated(self, stock)
+            if kwargs or type(self) is not kind:
+                return stock(self, **kwargs)
+            known = _closures.get(self)
+            if known is None or not known.is_of(self):
+                known = _closures.put(self, _Closure(self.forward, self.parameters))
+            return known.call(lambda: stock(self))
         loss, *gradients = _dispatch(reading, self.forward, self.parameters)
         return loss.sum() if loss.dim() else loss, tuple(gradients)
 
@@ -138,14 +143,6 @@ def _read(forward: Any) -> Reading:
 _readings = Readings(_read)
 
 
-def _evaluated(closure: Any, stock: Any) -> Any:
-    """Return loss and gradients of a closure of BoTorch's, which are in ``grad`` of its parameters then."""
-    known = _closures.get(closure)
-    if known is None or not known.is_of(closure):
-        known = _closures.put(closure, _Closure(closure.forward, closure.parameters))
-    return known.call(lambda: stock(closure))
-
-
 class OfParameters(Repeated):
     """A function of parameters, which the optimiser writes in place."""
 
@@ -214,19 +211,15 @@ class _Closure(OfParameters):
         return same and all(map(operator.is_, closure.parameters.values(), self._parameters))
 
     def library(self, stock: Any) -> Any:
-        """Return the loss and the gradients of all parameters."""
         return stock()
 
     def consists(self, stock: Any) -> Held | str:
-        """Return what the loss consists of, or why it cannot be recorded."""
         wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
         if not self._of or wanted != set(map(id, self._parameters)):
             return "parameters of which the optimiser has not all"
         return self.held(self._forward)
 
     def evaluated(self, stock: Any) -> Any:
-        """Return the parameters, and what computes the loss and its gradients."""
-
         def compute() -> list[torch.Tensor]:
             with torch.enable_grad():
                 return self.differentiated(self._forward().sum(), self._parameters)
@@ -251,6 +244,5 @@ class _Closure(OfParameters):
         return loss.clone(), tuple(found)
 
     def numbers(self, found: Any) -> Iterator[Any]:
-        """Yield the loss and the gradients."""
         for values in (found[0], *found[1]):
             yield np.zeros(0) if values is None else values.detach().numpy()

@@ -25,7 +25,7 @@ from autokern.core.replay.held import Held
 from autokern.core.replay.recording import UnrecordedError
 from autokern.core.state import Beside, Lock, inside
 from autokern.hooks.later.closures import OfParameters
-from autokern.model import memoized, prior_state
+from autokern.model import memoized
 
 _known = Beside["Loss"]()
 MOST = 2**18
@@ -266,7 +266,7 @@ class Loss(OfLosses):
         for lazy in given.lazies(prior):
             with torch.no_grad():
                 values = *torch._foreach_mul(every, 1.0), *(t.clone() for t in self._own)
-            prior_state.remember(lazy, (*every, *self._own), values)
+            memoized.remember(lazy, (*every, *self._own), values)
 
         def plain(*values: torch.Tensor) -> Any:
             by_id = dict(zip(map(id, used), values, strict=True))

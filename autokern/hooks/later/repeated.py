@@ -6,8 +6,7 @@ replay. If the results agree and the replay is faster, it serves. Every 32nd eva
 
 Recording and comparing take some 30 ms and three evaluations more, and a replay spares about half of an evaluation. So
 an optimisation has spent 60 ms before (the ski-rental problem). All times are those of the thread, without what other
-programs take. Where earlier ones of the same kind in the program were
-long enough to repay it, the third evaluation is recorded.
+programs take. Where earlier ones of the same kind were long enough to repay it, the third evaluation is recorded.
 """
 
 from __future__ import annotations

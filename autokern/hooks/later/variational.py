@@ -49,10 +49,7 @@ def called(model: Any, stock: Call, x: Any) -> Any:
 
 
 def loss(mll: Any, stock: Call, model: Call, distribution: Any, target: Any) -> Any:
-    """Return the marginal likelihood of a distribution and a target, by a replay or by the library.
-
-    `stock` and `model` are the library's own functions of the marginal likelihood and of the model.
-    """
+    """Return a marginal likelihood by a replay or by the library, of which `stock` and `model` are functions."""
     known, x = _steps.get(mll.model), _inputs.get(distribution)
     if known is None or known.mll() is not mll:
         known = _steps.put(mll.model, _Step(mll))
@@ -97,7 +94,6 @@ class _Step(OfLosses):
         return stock(mll, distribution, target)
 
     def consists(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Held | str:
-        """Return what a step consists of, or why it cannot be recorded."""
         if not (_is_plain(x) and _is_plain(target)):
             return "points or targets that require a gradient, or of another kind"
         self._own = _attributes(mll)
@@ -107,12 +103,10 @@ class _Step(OfLosses):
         return self.held(mll, without=(_CACHE,), most=MOST)
 
     def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
-        """Return points, targets and parameters, and what computes the marginal likelihood and its gradients."""
         self._x, self._y = x.detach().clone(), target.detach().clone()
         return (self._x, self._y, *self._parameters), lambda: self.computed(mll, stock, model)
 
     def computed(self, mll: Any, stock: Call, model: Call, *call: Any) -> list[torch.Tensor]:
-        """Return the library's marginal likelihood of the copies, and its gradients by the parameters."""
         recorder: Any = _get_current_dispatch_mode()
         with torch.enable_grad():
             _cleared(mll.model)
@@ -144,7 +138,6 @@ class _Step(OfLosses):
         return found
 
     def made(self, recorder: Recorder) -> Replay:
-        """Return what computes the second part."""
         self._first, rest = recorder.parts(self._outs, *self._results)
         return rest
 
@@ -188,8 +181,7 @@ class _Step(OfLosses):
 
     def _taken(self, model: Any, stock: Call, points: Any) -> Given:
         """Return the library's distribution as it was recorded; a setting of now, or of another thread, may differ."""
-        settings: tuple[Any, ...] = contextlib.nullcontext(), lazily_evaluate_kernels(self._lazily)
-        for setting in settings:
+        for setting in (contextlib.nullcontext(), lazily_evaluate_kernels(self._lazily)):
             with setting:
                 _cleared(model)
                 given = Given.of(stock(model, points), self._y)
@@ -218,7 +210,6 @@ class _Step(OfLosses):
         return True
 
     def result(self, results: Any, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
-        """Return the marginal likelihood with its gradients, None if it is not finite."""
         if not math.isfinite(results[0].item()):
             return None
         value, *slopes = (t.clone() for t in results)
