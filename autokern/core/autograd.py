@@ -34,14 +34,14 @@ keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_kee
 
 
 def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a backward pass: under vmap it runs once for each cotangent of the batch."""
+    """Wrap a backward pass: under vmap it runs once for each cotangent of the batch; zeros of torch get memory."""
 
     @functools.wraps(backward)
     def served(ctx: Any, *grads: Any) -> Any:
         for grad in grads:
             if grad is not None and (_is_new(grad) or _is_old(grad)):
                 return _outside(served, ctx, grads, _is_old(grad))
-        return backward(ctx, *grads)
+        return backward(ctx, *(g if g is None or not g._is_zerotensor() else g.clone() for g in grads))
 
     return served
 

@@ -88,7 +88,7 @@ class _ClosedForm(torch.autograd.Function):
     def forward(ctx, matrix, diagonal, rhs):  # type: ignore[no-untyped-def]
         lower, white, quadratic = _white(matrix, diagonal, rhs)
         if any(ctx.needs_input_grad):
-            ctx.lower, ctx.threads = lower, threads.current()
+            ctx.factor, ctx.threads = [lower], threads.current()
             ctx.arguments, ctx.shape = Unsaved(matrix, diagonal, rhs), None if diagonal is None else diagonal.shape
             ctx.save_for_backward(white)
         return quadratic, lower.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2)
@@ -101,16 +101,15 @@ class _ClosedForm(torch.autograd.Function):
         if torch.is_grad_enabled():
             return tuple(plain_gradients(plain, ctx.arguments.unchanged(), wanted, cotangents))
 
-        def inverse() -> torch.Tensor:
-            lower, ctx.lower = ctx.lower, None
-            return inverted(lower)
-
         def gradients() -> list[torch.Tensor | None]:
-            white = kept
-            if ctx.lower is None:  # a second backward pass: the first one overwrote the factor
-                ctx.lower, white, _ = _white(*ctx.arguments.unchanged())
-            solved = torch.linalg.solve_triangular(ctx.lower.mT, white, upper=True)
-            return inv_quad_logdet_gradients(inverse, solved, cotangents, ctx.shape, wanted)
+            try:
+                lower, white = ctx.factor.pop(), kept  # another thread may differentiate the same graph
+            except IndexError:  # a second backward pass: the first one overwrote the factor
+                lower, white, _ = _white(*ctx.arguments.unchanged())
+            solved = torch.linalg.solve_triangular(lower.mT, white, upper=True)
+            if not (wanted[0] or wanted[1]):
+                ctx.factor.append(lower)
+            return inv_quad_logdet_gradients(lambda: inverted(lower), solved, cotangents, ctx.shape, wanted)
 
         return tuple(threads.limited(gradients, ctx.threads)())
 

@@ -20,7 +20,8 @@ def told(found: dict[str, list[str]]) -> str:
 
 BY_FORCE = 3
 """Runs of a scenario without a profile and with candidates by force, others for each; `report.py` has all."""
-USUAL = [name for name, one in TABLE.items() if not one.rare]
+EVERY = [name for name, one in TABLE.items() if one.every]
+USUAL = [name for name, one in TABLE.items() if not one.rare and not one.every]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,12 @@ USUAL = [name for name, one in TABLE.items() if not one.rare]
 )
 def test_scenario(name):
     _, found = judged(TABLE[name], brief=True)
+    assert not found, told(found)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_scenario_by_each_candidate(name):
+    _, found = judged(TABLE[name])
     assert not found, told(found)
 
 
@@ -39,7 +46,7 @@ def test_scenario_in_more_ways(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(TABLE.keys() - USUAL))
+@pytest.mark.parametrize("name", [name for name, one in TABLE.items() if one.rare])
 def test_rare_scenario(name):
     _, found = judged(TABLE[name])
     assert not found, told(found)

@@ -197,6 +197,27 @@ def test_derivatives_of_quadratic_forms_may_be_taken_twice():
     assert torch.allclose(noise.grad, 2 * once), "a second backward pass factorises again"
 
 
+def test_backward_passes_of_one_quadratic_form_may_meet(monkeypatch):
+    """Two threads could find the factor that only one of them may overwrite."""
+    half, solve, within = normal(6, 6), torch.linalg.solve_triangular, []
+    k, rhs = (half @ half.mT + torch.eye(6, dtype=torch.float64)).requires_grad_(), normal(6, 1)
+    value = sum(part.sum() for part in closed_form(k, None, rhs))
+
+    def slope():
+        return torch.autograd.grad(value, k, retain_graph=True)[0]
+
+    def amid(*args, **options):
+        if not within:
+            within.append(None)
+            within[0] = slope()
+        return solve(*args, **options)
+
+    monkeypatch.setattr(torch.linalg, "solve_triangular", amid)
+    found = slope()
+    torch.testing.assert_close(found, within[0])
+    torch.testing.assert_close(found, slope())
+
+
 def test_cotangents_of_strips():
     matrix = torch.linalg.cholesky(torch.eye(600, dtype=torch.float64) * 2)
     blocks, b = RowBlocks(matrix), normal(4, 600).requires_grad_()

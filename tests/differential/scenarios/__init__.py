@@ -1,6 +1,7 @@
 """Scenarios by theme; importing this fills the table."""
 
 from scenarios import (  # noqa: F401
+    contracts,
     events,
     fantasies,
     inplace,
