@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import gpytorch
 import pytest
 import torch
@@ -45,7 +42,6 @@ from support.densities import (
 )
 from support.models import ExactModel
 from support.threads import in_threads
-from torch.autograd import forward_ad
 
 import autokern
 from autokern.density.gaussian import dense
@@ -322,38 +318,6 @@ def test_a_prior_with_noise_and_gradients_by_its_targets(way, served):
 
 
 @each_way
-def test_backward_again_and_batches_of_cotangents(way, served):
-    mll = of(way)
-    parameters = list(mll.parameters())
-    with by(way):
-        loss = value_of(mll)
-    once = torch.autograd.grad(loss, parameters, retain_graph=True)
-    twice = torch.autograd.grad(loss, parameters, retain_graph=True)
-    agree(once, twice, rtol=1e-9, atol=1e-12)
-    cotangents = torch.tensor([1.0, -2.0], dtype=torch.float64)
-    batched = torch.autograd.grad(loss, parameters, cotangents, is_grads_batched=True)
-    for one, many in zip(once, batched, strict=True):
-        torch.testing.assert_close(many, torch.stack([one, -2 * one]), rtol=1e-9, atol=1e-12)
-    assert served[way] == 1
-
-
-@pytest.mark.parametrize("way", ["stock", "objective", "arrays", "fused", "dense", "tasks"])
-def test_a_second_backward_raises_and_frees(way, served):
-    mll = of(way)
-    with by(way):
-        value = value_of(mll)
-    mean, cotangent = list(mll.model.mean_module.parameters()), torch._efficientzerotensor((), dtype=torch.float64)
-    zeros = torch.autograd.grad(value, list(mll.parameters()), cotangent, retain_graph=True)
-    assert not any(t.any() for t in zeros)
-    torch.autograd.grad(value, mean, retain_graph=True)
-    torch.autograd.grad(value, mean)
-    if way == "objective":
-        assert value.grad_fn.gradients is None
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        torch.autograd.grad(value, mean)
-
-
-@each_way
 def test_a_change_between_forward_and_backward(way):
     mll = of(way)
     with by(way):
@@ -370,23 +334,6 @@ def test_a_change_between_forward_and_backward(way):
             parameter.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-@each_way
-def test_tangents_of_cotangents(way):
-    mll = of(way)
-
-    def tangents():
-        value = value_of(mll)
-        with forward_ad.dual_level():
-            cotangent = forward_ad.make_dual(*torch.tensor([2.0, 3.0], dtype=torch.float64))
-            slopes = torch.autograd.grad(value, list(mll.parameters()), cotangent)
-            return [t.clone() for one in slopes for t in forward_ad.unpack_dual(one)]
-
-    with by("stock"):
-        expected = tangents()
-    with by(way):
-        agree(tangents(), expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("kernel", [RBFKernel, LinearKernel])
@@ -412,19 +359,6 @@ def test_threads_that_share_a_kernel(way):
 
     in_threads(work, range(3))
     assert found == pytest.approx([expected] * 60, rel=1e-13)
-
-
-@each_way
-def test_models_are_freed(way):
-    refs = []
-    for _ in range(4):
-        mll = of(way)
-        with by(way):
-            value_of(mll).backward()
-        refs += [weakref.ref(mll.model), weakref.ref(mll.model.covar_module)]
-        del mll
-    gc.collect()
-    assert [ref() for ref in refs] == [None] * 8
 
 
 # --- what changes between two of them ---------------------------------------------------------------------------------

@@ -115,7 +115,6 @@ class Scenario:
     threads: int = 1
     most: int = 14  # runs by force, where they are long
     rare: bool = False  # a sibling of others that the fast tests run
-    every: bool = False  # the fast tests run it by each candidate
 
 
 _OPTIONS = {f.name for f in fields(Scenario)} - {"name", "program"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import pickle
 import signal
 import warnings
@@ -38,8 +37,6 @@ from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from linear_operator.operators import DenseLinearOperator
 from support.models import ExactModel
 from support.outcomes import judged
-from support.threads import in_threads
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autokern
@@ -490,42 +487,6 @@ def test_a_constant_that_the_kernel_has_too(create):
         return [t.detach() for t in torch.autograd.grad(value, p, create_graph=create)]
 
 
-PAIRS = {
-    "the same": lambda found: (found.loc, found.loc),
-    "mean, covariance": lambda found: (found.loc, found.covariance_matrix),
-    "covariance, mean": lambda found: (found.covariance_matrix, found.loc),
-}
-
-
-@pytest.mark.parametrize("retain", [False, True])
-@pytest.mark.parametrize("grads", ["all", "points", "kernel", "constant"])
-@pytest.mark.parametrize("pair", PAIRS)
-def test_a_second_backward_raises_as_stock_s(pair, grads, retain):
-    def grad(value, wanted, **how):
-        return torch.autograd.grad(weighted(value), wanted, allow_unused=True, **how)
-
-    def run():
-        model, x = MODELS["usual"](), points(5, 2)
-        if grads in ("all", "points"):
-            x.requires_grad_()
-        constant, kernel = model.mean_module.raw_constant, list(model.covar_module.parameters())
-        once = {"all": [x, *kernel, constant], "points": [x], "kernel": kernel, "constant": [constant]}[grads]
-        again = kernel if grads == "constant" else once
-        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
-            found = model.eval()(x)
-            first, second = PAIRS[pair](found)
-        if grads != "constant" or first is found.loc:
-            grad(first, once, retain_graph=retain)
-        if retain or grads == "constant":
-            return grad(second, again)
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            grad(second, again)
-        return []
-
-    expected, found = both(run)
-    close(found, expected)
-
-
 def test_arrays_are_freed_after_a_backward():
     model, calls, made = MODELS["usual"](), [], arrays.Call.__init__
 
@@ -549,23 +510,6 @@ def test_arrays_are_freed_after_a_backward():
         assert calls[2]() is None
 
 
-@pytest.mark.parametrize("name", ["usual", "known noise", "isotropic", "sum of smooth"])
-@pytest.mark.parametrize("of", ["mean", "covariance"])
-@stock_s(rtol=1e-09, atol=1e-09)
-def test_tangents_of_cotangents(name, of):
-    smooth = with_kernel(lambda: ScaleKernel(RBFKernel()) + RBFKernel(active_dims=[1]))
-    model, x = MODELS.get(name, smooth)().eval(), points(5, 2).requires_grad_()
-    with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
-        found = model(x)
-    out = found.loc if of == "mean" else found.covariance_matrix
-    p = [p for name, p in model.named_parameters() if "lengthscale" in name]
-    with forward_ad.dual_level():
-        cotangent = forward_ad.make_dual(torch.ones_like(out), torch.linspace(0, 1, out.numel(), **F64).view_as(out))
-        slopes = [forward_ad.unpack_dual(t) for t in torch.autograd.grad(out, [x, *p], cotangent)]
-        assert not any(slope.primal.requires_grad for slope in slopes)
-        return [t.clone() for slope in slopes for t in slope]
-
-
 @stock_s()
 def test_zero_tensors():
     model, x = MODELS["usual"]().eval(), points(5, 2).requires_grad_()
@@ -576,39 +520,6 @@ def test_zero_tensors():
     zeros = [torch._efficientzerotensor(t.shape, **F64) for t in outs]
     slopes = torch.autograd.grad(outs, x, [zeros[0], torch.ones_like(outs[1])], retain_graph=True)
     return [there.detach(), *slopes, *(t + 0.0 for t in torch.autograd.grad(outs, x, zeros))]
-
-
-@pytest.mark.parametrize("make", [MODELS["usual"], MODELS["two outputs"]])
-def test_gradcheck(make):
-    model = make()
-
-    def moments(x, *_):
-        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
-            found = model.eval()(x)
-        return found.loc, found.covariance_matrix
-
-    with autokern.enabled(), autokern.using(**ARRAYS):
-        before = served()
-        assert torch.autograd.gradcheck(moments, points(2, 1, 2).requires_grad_(), check_batched_grad=True)
-        assert torch.autograd.gradgradcheck(moments, points(2, 1, 2).requires_grad_())
-        assert served() > before
-
-
-def test_a_graph_serves_twice_and_threads_do_not_meet():
-    model, x = MODELS["sum"](), points(5, 2).requires_grad_()
-    with autokern.enabled(), autokern.using(**ARRAYS):
-        value = weighted(model.posterior(x).mean)
-        first = torch.autograd.grad(value, [x, *model.covar_module.parameters()], retain_graph=True)
-        found = []
-
-        def work(_):
-            sources = [x, *model.covar_module.parameters()]
-            found.extend(torch.autograd.grad(value, sources, retain_graph=True) for _ in range(20))
-
-        in_threads(work, range(3))
-    assert len(found) == 60
-    for slopes in found:
-        close(slopes, first)
 
 
 # --- what users do beside it ------------------------------------------------------------------------------------------
@@ -778,6 +689,9 @@ def test_a_forward_that_is_put_on_the_model(fresh):
         close(run(clear=fresh), expected, rtol=1e-8, atol=1e-9)
 
 
+# --- stock ------------------------------------------------------------------------------------------------------------
+
+
 def test_raw_tensors_that_change_after_the_call():
     """Gradients are those of the call; a derivative of them would be of something else, and says so as torch does."""
     model, x = MODELS["usual"](), points(5, 2).requires_grad_()
@@ -789,9 +703,6 @@ def test_raw_tensors_that_change_after_the_call():
         close(torch.autograd.grad(value, x, retain_graph=True), expected)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(value, x, create_graph=True)
-
-
-# --- stock ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
@@ -891,17 +802,6 @@ def test_views_that_negate_run_stock():
     assert x.is_neg()
     with torch.no_grad():
         return [model(x).mean]
-
-
-def test_models_are_freed():
-    with autokern.enabled(), autokern.using(**ARRAYS):
-        model = MODELS["usual"]()
-        value = weighted(model.posterior(points(2)).mean)
-        alive = weakref.ref(model), weakref.ref(model.prediction_strategy)
-        del model
-        gc.collect()
-        assert [ref() for ref in alive] == [None, None]
-        value.backward()
 
 
 def test_errors_and_warnings_are_stock_s():

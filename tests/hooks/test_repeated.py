@@ -14,7 +14,6 @@ from botorch import acquisition as acquisitions
 from botorch.acquisition import objective as objectives
 from botorch.acquisition.multi_objective import logei as multi_objective
 from botorch.acquisition.risk_measures import VaR
-from botorch.fit import fit_gpytorch_mll
 from botorch.models import KroneckerMultiTaskGP, ModelListGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
 from botorch.models.transforms import Standardize
 from botorch.models.transforms.input import InputPerturbation
@@ -202,26 +201,6 @@ def test_a_user_s_objective_is_called_as_often_as_by_stock():
     assert len(calls) == 8
 
 
-@pytest.mark.parametrize("change", ["attribute", "parameter", "data"])
-def test_what_a_callback_changes_counts_at_once(change):
-    model = single()
-    acquisition = acquisitions.LogExpectedImprovement(model, torch.tensor(0.3, dtype=DOUBLE))
-    call, x = wrapper(acquisition, 1, 2), points(4, 2, seed=9).numpy()
-    for seed in range(7):
-        call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
-    if change == "attribute":
-        acquisition.best_f = torch.tensor(0.6, dtype=DOUBLE)
-    elif change == "parameter":
-        with torch.no_grad():
-            model.covar_module.raw_lengthscale.add_(0.5)
-            model.train().eval()
-    else:
-        acquisition.model = single(outcome_transform=Standardize(1))
-    with autokern.using(force={"posterior": "stock"}):
-        theirs = wrapper(acquisition, 1, 2)(x, [0, 1, 2, 3])
-    agree(call(x, [0, 1, 2, 3]), theirs)
-
-
 def test_errors_of_the_user_pass_and_leave_no_mode():
     class Failing(acquisitions.PosteriorMean):
         __module__ = acquisitions.PosteriorMean.__module__
@@ -346,45 +325,6 @@ def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():
         with autokern.using(force={"posterior": "stock"}):
             loss, gradients = closure()
         agree(ours, [loss.item(), *gradients], 1e-9)
-
-
-@pytest.mark.parametrize("change", ["data", "noise", "frozen", "memory", "fewer"])
-def test_a_closure_follows_its_model(change):
-    mll, closure = closures_of(kronecker())
-    for _ in range(6):
-        closure()
-    model = mll.model
-    if change == "data":
-        model.set_train_data(targets=model.train_targets + 1.0, strict=False)
-    elif change == "noise":
-        model.likelihood.raw_noise.data = model.likelihood.raw_noise.data + 1.0
-    elif change == "fewer":
-        del closure.parameters[next(iter(closure.parameters))]
-    elif change == "frozen":
-        model.likelihood.raw_noise.requires_grad_(False)
-    else:
-        parameter = next(iter(mll.parameters()))
-        parameter.data = parameter.data + 0.3
-    loss, gradients = closure()
-    ours = [loss.item(), *(g.clone() for g in gradients)]
-    with autokern.using(force={"posterior": "stock"}):
-        loss, gradients = closure()
-    agree(ours, [loss.item(), *gradients], 1e-9)
-
-
-def test_fits_end_where_stock_ends():
-    def fitted():
-        torch.manual_seed(0)
-        model = kronecker()
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 25}})
-        return mll.train()(model(*model.train_inputs), model.train_targets).item()
-
-    before = served()
-    ours = fitted()
-    assert served() > before
-    with autokern.using(force={"posterior": "stock"}):
-        assert ours == pytest.approx(fitted(), rel=1e-4)
 
 
 def test_sets_that_depend_on_each_other_are_noticed_where_one_is_dropped():

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import warnings
 
-import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from support import covariances
-from support.models import ExactModel
 
 import autokern
 from autokern import kernels
@@ -120,28 +117,6 @@ def test_nothing_at_all(m, n, d, base):
         assert found is expected if isinstance(expected, type) else torch.allclose(found, expected)
 
 
-@pytest.mark.parametrize("parameter", ["outputscale", "lengthscale"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parameters_of_another_dtype_are_stocks(parameter, dtype):
-    kernel = ScaleKernel(RBFKernel()).to(dtype)
-    other = torch.float64 if dtype is torch.float32 else torch.float32
-    (kernel if parameter == "outputscale" else kernel.base_kernel).to(other)
-    if parameter == "outputscale":
-        kernel.base_kernel.to(dtype)
-    x = torch.rand(70, 2, dtype=dtype)
-    with autokern.using(force={"kernel_matrix": "stock"}):
-        expected = kernel(x).to_dense()
-    for name in _LAYOUTS:
-        with autokern.using(force={"kernel_matrix": name}):
-            kernel.to(dtype)(x).to_dense()  # a key that is known must not serve the other
-            (kernel if parameter == "outputscale" else kernel.base_kernel).to(other)
-            if parameter == "outputscale":
-                kernel.base_kernel.to(dtype)
-            found = kernel(x).to_dense()
-        assert found.dtype is expected.dtype
-        assert torch.allclose(found, expected)
-
-
 @pytest.mark.parametrize("name", ["rbf", "matern12", "matern52"])
 @pytest.mark.parametrize("layout", covariances.LAYOUTS)
 @pytest.mark.parametrize("scale", [0.0, 1e-320])
@@ -156,79 +131,6 @@ def test_an_outputscale_that_has_vanished(name, layout, scale):
         found.append(torch.autograd.grad(k, (outputscale, lengthscale), g))
     torch.testing.assert_close(found[1][0], found[0][0])
     assert found[1][1].abs().max() <= 1e-300
-
-
-_WAYS = [
-    {"exact_log_prob": "fused"},
-    {"exact_log_prob": "stock", "kernel_matrix": "gemm", "inv_quad_logdet": "potri"},
-    {"exact_log_prob": "stock", "kernel_matrix": "tiled", "inv_quad_logdet": "stock"},
-]
-_STOCK = {"exact_log_prob": "stock", "kernel_matrix": "stock", "inv_quad_logdet": "stock"}
-
-
-def model_of(n=200, base=RBFKernel):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(n, 2, generator=generator, dtype=torch.float64)
-    y = x.sum(-1).sin()
-    likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    model = ExactModel(x, y, ScaleKernel(base()), likelihood).double()
-    return model, gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model), x, y
-
-
-@pytest.mark.parametrize("way", _WAYS)
-def test_a_default_device_that_is_not_the_datas(way):
-    model, mll, x, y = model_of()
-    with autokern.using(force=_STOCK):
-        expected = torch.autograd.grad(mll(model(x), y), list(model.parameters()))
-    model.train()
-    with warnings.catch_warnings(), autokern.using(force=way):
-        warnings.simplefilter("error")
-        with torch.device("meta"):
-            found = torch.autograd.grad(mll(model(x), y), list(model.parameters()))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("target", [0.3, torch.rand(7, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)])
-def test_targets_that_are_none_of_ours(target):
-    model, mll, x, _ = model_of(60)
-
-    def outcome(way):
-        with warnings.catch_warnings(record=True) as caught, autokern.using(force=way):
-            warnings.simplefilter("always")
-            try:
-                told = f"{mll(model(x), target).item():.9g}"
-            except Exception as error:
-                told = type(error), str(error)
-        return told, [str(w.message) for w in caught]
-
-    expected = outcome(_STOCK)
-    for way in _WAYS[:2]:
-        assert outcome(way) == expected
-
-
-@pytest.mark.parametrize("n", [1, 40, 200])
-@pytest.mark.parametrize("base", [RBFKernel, MaternKernel])
-def test_points_that_are_no_numbers(n, base):
-    model, mll, x, y = model_of(n, base)
-    x[0, 0] = torch.nan
-    model.set_train_data(x, y, strict=False)
-
-    def outcome(way):
-        with autokern.using(force=way):
-            try:
-                return mll(model(x), y).item()
-            except Exception as error:
-                return type(error), str(error)
-
-    expected = outcome(_STOCK)
-    for way in _WAYS:
-        assert repr(outcome(way)) == repr(expected)
-    with autokern.using(force={"kernel_matrix": "stock"}):
-        counts = model.covar_module(x).to_dense().isnan().sum()
-    for name in _LAYOUTS:
-        with autokern.using(force={"kernel_matrix": name}):
-            assert model.covar_module(x).to_dense().isnan().sum() == counts
 
 
 def test_what_is_traced_remembers_nothing_of_its_caller():
@@ -254,31 +156,3 @@ def test_what_is_traced_remembers_nothing_of_its_caller():
     finally:
         torch.set_default_dtype(torch.float32)
     assert covariances.scripted(known, x, x).dtype is torch.float32
-
-
-@pytest.mark.parametrize("layout", covariances.LAYOUTS)
-@pytest.mark.parametrize(("name", "orders"), [("rbf", 7), ("matern12", 4), ("matern32", 4), ("matern52", 5)])
-def test_derivatives_of_any_order_by_points(layout, name, orders):
-    covariance = covariances.Covariance(kernels.family(name), torch.full((1, 1), 0.8, dtype=torch.float64), None)
-    x = torch.tensor([[0.1], [0.7], [0.1]], dtype=torch.float64)
-
-    def derivative(at, order):
-        at = at.clone().requires_grad_()
-        value = covariances.matrix(covariance, at, x, layout)[0, 1]
-        for _ in range(order):
-            (slope,) = torch.autograd.grad(value, at, create_graph=True)
-            value = slope[0, 0]
-        return value.detach()
-
-    step = torch.zeros_like(x)
-    step[0] = 1e-4
-    for order in range(1, orders):
-        ours = derivative(x, order)
-        around = (derivative(x + step, order - 1) - derivative(x - step, order - 1)) / 2e-4
-        assert ours.item() == pytest.approx(around.item(), rel=1e-4, abs=1e-5)
-    at = x.clone().requires_grad_()
-    value = covariances.matrix(covariance, at, at, layout).sum()
-    for _ in range(4):
-        (slope,) = torch.autograd.grad(value, at, create_graph=True)
-        assert slope.isfinite().all()
-        value = slope.square().sum()

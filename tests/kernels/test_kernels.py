@@ -36,9 +36,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = families()
 EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
-each_layout = pytest.mark.parametrize("layout", covariances.LAYOUTS)
-SMOOTH = [f for f in FAMILIES if f.name in ("rbf", "matern52")]
-"""Families that are twice differentiable where points coincide."""
 
 
 @pytest.fixture(autouse=True)
@@ -179,96 +176,6 @@ def test_graph_routes(family, scaled, same, monkeypatch):
 
 
 # --- derivatives ------------------------------------------------------------------------------------------------------
-
-
-def leaves(cov, x1, x2):
-    return [t for t in (x1, x2, cov.lengthscale, cov.outputscale) if t is not None]
-
-
-def as_function(cov, layout):
-    def function(x1, x2, lengthscale, outputscale=None):
-        return covariances.matrix(Covariance(cov.family, lengthscale, outputscale), x1, x2, layout)
-
-    return function
-
-
-@pytest.mark.thin
-@each_family
-@each_layout
-@pytest.mark.parametrize("batch", [((), (), ()), ((2,), (2,), (2,)), ((2,), (), ()), ((), (2,), ()), ((), (), (2,))])
-def test_gradcheck(family, layout, batch):
-    cov, x1, x2 = tensors(family, 4, 3, 2, batch=batch, grad=True)
-    assert torch.autograd.gradcheck(as_function(cov, layout), leaves(cov, x1, x2))
-
-
-@pytest.mark.thin("family", "batch")
-@each_family
-@pytest.mark.parametrize("batch", [((), (), ()), ((2,), (2,), (2,))])
-def test_gradgradcheck(family, batch):
-    cov, x1, x2 = tensors(family, 3, 4, 2, batch=batch, grad=True)
-    assert torch.autograd.gradgradcheck(as_function(cov, "whole"), leaves(cov, x1, x2))
-
-
-@pytest.mark.parametrize("family", SMOOTH, ids=lambda f: f.name)
-@each_layout
-def test_gradcheck_and_gradgradcheck_at_equal_points(family, layout):
-    cov, x1, _ = tensors(family, 4, 1, 2, grad=True)
-
-    def function(x, lengthscale, outputscale):
-        return covariances.matrix(Covariance(family, lengthscale, outputscale), x, x, layout)
-
-    inputs = (x1, cov.lengthscale, cov.outputscale)
-    assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs)
-
-
-@pytest.mark.thin("family", "layout")
-@each_family
-@each_layout
-def test_gradients_of_hyperparameters_at_equal_points(family, layout):
-    """For all families: with respect to lengthscale and outputscale duplicates do no harm, twice over."""
-    cov, x1, _ = tensors(family, 5, 1, 2)
-    x1[3] = x1[0]
-
-    def function(lengthscale, outputscale):
-        return covariances.matrix(Covariance(family, lengthscale, outputscale), x1, x1, layout)
-
-    inputs = (cov.lengthscale.requires_grad_(), cov.outputscale.requires_grad_())
-    assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs)
-
-
-@each_family
-@each_layout
-def test_gradients_of_large_matrices_agree_with_the_formula(family, layout):
-    """Several strips, and duplicates for which gradients with respect to points are zero, never NaN."""
-    cov, x1, _ = tensors(family, 90, 1, 3, grad=True)
-    with torch.no_grad():
-        x1[70:] = x1[:20]
-    weights = torch.randn(90, 90, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    inputs = (x1, cov.lengthscale, cov.outputscale)
-    found = torch.autograd.grad((covariances.matrix(cov, x1, x1, layout) * weights).sum(), inputs)
-    truth = torch.autograd.grad((reference(cov, x1, x1) * weights).sum(), inputs)
-    for one, other in zip(found, truth, strict=True):
-        # where a distance of zero comes out as 1e-8, the slope of the Matérn 1/2 is 1e8
-        tolerance = 1e-6 if family.name == "matern12" else 1e-9
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * other.abs().max().item())
-
-
-@each_family
-@settings(max_examples=25, deadline=None)
-@given(
-    wanted=st.sets(st.integers(0, 3), min_size=1), layout=st.sampled_from(covariances.LAYOUTS), seed=st.integers(0, 9)
-)
-def test_only_wanted_gradients_are_computed(family, wanted, layout, seed):
-    cov, x1, x2 = tensors(family, 40, 20, 3, seed=seed)
-    inputs = [t.requires_grad_(i in wanted) for i, t in enumerate((x1, x2, cov.lengthscale, cov.outputscale))]
-    chosen = [inputs[i] for i in sorted(wanted)]
-    weights = torch.randn(40, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    found = torch.autograd.grad((covariances.matrix(cov, x1, x2, layout) * weights).sum(), chosen)
-    truth = torch.autograd.grad((reference(cov, x1, x2) * weights).sum(), chosen)
-    for one, other in zip(found, truth, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 @each_family

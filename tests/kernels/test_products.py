@@ -46,11 +46,11 @@ def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, batch=NONE,
 # --- values and gradients ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thin
 def formed(tree, others):
     return matrices.matrix(tree, others, others is None, "again")
 
 
+@pytest.mark.thin
 @each_kernel
 @either_side
 @each_plan

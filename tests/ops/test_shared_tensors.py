@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import gc
 
-import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
-from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+from gpytorch.kernels import RBFKernel
 from support import covariances
-from support.models import ExactModel
 
 import autokern
 from autokern import kernels
 from autokern.core.autograd import Lent
-from autokern.core.registry import get
 from autokern.kernels import matmul
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
-from autokern.ops.decompositions import cholesky_qr2
 from autokern.ops.inv_quad_logdet import closed_form
 from autokern.prediction.inverse_factor import RowBlocks
 
@@ -76,56 +71,6 @@ def test_points_may_be_written_into(layout):
         torch.testing.assert_close(found, truth)
 
 
-def objective(x, y, force, batch=(), base=RBFKernel):
-    size = torch.Size(batch)
-    kernel = ScaleKernel(base(ard_num_dims=2, batch_shape=size), batch_shape=size)
-    likelihood = gpytorch.likelihoods.GaussianLikelihood(batch_shape=size)
-    model = ExactModel(x, y, kernel, likelihood, gpytorch.means.ConstantMean(batch_shape=torch.Size(batch))).double()
-    with autokern.using(force=force):
-        value = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)(model(x), y)
-    return value, list(model.parameters())
-
-
-_STOCK = {"exact_log_prob": "stock", "kernel_matrix": "stock", "inv_quad_logdet": "stock"}
-_WAYS = [
-    {"exact_log_prob": "fused"},
-    {**_STOCK, "kernel_matrix": "gemm", "inv_quad_logdet": "potri"},
-    {**_STOCK, "kernel_matrix": "broadcast", "inv_quad_logdet": "stock"},
-]
-
-
-@pytest.mark.parametrize("way", _WAYS)
-@pytest.mark.parametrize("base", [RBFKernel, MaternKernel])
-def test_training_points_may_be_written_into(way, base):
-    x, y = normal(60, 2), normal(60, seed=3)
-    value, parameters = objective(x, y, _STOCK, base=base)
-    expected = torch.autograd.grad(value, parameters)
-    value, parameters = objective(x, y, way, base=base)
-    if way["kernel_matrix" if "kernel_matrix" in way else "exact_log_prob"] != "broadcast":
-        x.add_(1)
-    for found, truth in zip(torch.autograd.grad(value, parameters), expected, strict=True):
-        torch.testing.assert_close(found, truth)
-
-
-@pytest.mark.parametrize("way", _WAYS)
-@pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("old", [False, True])
-def test_cotangents_of_a_batch_of_models(way, graph, old):
-    x, y = normal(3, 30, 2), normal(3, 30, seed=3)
-    value, parameters = objective(x, y, _STOCK, (3,))
-    unit = torch.eye(3, dtype=torch.float64)
-    expected = torch.autograd.grad(value, parameters, unit, is_grads_batched=True)
-    value, parameters = objective(x, y, way, (3,))
-    if old:
-        found = torch.autograd.grad(value, parameters, unit, is_grads_batched=True, create_graph=graph)
-    else:
-        grad = torch.autograd.grad
-        found = torch.vmap(lambda v: grad(value, parameters, v, retain_graph=True, create_graph=graph))(unit)
-    for one, truth in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, truth)
-        assert one.requires_grad == graph
-
-
 def batched(function, inputs, count=3):
     """Compare batched cotangents with single ones, by either vmap, once and nested, with and without a graph."""
     out = function()
@@ -144,57 +89,11 @@ def batched(function, inputs, count=3):
                 torch.testing.assert_close(one, truth)
 
 
-@pytest.mark.parametrize("name", _FAMILIES)
-def test_cotangents_of_matrices(name):
-    x, covariance = normal(20, 2).requires_grad_(), known(name)
-    for layout in covariances.LAYOUTS:
-        batched(lambda layout=layout: covariances.matrix(covariance, x, x, layout), wanted(covariance, x))
-    batched(lambda: covariances.reference(covariance, x, x), wanted(covariance, x))
-
-
 def test_cotangents_of_products():
     x, rhs = normal(20, 2).requires_grad_(), normal(20, 3, seed=4).requires_grad_()
     tree = trees.read(RBFKernel().double(), x)
     batched(lambda: matmul.matmul(tree, None, rhs, Plan(16)), [x, rhs])
     batched(lambda: matrices.matrix(tree, None, True, "again"), [x])
-
-
-def test_cotangents_of_decompositions():
-    a = normal(30, 5).requires_grad_()
-    batched(lambda: cholesky_qr2(a)[1], [a])
-
-
-def test_cotangents_of_quadratic_forms_and_log_determinants():
-    half = normal(15, 15)
-    k = (half @ half.mT + torch.eye(15, dtype=torch.float64)).requires_grad_()
-    noise, rhs = torch.full((1,), 0.3, dtype=torch.float64, requires_grad=True), normal(15, 2).requires_grad_()
-    op = get("inv_quad_logdet")
-
-    def run():
-        diagonal = ConstantDiagLinearOperator(noise, 15)
-        operator = AddedDiagLinearOperator(DenseLinearOperator(k), diagonal)
-        return torch.stack(op["potri"].run(operator, rhs, True, True))
-
-    batched(run, [k, noise, rhs])
-
-
-def test_derivatives_of_quadratic_forms_may_be_taken_twice():
-    half, rhs = normal(6, 6), normal(6, 1)
-    k = half @ half.mT + torch.eye(6, dtype=torch.float64)
-
-    def value(noise, rhs):
-        quadratic, logdet = closed_form(k, noise, rhs)
-        return quadratic.sum() + logdet
-
-    noise = torch.full((1,), 0.1, dtype=torch.float64, requires_grad=True)
-    arguments = (noise, rhs.requires_grad_())
-    assert torch.autograd.gradcheck(value, arguments)
-    assert torch.autograd.gradgradcheck(value, arguments)
-    out = value(*arguments)
-    torch.autograd.backward(out, retain_graph=True)
-    once = noise.grad.clone()
-    torch.autograd.backward(out)
-    assert torch.allclose(noise.grad, 2 * once), "a second backward pass factorises again"
 
 
 def test_backward_passes_of_one_quadratic_form_may_meet(monkeypatch):

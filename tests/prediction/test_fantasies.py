@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 from gpytorch import kernels, settings
-from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import LinearKernel, RBFKernel
 from support.exact_models import (
     KINDS,
     MODELS,
@@ -32,61 +32,12 @@ from support.exact_models import (
     several_at,
     stock_s,
     truth,
-    values,
 )
 
 from autokern.runtime import dispatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 each_way = pytest.mark.parametrize("fast", [False, True], ids=["solve", "fast"])
-
-CASES = {
-    "one": ((1,), None),
-    "two": ((2,), None),
-    "five": ((5,), None),
-    "batch": ((4, 2), None),
-    "targets": ((2,), (4, 2)),
-    "batch of points and of targets": ((4, 2), (3, 4, 2)),
-}
-
-
-@pytest.mark.thin
-@each_way
-@pytest.mark.parametrize(("shape", "targets"), CASES.values(), ids=CASES)
-@pytest.mark.parametrize("graph", [False, True], ids=["values", "graph"])
-@pytest.mark.parametrize("model", ["ard", "sum", "float32", "linear", "batch"])
-def test_fantasies_are_stocks_and_those_of_a_refit(model, shape, targets, fast, graph):
-    if model == "batch":
-        shape = (*shape[:-1], 2, shape[-1])
-        targets = targets and (*targets[:-1], 2, targets[-1])
-    y = None if targets is None else torch.randn(targets, generator=torch.Generator().manual_seed(1))
-
-    def read():
-        imagined = fantasy(predicted(MODELS[model]()), points(*shape, seed=7), y)
-        return moments(imagined(at(imagined, 6, 8))), moments(refitted(imagined)(at(imagined, 6, 8)))
-
-    with settings.fast_pred_var(fast), torch.set_grad_enabled(graph):
-        expected = read()
-        with ours():
-            found = read()
-    assert_close(found, expected)
-    assert_close(*found)
-
-
-@pytest.mark.parametrize("way", ["rows", "stock"])
-@pytest.mark.parametrize(("shape", "targets"), CASES.values(), ids=CASES)
-def test_fantasies_of_fantasies_and_their_parent(shape, targets, way):
-    def read():
-        model, x = predicted(regression()), points(9, seed=4)
-        with settings.fast_pred_var():
-            moments(model(x))
-            y = torch.rand(*(targets or shape), generator=torch.Generator().manual_seed(9)).double()
-            grown = fantasy(model, points(*shape, seed=8), y)
-            again = fantasy(grown, points(*shape, seed=10), y + 1)
-            found = [moments(one(x.expand(*y.shape[:-1], *x.shape))) for one in (grown, again)]
-        return found, moments(model(x))
-
-    assert_stock(read, way, "fantasy", rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("learnt", [False, True], ids=["fixed", "fixed and learnt"])
@@ -135,59 +86,6 @@ def test_fantasies_of_large_models_are_exact_and_take_no_qr():
         found = [posterior.mean, posterior.variance, posterior.covariance_matrix]
     mean, covariance = truth(refitted(imagined), x)
     assert_close(found, [mean, covariance.diagonal(), covariance], rtol=0, atol=1e-6)
-
-
-# --- gradients --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.thin
-@each_way
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("model", ["ard", "batch", "float32"])
-@pytest.mark.parametrize("made", ["attached", "detached"])
-def test_gradients_by_imagined_points_and_targets(model, depth, fast, made):
-    """Read with attached caches; stock's root of the inverse is detached for good where it was made so."""
-    if made == "detached" and fast:
-        pytest.skip("stock loses gradients here")
-
-    def read():
-        base, leaves = MODELS[model](), []
-        with settings.fast_pred_var(fast), settings.detach_test_caches(made == "detached"):
-            imagined = predicted(base)
-            for seed in range(depth):
-                new = at(base, 2, 7 + seed).expand(*base.train_inputs[0].shape[:-2], 2, 3).clone().requires_grad_()
-                y = values(new.detach()).requires_grad_()
-                imagined, leaves = fantasy(predicted(imagined), new, y), [*leaves, new, y]
-        with settings.fast_pred_var(fast), settings.detach_test_caches(False):
-            posterior = imagined(at(base, 6, 9))
-            readings = [posterior.mean.sum(), posterior.variance.sum(), posterior.covariance_matrix.square().sum()]
-            options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-            return [torch.autograd.grad(reading, leaves, **options) for reading in readings]
-
-    assert_stock(read, **({"rtol": 2e-2, "atol": 2e-3} if model == "float32" else {"rtol": 1e-6}))
-
-
-@pytest.mark.thin
-@pytest.mark.parametrize("kernel", [None, "linear"])
-@pytest.mark.parametrize("candidate", ["rows", "stock"])
-@pytest.mark.parametrize("read", [True, False], ids=["read detached", "read attached"])
-@pytest.mark.parametrize("made", [True, False], ids=["made detached", "made attached"])
-def test_gradients_are_those_of_the_setting_at_reading(made, read, candidate, kernel):
-    new, ahead = points(2, seed=7).requires_grad_(), points(6, seed=8)
-
-    def gradients():
-        model = regression(kernel=None if kernel is None else ScaleKernel(RBFKernel()) + LinearKernel())
-        parameters = list(model.covar_module.parameters())
-        with settings.detach_test_caches(made):
-            model(ahead).mean
-            imagined = fantasy(model, new)
-        with settings.detach_test_caches(read):
-            mean = imagined(ahead).mean
-        if not mean.requires_grad:
-            return [mean]
-        return mean, torch.autograd.grad(mean.sum(), [new, *parameters], allow_unused=True)
-
-    assert_stock(gradients, candidate, "fantasy", rtol=1e-6, atol=1e-6)
 
 
 # --- what stays stock, and what is kept -------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gpytorch import kernels, settings
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
 from support.exact_models import (
@@ -57,43 +57,9 @@ each_candidate = pytest.mark.parametrize("candidate", SMALL)
 each_of_all = pytest.mark.parametrize("candidate", CANDIDATES)
 each_way = pytest.mark.parametrize("fast", [False, True], ids=["solve", "fast"])
 either_cache = pytest.mark.parametrize("detached", [True, False], ids=["detached", "attached"])
-each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-
-
-def everything(posterior, likelihood):
-    """What is asked of a distribution, and of those made of it."""
-    independent, noisy = posterior.to_data_independent_dist(), likelihood(posterior)
-    base = torch.randn(3, *posterior.mean.shape, generator=torch.Generator().manual_seed(0)).to(posterior.mean)
-    density = noisy.log_prob(base[0]), noisy.log_prob(base)
-    torch.manual_seed(0)
-    samples = noisy.rsample(torch.Size([2])), noisy.rsample(base_samples=base)
-    made = {
-        "slice": posterior[..., 3:9], "steps": posterior[..., 1::3], "end": posterior[..., -4:],
-        "list": posterior[..., [1, 4]], "slice of slice": posterior[..., 2:9][..., 1:4], "noisy": noisy,
-        "expanded": posterior.expand(torch.Size([3, *posterior.batch_shape])), "unsqueezed": posterior.unsqueeze(0),
-        "jitter": posterior.add_jitter(1e-3), "twice": posterior * 2, "sum": posterior + posterior,
-    }  # fmt: skip
-    found = {"independent": (independent.mean, independent.stddev), "region": posterior.confidence_region()}
-    found |= {"density": density, "samples": samples, "one": posterior.lazy_covariance_matrix.diagonal()[..., 2]}
-    return found | {name: moments(part) for name, part in made.items()} | moments(posterior)
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.thin("make", "candidate")
-@each_model
-@each_candidate
-def test_everything_read_of_a_prediction_is_stocks(make, candidate):
-    def read():
-        model = make()
-        posterior = model(at(model, 11))
-        fixed = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
-        found = everything(posterior, GaussianLikelihood().to(posterior.mean) if fixed else model.likelihood)
-        return [found, *(moments(model(x)) for x in (at(model, 300), model.train_inputs[0]))]
-
-    loose = {} if make is MODELS["float32"] else {"rtol": 1e-6, "atol": 1e-7}
-    assert_stock(read, candidate, **loose)
 
 
 @pytest.mark.parametrize("fixed", [True, False])
@@ -127,33 +93,6 @@ def test_each_candidate_serves_many_points(candidate, model):
 
 @pytest.mark.thin
 @each_way
-@either_cache
-@pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("candidate", [None, *SMALL])
-@stock_s()
-def test_settings_that_shape_a_prediction(fast, detached, skip, candidate):
-    caches, skipping = settings.detach_test_caches(detached), settings.skip_posterior_variances(skip)
-    with settings.fast_pred_var(fast), caches, skipping:
-        model = regression()
-        first, second = (model(points(m, seed=m)) for m in (11, 600))
-        return first.mean, first.covariance_matrix, second.mean, second.lazy_covariance_matrix.diagonal()
-
-
-@pytest.mark.thin("policy", "candidate")
-@pytest.mark.parametrize("policy", ["ignore", "mask", "fill"])
-@pytest.mark.parametrize("candidate", [None, *CANDIDATES])
-@stock_s()
-def test_missing_observations(policy, candidate):
-    model = regression()
-    model.train_targets[3:6] = torch.nan
-    with settings.observation_nan_policy(policy), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        posterior = model(points(1100, seed=5))
-        return posterior.mean, posterior.variance, model(points(4, seed=6)).covariance_matrix
-
-
-@pytest.mark.thin
-@each_way
 @each_of_all
 def test_no_prediction_writes_a_setting(fast, candidate, monkeypatch):
     """Threads share settings: a block of ours within a block of another thread's would leave it changed."""
@@ -165,6 +104,7 @@ def test_no_prediction_writes_a_setting(fast, candidate, monkeypatch):
         monkeypatch.undo()
 
 
+@pytest.mark.thin
 @each_way
 @pytest.mark.parametrize("m", [9, 301])
 @pytest.mark.parametrize("kind", KINDS)
@@ -279,69 +219,6 @@ def test_equal_keys_mean_equal_problems(op, monkeypatch):
 
 # --- gradients --------------------------------------------------------------------------------------------------------
 
-READINGS = {
-    "mean": lambda p: p.mean.sum(),
-    "variance": lambda p: p.variance.square().sum(),
-    "joint": lambda p: p.add_jitter(1e-3).covariance_matrix.logdet().sum(),
-    "all": lambda p: p.mean.square().sum() + p[..., 1:4].variance.sum() + p[..., 2:5].covariance_matrix.square().sum(),
-}
-each_reading = pytest.mark.parametrize("of", READINGS.values(), ids=READINGS)
-
-
-@pytest.mark.thin
-@each_reading
-@each_candidate
-@pytest.mark.parametrize("model", ["ard", "matern 5/2", "sum", "periodic", "batch"])
-@stock_s(rtol=1e-06, atol=1e-09)
-def test_gradients_by_test_points(model, candidate, of):
-    x = points(7, seed=5).requires_grad_()
-    return torch.autograd.grad(of(MODELS[model]()(x)), x)
-
-
-def by_hyperparameters(of, m=7):
-    model = regression()
-    loss, leaves = of(model(points(m, seed=5))), list(model.parameters())
-    return torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True)
-
-
-@pytest.mark.thin
-@each_way
-@each_reading
-@each_candidate
-def test_gradients_by_hyperparameters(fast, of, candidate):
-    with settings.detach_test_caches(False), settings.fast_pred_var(fast):
-        assert_stock(lambda: by_hyperparameters(of), candidate, rtol=1e-6)
-
-
-@pytest.mark.thin("candidate", "detached")
-@each_of_all
-@either_cache
-@stock_s(rtol=1e-06, atol=1e-06)
-def test_gradients_at_many_points_by_all_at_once_and_after_training(candidate, detached):
-    model, found, m = regression(30), [], 300
-    with settings.detach_test_caches(detached):
-        for _ in range(2):
-            x = points(m, seed=4).requires_grad_()
-            posterior = model(x)
-            value = posterior.mean.sin().sum() + (posterior.variance * torch.arange(m)).sum()
-            value = value + posterior.covariance_matrix.square().sum()
-            found += torch.autograd.grad(value, [x, *model.parameters()], allow_unused=True)
-            model.train().eval()
-    return found
-
-
-@each_candidate
-@stock_s(rtol=1e-06)
-def test_gradients_survive_readings_without_gradients(candidate):
-    """A prediction or fantasy under `no_grad` in between leaves the graph of the first prediction whole."""
-    with settings.detach_test_caches(False), settings.fast_pred_var():
-        model = regression()
-        posterior = model(points(7, seed=5))
-        with torch.no_grad():
-            model(points(5, seed=6)).covariance_matrix
-            fantasy(model, points(2, seed=7))
-        return torch.autograd.grad(posterior.variance.sum(), list(model.covar_module.parameters()))
-
 
 @each_of_all
 def test_gradients_through_caches_that_were_first_made_without(candidate):
@@ -359,21 +236,6 @@ def test_gradients_through_caches_that_were_first_made_without(candidate):
         with torch.no_grad():
             moments(model(x))
         assert_close(gradients(model), expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.thin("candidate", "detached")
-@each_candidate
-@either_cache
-@stock_s()
-def test_two_backward_passes_and_a_prediction_after_them(candidate, detached):
-    with settings.detach_test_caches(detached):
-        model, x = regression(), points(7, seed=5).requires_grad_()
-        posterior = model(x)
-        loss = posterior.mean.sum() + posterior.variance.sum()
-        loss.backward(retain_graph=True)
-        posterior.variance.sum().backward(retain_graph=True)
-        loss.backward()
-        return x.grad, moments(model(points(7, seed=6)))
 
 
 @pytest.mark.parametrize("reading", ["mean", "variance"])

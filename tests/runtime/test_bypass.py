@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import warnings
 
-import gpytorch
 import pytest
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.models import ExactModel
 from torch.utils.checkpoint import checkpoint
@@ -87,17 +85,3 @@ def test_saved_tensors_that_are_kept_elsewhere_are_those_of_stock():
     expected = packed()
     with autokern.enabled(), forced():
         assert packed() == expected
-
-
-@pytest.mark.parametrize("kernel", [RBFKernel, MaternKernel, lambda: ScaleKernel(RBFKernel())])
-@pytest.mark.parametrize("task", [torch.tensor([1, 2]), torch.tensor(0), [], "a"])
-def test_keyword_arguments_of_kernels(kernel, task):
-    x = torch.rand(900, 2, generator=torch.Generator().manual_seed(0))
-    expected = kernel()(x, task=task).to_dense()
-    with autokern.enabled():
-        lazy = kernel()(x, task=task)
-        torch.testing.assert_close(lazy.to_dense(), expected)
-        lazy = kernel()(x, task=task)
-        noisy = MultivariateNormal(torch.zeros(900), lazy.add_diagonal(torch.tensor(0.1)))
-        with gpytorch.settings.max_cholesky_size(1000):
-            assert noisy.log_prob(torch.zeros(900)).isfinite()

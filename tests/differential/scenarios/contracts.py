@@ -27,8 +27,8 @@ Computed = tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]
 """What was computed, the leaves that it depends on, and objects that must not outlive it."""
 
 
-def _density(see: See, kernel: Any) -> Computed:
-    model = regression(see, 13, kernel)
+def _density(see: See, kernel: Any, batch: tuple[int, ...] = ()) -> Computed:
+    model = regression(see, 13, kernel, batch=batch)
     return [loss_of(model)], list(model.parameters()), [model, model.covar_module]
 
 
@@ -87,6 +87,7 @@ SUBJECTS: dict[str, Callable[[See], Computed]] = {
     "a density of a linear kernel": lambda see: _density(see, "rbf + linear"),
     "a density of a matrix": lambda see: _density(see, PiecewisePolynomialKernel(0)),
     "a density of tasks": _of_tasks,
+    "densities of a batch": lambda see: _density(see, "scaled rbf", (2,)),
     "a posterior": lambda see: _posterior(see, 5),
     "a posterior by a root": lambda see: _posterior(see, 5, "fast"),
     "a posterior with attached caches": lambda see: _posterior(see, 5, "attached"),
@@ -128,6 +129,18 @@ def _one_by_one(see: See, outs, leaves, _):
 def _batched(see: See, outs, leaves, _):
     cotangents = [torch.stack((torch.ones_like(t), t.detach().sin(), 0 * t.detach())) for t in outs]
     see("slopes", _slopes(outs, leaves, cotangents, is_grads_batched=True))
+
+
+def _vmapped(see: See, outs, leaves, _):
+    """By the newer vmap, which nests, with and without a graph."""
+    cotangents = [torch.stack((torch.ones_like(t), t.detach().sin())) for t in outs]
+    for graph in (False, True):
+
+        def slopes(*v, graph=graph):
+            return tuple(torch.autograd.grad(outs, leaves, v, retain_graph=True, create_graph=graph))
+
+        see(f"slopes, {graph}", torch.vmap(slopes)(*cotangents))
+        see(f"nested, {graph}", torch.vmap(torch.vmap(slopes))(*(t[None] for t in cotangents)))
 
 
 def _created(see: See, outs, leaves, _):
@@ -197,14 +210,16 @@ def _frozen(see: See, outs, leaves, _):
 
 
 ROWS = {
-    "again": _again, "one by one": _one_by_one, "batched": _batched, "second": _created, "zeros": _of_zeros,
-    "tangents": _tangents, "threads": _threads, "hooks": _hooked, "frozen": _frozen,
+    "again": _again, "one by one": _one_by_one, "batched": _batched, "vmapped": _vmapped, "second": _created,
+    "zeros": _of_zeros, "tangents": _tangents, "threads": _threads, "hooks": _hooked, "frozen": _frozen,
 }  # fmt: skip
 APART = [
     ("a density of a matrix", "second"),  # stock differentiates roots of rounded distances
     ("a density of tasks", "second"),  # stock's lose a part
-    ("a density of tasks", "batched"),  # stock cannot, as in the next
+    ("a density of tasks", "batched"),  # stock cannot, as in those that follow
     ("a fantasy", "tangents"),
+    *((of, "vmapped") for of in ("a density of tasks", "a posterior", "a posterior with attached caches")),
+    *((of, "vmapped") for of in ("many variances", "a fantasy")),
 ]
 """What stock does not do, or not right."""
 
@@ -214,14 +229,13 @@ APART = [
     cases(of=list(SUBJECTS), row="written", stale="stock's backward pass says so, or does not need the values"),
     kappa=10.0,
     formula=GRAPHLESS,
-    every=True,
 )
 def asked(see: See, of: str, row: str):
     outs, leaves, kept = SUBJECTS[of](see)
     (ROWS | {"written": _written})[row](see, outs, leaves, kept)
 
 
-@scenarios(cases(of=list(SUBJECTS)), every=True)
+@scenarios(cases(of=list(SUBJECTS)))
 def freed(see: See, of: str):
     """With what it computed, a model is gone; a backward pass in between leaves nothing behind."""
     outs, leaves, kept = SUBJECTS[of](see)
@@ -232,7 +246,7 @@ def freed(see: See, of: str):
     see("alive", [one() is not None for one in alive])
 
 
-@scenarios(cases(of=list(SUBJECTS), mode=["no_grad", "inference"]), every=True)
+@scenarios(cases(of=list(SUBJECTS), mode=["no_grad", "inference"]))
 def computed_without(see: See, of: str, mode: str):
     with torch.no_grad() if mode == "no_grad" else torch.inference_mode(), see.attempt("went"):
         outs, _, _ = SUBJECTS[of](see)

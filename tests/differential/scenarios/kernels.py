@@ -88,7 +88,10 @@ def higher_derivatives(see: See, kernel: str, order: int, n: int = 28):
     see.grads("mixed", found, k)
 
 
-@scenarios(cases(kernel=["rbf", *PLAIN, "own"], dtype=["float64", "float32"], formula=GRAPHLESS))
+@scenarios(
+    cases(kernel=["rbf", *PLAIN, "own"], dtype=["float64", "float32"], formula=GRAPHLESS),
+    cases(kernel=["rq", "periodic", "rbf + matern", "periodic * rbf"], formula=GRAPHLESS),
+)
 def second_derivatives_of_equal_points(see: See, kernel: str):
     if "matern12" in kernel or "matern32" in kernel:
         k, x = made(see, kernel), points(see, 6)

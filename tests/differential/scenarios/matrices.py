@@ -21,6 +21,9 @@ OPERATORS = {
     "plus diagonal": lambda a: o.AddedDiagLinearOperator(
         o.DenseLinearOperator(a), o.DiagLinearOperator(a.diagonal(dim1=-2, dim2=-1) / 2)
     ),
+    "plus a constant": lambda a: o.AddedDiagLinearOperator(
+        o.DenseLinearOperator(a), o.ConstantDiagLinearOperator(a[..., :1, 0] / 3, a.shape[-1])
+    ),
     "root": lambda a: o.RootLinearOperator(a) + 0.0 * o.DenseLinearOperator(a),
     "kronecker": lambda a: o.KroneckerProductLinearOperator(
         o.DenseLinearOperator(a[..., :3, :3]), o.DenseLinearOperator(a)
@@ -34,7 +37,7 @@ OPERATORS = {
 
 @scenarios(
     cases(of=list(OPERATORS)),
-    cases(of=["dense", "plus diagonal"], batch=["2", "2x3"]),
+    cases(of=["dense", "plus diagonal", "plus a constant"], batch=["2", "2x3"]),
     cases(of=["dense", "plus diagonal", "sum"], dtype="float32"),
     cases(of=["dense"], n=[1, 2, 130]),
 )
@@ -50,6 +53,7 @@ def operated(see: See, of: str, batch: str = "", n: int = 12):
         quad, logdet = operator.inv_quad_logdet(right, logdet=True)
         see("quad", quad)
         see("logdet", logdet)
+        see("quad of each", OPERATORS[of](a).inv_quad_logdet(right, logdet=True, reduce_inv_quad=False)[0])
         see.grads("quad", quad.sin() + logdet, {"a": a})
         see("root squared", operator.root_decomposition().to_dense())
         see("inverse root squared", operator.root_inv_decomposition().to_dense())
