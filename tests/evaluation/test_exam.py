@@ -1,4 +1,4 @@
-"""The exam of a calibration: new choices that lose to the shipped ones or to stock give way, within the noise they do not."""
+"""The exam of a calibration: choices that lose to the shipped ones or to stock give way, within the noise they stay."""
 
 from __future__ import annotations
 
