@@ -114,9 +114,12 @@ class Family(msgspec.Struct, frozen=True):
         """Return a kernel for sample problems; `options` are those of gpytorch's kernels."""
         return (self.make or self.kernels[0])(**options)
 
-    def finish(self, u: torch.Tensor, slope: torch.Tensor | None, spare: Spare, *shape: torch.Tensor) -> torch.Tensor:
-        """Return ``k`` by the epilogue, which gets `spare` if it wants scratch memory."""
-        return self.epilogue(u, slope, *shape, **({"spare": spare} if self.wants_spare else {}))
+    def finish(
+        self, u: torch.Tensor, slope: torch.Tensor | None, spare: Spare, shape: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return k by the epilogue, in the memory of u if that works in place; it gets `spare` if it wants memory."""
+        more = () if shape is None else (shape,)
+        return self.epilogue(u, slope, *more, **({"spare": spare} if self.wants_spare else {}))
 
     def reach(self, *norms: torch.Tensor) -> Reach:
         """Return the reach of points by their squared norms; reads one number back from the device."""

@@ -7,6 +7,7 @@ each other after each round; a share holds many tiles, so that rounds are few.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -105,6 +106,13 @@ def tiles_of(turns: list[Pairs], tile: int, same: bool, member: Member) -> Itera
                         member.check()
                         yield Place(top, bottom, left, right)
         member.wait()
+
+
+def stripes_of(rows: Bounds, stripes: Bounds, member: Member) -> Iterator[Place]:
+    """Yield the tiles of one member, which has columns of its own."""
+    for (left, right), (top, bottom) in itertools.product(stripes[member.number :: member.count], rows):
+        member.check()
+        yield Place(top, bottom, left, right)
 
 
 def _within(share: tuple[int, int], tile: int) -> Bounds:

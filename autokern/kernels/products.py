@@ -7,8 +7,8 @@ numbers at a time, and every sum has a fixed order (`partition`).
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 
 import torch
 
@@ -31,65 +31,12 @@ def _tile(memory: torch.Tensor, at: Place) -> torch.Tensor:
     return memory[: rows * columns].view(rows, columns)
 
 
-def _each_tile(
-    known: Sides,
-    like: torch.Tensor,
-    plan: Plan,
-    members: int,
-    places: Callable[[Member], Iterator[Place]],
-    add: _OnTile,
-) -> None:
-    """Evaluate each member's tiles and call `add` with them."""
-    # allocated before the threads start, which would wait for the interpreter lock
-    workspaces = [(Tiles(known), _buffer(like, plan.tile)) for _ in range(members)]
-
-    def work(member: Member) -> None:
-        tiles, memory = workspaces[member.number]
-        for at in places(member):
-            k = _tile(memory, at)
-            tiles.fill(at, k)
-            add(at, k)
-
-    threads.together(work, members)
-
-
-def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``; each member has columns of its own."""
-    (n, m), members = known.shape, threads.members(vt.device)
-    stripes, rows = partition.bounds(m, plan.tile, members), partition.bounds(n, plan.tile, 1)
-    out = vt.new_zeros(vt.shape[0], m)
-
-    def places(member: Member) -> Iterator[Place]:
-        for columns, some in itertools.product(stripes[member.number :: member.count], rows):
-            member.check()
-            yield Place(*some, *columns)
-
-    def add(at: Place, k: torch.Tensor) -> None:
-        out[:, at.left : at.right].addmm_(vt[:, at.top : at.bottom], k)
-
-    _each_tile(known, vt, plan, min(members, len(stripes)), places, add)
-    return out
-
-
-def _multiply(known: Sides, at: Place, vt: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
+def _multiply(at: Place, vt: torch.Tensor, k: torch.Tensor, out: torch.Tensor, mirrored: bool) -> None:
     """Add a tile's part of ``vt K``, and that of the mirrored tile if it has one."""
     top, bottom, left, right = at
     out[:, left:right].addmm_(vt[:, top:bottom], k)
-    if known.mirrored(at):
+    if mirrored:
         out[:, top:bottom].addmm_(vt[:, left:right], k.mT)
-
-
-def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan, only: list[Pairs] | None = None) -> torch.Tensor:
-    """Return ``vt K`` for a symmetric K from the tiles of its lower half, or from the tiles in `only`."""
-    members = threads.members(vt.device)
-    rounds = partition.rounds(*known.shape, known.same, plan.tile, members) if only is None else only
-    out = torch.zeros_like(vt)
-
-    def places(member: Member) -> Iterator[Place]:
-        return partition.tiles_of(rounds, plan.tile, known.same, member)
-
-    _each_tile(known, vt, plan, members, places, lambda at, k: _multiply(known, at, vt, k, out))
-    return out
 
 
 def product(
@@ -101,13 +48,31 @@ def product(
     limits the sum to some tiles.
     """
     inner, scale = peeled(tree)
-    if others is None:
-        known, vt = sides(inner, None, precision=plan.precision), rhs.mT.contiguous()
-        out = (_symmetric(known, vt, plan, only) if plan.symmetric else _from_left(known, vt, plan)).mT
-    else:  # a product from the left of a tile is faster, so the sides are swapped
-        swapped = sides(inner._replace(points=others), inner.points, precision=plan.precision)
-        out = _from_left(swapped, rhs.mT.contiguous(), plan).mT
-    return (out if scale is None else out * scale).contiguous()
+    half = plan.symmetric and others is None
+    if others is not None:  # a product from the left of a tile is faster, so the sides are swapped
+        inner, others = inner._replace(points=others), inner.points
+    known, vt = sides(inner, others, precision=plan.precision), rhs.mT.contiguous()
+    (n, m), members = known.shape, threads.members(vt.device)
+    out = vt.new_zeros(vt.shape[0], m)
+    if half:
+        rounds = partition.rounds(n, n, True, plan.tile, members) if only is None else only
+        places = functools.partial(partition.tiles_of, rounds, plan.tile, True)
+    else:
+        stripes = partition.bounds(m, plan.tile, members)
+        places = functools.partial(partition.stripes_of, partition.bounds(n, plan.tile, 1), stripes)
+        members = min(members, len(stripes))
+    # allocated before the threads start, which would wait for the interpreter lock
+    workspaces = [(Tiles(known), _buffer(vt, plan.tile)) for _ in range(members)]
+
+    def work(member: Member) -> None:
+        tiles, memory = workspaces[member.number]
+        for at in places(member):
+            k = _tile(memory, at)
+            tiles.fill(at, k)
+            _multiply(at, vt, k, out, half and known.mirrored(at))
+
+    threads.together(work, members)
+    return (out.mT if scale is None else out.mT * scale).contiguous()
 
 
 def _gradients(
@@ -121,8 +86,7 @@ def _gradients(
     like = known.tree.points[0]
     members = threads.members(like.device)
     rounds = partition.rounds(*known.shape, known.same, tile, members) if only is None else only
-    sums = Tiles.sums(known)
-    own_tiles = [Tiles(known, sums) for _ in range(members)]
+    own_tiles = [Tiles(known) for _ in range(members)]
 
     def work(member: Member) -> None:
         tiles, memory = own_tiles[member.number], _buffer(like, tile)
@@ -168,7 +132,7 @@ def gradients(
 
     def multiply(at: Place, k: torch.Tensor) -> None:
         assert out is not None
-        _multiply(known, at, left_t, k, out)
+        _multiply(at, left_t, k, out, known.mirrored(at))
 
     cotangent = _outer(known, left_t, right_t)
     found = _gradients(known, plan.tile, cotangent, multiply if want_rhs else None, only)

@@ -29,7 +29,8 @@ class Side(NamedTuple):
 
     rows: torch.Tensor  # ``[-2 gamma z, gamma |z|^2, 1]``, ``(n, d + 2)``
     columns: torch.Tensor  # ``[z, 1, gamma |z|^2]``, ``(m, d + 2)``
-    turned: tuple[torch.Tensor, ...]  # ``[z, 1]^T`` of rows and columns; empty if no gradient is wanted
+    turned: tuple[torch.Tensor, ...]  # ``[z, 1]^T`` of rows, and of other columns; empty if no gradient is wanted
+    sums: tuple[torch.Tensor, ...]  # for the gradients, as many and as large, to which all members add
     seen: Reach
 
 
@@ -55,20 +56,17 @@ def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, pr
     """Prepare the points of a tree without a batch; `others` are the columns' points, None for the same."""
     found = []
     for index, (of, z, _) in enumerate(by_leaf(tree)):
-        centre = centre_of(z)
-        first = z - centre
-        second = first if others is None else others[index] - centre
-        norms = [torch.linalg.vecdot(p, p) for p in ((first,) if others is None else (first, second))]
-        seen = of.reach(*norms)
+        given, centre = [z] if others is None else [z, others[index]], centre_of(z)
+        points = [p - centre for p in given]
+        seen = of.reach(*(torch.linalg.vecdot(p, p) for p in points))
         if seen.far and not precision:
-            first = z.double() - centre
-            second = first if others is None else others[index].double() - centre
-        found.append(_side(of, first, second, seen, graph, precision))
+            points = [p.double() - centre for p in given]
+        found.append(_side(of, points, seen, graph, precision))
     return Sides(tree, found, others is None)
 
 
-def _side(of: Family, first: torch.Tensor, second: torch.Tensor, seen: Reach, graph: bool, precision: str) -> Side:
-    if precision and not has_room(precision, of.gamma, first, second):
+def _side(of: Family, points: list[torch.Tensor], seen: Reach, graph: bool, precision: str) -> Side:
+    if precision and not has_room(precision, of.gamma, *points):
         precision = ""
 
     def extended(z: torch.Tensor, by: float, norm_last: bool) -> torch.Tensor:
@@ -80,15 +78,9 @@ def _side(of: Family, first: torch.Tensor, second: torch.Tensor, seen: Reach, gr
         out[:, d + norm_last], out[:, d + 1 - norm_last] = torch.linalg.vecdot(z, z).mul_(of.gamma), 1.0
         return out
 
-    def turned(z: torch.Tensor) -> torch.Tensor:
-        return torch.cat((z, z.new_ones(z.shape[0], 1)), 1).mT.contiguous()
-
-    backs: tuple[torch.Tensor, ...] = ()
-    if graph:
-        one = turned(first)
-        backs = (one, one if second is first else turned(second))
-    rows, columns = extended(first, -2 * of.gamma, False), extended(second, 1.0, True)
-    return Side(rows, columns, backs, seen)
+    rows, columns = extended(points[0], -2 * of.gamma, False), extended(points[-1], 1.0, True)
+    turned = tuple(torch.cat((z, z.new_ones(z.shape[0], 1)), 1).mT.contiguous() for z in points if graph)
+    return Side(rows, columns, turned, tuple(map(torch.zeros_like, turned)), seen)
 
 
 def rounded(z: torch.Tensor, by: float, gamma: float, norm_last: bool, precision: str) -> torch.Tensor:
@@ -124,15 +116,11 @@ def distances(rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor) -> t
 
 
 class _Leaf:
-    """One leaf on the tiles of one member; all members add to the same sums for the gradients."""
+    """One leaf on the tiles of one member."""
 
-    def __init__(
-        self, leaf: tuple[Family, torch.Tensor, torch.Tensor | None], side: Side, same: bool,
-        sums: tuple[torch.Tensor, ...],
-    ) -> None:  # fmt: skip
+    def __init__(self, leaf: tuple[Family, torch.Tensor, torch.Tensor | None], side: Side, same: bool) -> None:
         self.family, points, self.shape = leaf
-        self._dtype = points.dtype
-        self._side, self._same, self._sums = side, same, sums
+        self._dtype, self._side, self._same = points.dtype, side, same
 
     def distances(self, at: Place, out: torch.Tensor) -> torch.Tensor:
         """Fill `out` with u on a tile."""
@@ -147,43 +135,31 @@ class _Leaf:
     def accumulate(self, at: Place, w: torch.Tensor) -> None:
         """Add ``[x' 1]^T W^T`` to the rows' sums and ``[x 1]^T W`` to the columns'."""
         top, bottom, left, right = at
-        first, second = self._side.turned
+        first, second = self._side.turned[0], self._side.turned[-1]
         w = w.to(first.dtype)
-        of_rows, of_columns = self._sums[0], self._sums[-1]
+        of_rows, of_columns = self._side.sums[0], self._side.sums[-1]
         of_rows[:, top:bottom].addmm_(second[:, left:right], w.mT)
         of_columns[:, left:right].addmm_(first[:, top:bottom], w)
 
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
         """Return the gradient of the rows' points, and of the columns' if they are others."""
         found = []
-        for sums, turned in zip(self._sums, self._side.turned, strict=False):
+        for sums, turned in zip(self._side.sums, self._side.turned, strict=True):
             own = turned[:-1] * sums[-1] - sums[:-1]
             found.append(own.mT.mul(2 * self.family.gamma * factor).to(self._dtype))
         return found
 
 
 class Tiles(Walk[Place]):
-    """The tiles of one member of the thread pool.
+    """The tiles of one member of the thread pool; `has_gradients` says whether `backward` was called."""
 
-    For gradients, `sums` is the result of `Tiles.sums`, shared by all members. `has_gradients` says whether `backward`
-    was called.
-    """
-
-    def __init__(self, sides: Sides, sums: list[tuple[torch.Tensor, ...]] | None = None) -> None:
-        tree, sums = sides.tree, [()] * len(sides.leaves) if sums is None else sums
-        found = [
-            _Leaf(leaf, side, sides.same, own)
-            for leaf, side, own in zip(by_leaf(tree), sides.leaves, sums, strict=True)
-        ]
+    def __init__(self, sides: Sides) -> None:
+        tree, pairs = sides.tree, zip(by_leaf(sides.tree), sides.leaves, strict=True)
+        found = [_Leaf(leaf, side, sides.same) for leaf, side in pairs]
         super().__init__(tree.node, found, [w.view(1, 1) for w in tree.weights])
         self._memory: list[torch.Tensor] = []
         self._used = 0
         self.has_gradients = False
-
-    @staticmethod
-    def sums(sides: Sides) -> list[tuple[torch.Tensor, ...]]:
-        """Return zeros for the gradient sums of the points, shared by all members."""
-        return [tuple(torch.zeros_like(t) for t in side.turned[: 2 - sides.same]) for side in sides.leaves]
 
     def _spare(self, like: torch.Tensor) -> torch.Tensor:
         if self._used == len(self._memory):

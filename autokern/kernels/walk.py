@@ -84,15 +84,11 @@ class Walk(Generic[Place]):
         if value.data_ptr() != out.data_ptr() or value.shape != out.shape:
             out.copy_(value)
 
-    def _finish(self, leaf: Leaf, u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
-        """Return k, in the memory of u if the epilogue works in place, and fill the slope."""
-        return leaf.family.finish(u, slope, self._spare, *(() if leaf.shape is None else (leaf.shape,)))
-
     def _value(self, part: _Part, at: Place, out: torch.Tensor) -> torch.Tensor:
         """Return the value of a node, in `out` if possible."""
         if part.kind == "leaf":
             leaf = self._leaves[part.number]
-            return self._finish(leaf, leaf.distances(at, out), None)
+            return leaf.family.finish(leaf.distances(at, out), None, self._spare, leaf.shape)
         if part.kind == "constant":
             return self._weights[part.number]
         first, *others = part.children
@@ -116,7 +112,7 @@ class Walk(Generic[Place]):
             leaf = self._leaves[part.number]
             u = leaf.distances(at, self._spare(like))
             slope = None if leaf.family.slope_is_value else self._spare(like)
-            k = self._finish(leaf, u, slope)
+            k = leaf.family.finish(u, slope, self._spare, leaf.shape)
             if out is not None:
                 out.copy_(k)
             return _Tape(k, k if slope is None else slope)
