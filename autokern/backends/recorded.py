@@ -1,23 +1,158 @@
-"""The candidate `graph`: a small training step on a GPU, recorded once and launched again as a whole (`graphs`).
+"""The candidate `graph`: a small training step on a GPU, recorded once as a CUDA graph and launched again as a whole.
 
-One recording computes density and gradients, and the backward pass only scales them. The step reads back one number:
-whether the factorisation succeeded. If it failed, `fused` computes the step with stock's jitter, warnings and errors.
+Such a step is sixty launches of a few microseconds each; the CPU needs longer to launch them than the GPU to run them.
+One recording computes density and gradients, and the backward pass only scales them. Its shapes are fixed. Inputs are
+copied into the memory of the recording, and the result is copied out of it, so that callers share no memory with it. A
+recording belongs to one thread and one stream. The step reads back one number: whether the factorisation succeeded. If
+it failed, `fused` computes the step with stock's jitter, warnings and errors.
+
+Recording changes state of the whole process. It needs the user's permission (``AUTOKERN_GRAPHS=on``), a process with
+one Python thread, and no failed recording before. Otherwise the function runs unrecorded.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from autokern.backends import graphs
 from autokern.core.autograd import computed
+from autokern.core.errors import recoverable
 from autokern.core.problem import Problem
+from autokern.core.state import Lock, permitted
 from autokern.density import gaussian
 from autokern.kernels.tree import Parts
 from autokern.model.marginal import Marginal, ingredients
 from autokern.ops._factorised import in_place
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
+
+Step = Callable[..., torch.Tensor]
+_log = logging.getLogger("autokern")
+_KEPT = 8
+"""Most recordings of a thread."""
+_FRESH = 64
+"""Number of calls after which an unused recording may be replaced."""
+_WARM = 3
+"""Warm-up runs before a recording, in which libraries create handles and plans."""
+_busy = Lock()  # no launch may run during a capture
+_failed = ""
+
+
+class _Recording:
+    """One recorded step: the memory of its inputs and of its result, and its replay."""
+
+    __slots__ = ("_inputs", "_replay", "_result", "used")
+
+    def __init__(self, step: Step, inputs: Sequence[torch.Tensor]) -> None:
+        self._inputs = [t.detach().clone() for t in inputs]
+        self._result, self._replay = _capture(lambda: step(*self._inputs), inputs[0].device)
+        self.used = 0
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        with _busy.here():
+            torch._foreach_copy_(self._inputs, [t.detach() for t in inputs])
+            self._replay()
+            return self._result.clone()
+
+
+class _Kept(threading.local):
+    """The recordings of one thread, the most recently used last, and the number of calls."""
+
+    def __init__(self) -> None:
+        self.recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
+        self.calls = 0
+
+
+_kept = _Kept()
+
+
+def unavailable(device: str) -> str | None:
+    """Return why steps cannot be recorded, None if they can."""
+    if "graphs" not in permitted:
+        return "recording is off: AUTOKERN_GRAPHS=on allows it"
+    return f"a recording failed in this process: {_failed}" if _failed else None
+
+
+def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return ``step(*inputs)`` in new memory; the first call of a key in this thread and stream records it.
+
+    `key` determines the step, apart from shapes, dtypes and device of the inputs and torch's precision settings. The
+    step takes tensors on one CUDA device and returns one. It reads nothing back to the host, draws no random numbers
+    and has no gradients.
+    """
+    global _failed
+    _kept.calls += 1
+    device = inputs[0].device
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    precision = torch.backends.cuda.matmul.fp32_precision
+    whole = (key, device, stream, precision, tuple((t.shape, t.dtype) for t in inputs))
+    with torch.autocast(device.type, enabled=False):
+        found = _kept.recordings.get(whole)
+        if found is None:
+            if _failed or threading.active_count() > 1 or not _is_room():
+                return step(*inputs)
+            try:
+                found = _kept.recordings[whole] = _Recording(step, inputs)
+            except Exception as error:
+                if recoverable(error, step):
+                    forget()
+                    _failed = f"{type(error).__name__}: {error}"
+                    _log.warning("this process records no more steps: %s", _failed)
+                raise
+        _kept.recordings.move_to_end(whole)
+        found.used = _kept.calls
+        return found(inputs)
+
+
+def _is_room() -> bool:
+    """Whether one more recording may be kept; deletes the least recently used one if it is unused for long."""
+    if len(_kept.recordings) < _KEPT:
+        return True
+    oldest = next(iter(_kept.recordings))
+    if _kept.calls - _kept.recordings[oldest].used < _FRESH:
+        return False
+    del _kept.recordings[oldest]
+    return True
+
+
+def forget() -> None:
+    """Free all recordings of this thread and their memory."""
+    _kept.recordings.clear()
+
+
+def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, Callable[[], None]]:
+    """Record the launches of a function; return the memory of its result and the replay.
+
+    The workspace of cuBLAS must lie in the memory of the recording, so existing workspaces are freed before and after.
+    """
+    with torch.cuda.device(device), _busy.here():
+        here = torch.cuda.current_stream()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(here)
+        with torch.cuda.stream(here), warnings.catch_warnings():  # restores the caller's stream after an exception
+            warnings.filterwarnings("error", message=".*CUDA Graph is empty.*")
+            with torch.cuda.stream(aside):
+                for _ in range(_WARM):
+                    run()
+            here.wait_stream(aside)
+            graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
+            state = generator.clone_state()
+            torch._C._cuda_clearCublasWorkspaces()
+            try:
+                with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+                    result = run()
+            except BaseException:
+                generator.graphsafe_set_state(state)  # a capture that fails leaves a generator that draws no more
+                raise
+            finally:
+                torch._C._cuda_clearCublasWorkspaces()
+    return result, graph.replay
+
 
 _MOST_BYTES = 2**23
 """Bytes of the matrix (1,000 points in float64) above which computing takes longer than launching."""
@@ -41,7 +176,7 @@ def _unsupported(problem: Problem) -> str | None:
     "graph",
     accuracy="better",
     unsupported=_unsupported,
-    unavailable=graphs.unavailable,
+    unavailable=unavailable,
     memory=in_place(2.8, 2.0),  # a recording keeps factor and inverse
     compiles=True,
 )
@@ -52,7 +187,7 @@ def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.
     wanted = tuple(t.requires_grad for t in tensors)
     with torch.no_grad():
         step = functools.partial(_step, parts, wanted)
-        told = graphs.recorded((parts, wanted), step, tuple(tensors))
+        told = recorded((parts, wanted), step, tuple(tensors))
         failed = bool(told[0])
     if failed:
         return gaussian.log_prob(tree, added, residual)

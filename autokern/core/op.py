@@ -1,8 +1,7 @@
 """Op: a mathematical operation and the ways to compute it.
 
 An Op states a contract once (the meaning of its arguments, the bound of its error, the sizes worth measuring); each
-Candidate is one way to meet it. Tests, calibration, the command line and the docs iterate over the registry, so a new
-candidate is one decorated function beside its Op.
+Candidate is one decorated function beside it. Tests, calibration, the command line and the docs iterate over the ops.
 
 `tensors_in` and `rebuilt` dispatch on the type of an argument; `model/marginal.py` registers operators, distributions
 and prediction strategies.
@@ -45,9 +44,8 @@ WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
 class Op(abc.ABC):
     """A mathematical operation with a contract: one file in `autokern/ops/`, a subclass, one instance, candidates.
 
-    Creating the instance registers it; tests, calibration, the command line and the docs find it there. Seven methods
-    must be written, the others have defaults. The first candidate is ``stock``: what the library does without autokern.
-    `docs/add-a-candidate.md` shows a complete file.
+    Creating the instance registers it. Seven methods must be written, the others have defaults. The first candidate is
+    ``stock``: what the library does without autokern. `docs/add-a-candidate.md` shows a complete file.
 
     Parameters
     ----------
@@ -62,11 +60,6 @@ class Op(abc.ABC):
         fresh copies.
     nesting : int
         Larger than the nesting of every op that its candidates call: a calibration measures the innermost ops first.
-
-    Attributes
-    ----------
-    listed : list of Candidate
-        The candidates that are registered so far; `candidates` loads the plugins first.
     """
 
     name: str
@@ -76,7 +69,7 @@ class Op(abc.ABC):
     nesting: int = 0
 
     def __init__(self) -> None:
-        self.listed: list[Candidate] = []
+        self.listed: list[Candidate] = []  # those registered so far; `candidates` loads the plugins first
         registry.add(self)
 
     @abc.abstractmethod
@@ -184,9 +177,8 @@ class Op(abc.ABC):
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``.
 
-        Arguments and further `fields` are those of `Candidate`; memory is the op's by default.
-        ``obeys(name, value, problem)`` says whether the candidate obeys a library setting that the user changed; where
-        it does not, the candidate cannot serve.
+        Further `fields` are those of `Candidate`; memory is the op's by default. The candidate cannot serve where
+        ``obeys(name, value, problem)`` denies that it obeys a library setting that the user changed.
         """
         is_stock = name == "stock"
         if accuracy not in ACCURACIES:

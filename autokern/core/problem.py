@@ -166,53 +166,23 @@ UNKNOWN = Error("unknown", "")
 class Candidate(msgspec.Struct, frozen=True):
     """One way to compute an Op.
 
-    Parameters
-    ----------
-    name : str
-        Unique within the Op.
-    run : callable
-        Takes the Op's arguments, returns the Op's result.
-    accuracy : {"same", "better", "approximate"}
-        ``same`` agrees with stock within the Op's bound, ``better`` is exact where stock approximates,
-        ``approximate`` runs only under ``accuracy="approximate"``.
-    unsupported : callable
-        Maps a Problem to the reason why this candidate cannot serve it on any machine, or None if it can. Must be pure,
-        because recorded hosts are replayed on other machines.
-    unavailable : callable
-        Maps a kind of device (``"cpu"``, ``"cuda"``) to the reason why this machine or process cannot run the candidate
-        there, or None if it can.
-    memory : callable
-        Maps a Problem to the bytes allocated at the peak, results included.
-    compiles : bool
-        Whether the first call in a process compiles. Only a full calibration measures such a candidate, and it runs
-        only where the saving repays compiling.
-    threads : int
-        Its number of threads, 0 for torch's; of two equally fast candidates, the one with a single thread runs.
-    parts : bool
-        Whether it calls other ops, which are then dispatched.
-    as_stock : bool
-        Whether it is an iterative solver as stock is; calibration does not ban it for exceeding the Op's bound.
-    error : callable
-        Maps a Problem to the Error to expect, or None where results are within the Op's bound.
-    source : str
-        Name of its plugin; empty for candidates registered beside their Op.
-    summary : str
-        One line for people.
+    ``same`` agrees with stock within the Op's bound, ``better`` is exact where stock approximates, ``approximate`` runs
+    only under ``accuracy="approximate"``. `unsupported` must be pure: recorded hosts are replayed on other machines.
     """
 
-    name: str
-    run: Run
-    accuracy: str = "same"
-    unsupported: Callable[[Problem], str | None] = nothing
-    unavailable: Callable[[str], str | None] = nothing
-    memory: Callable[[Problem], int] = lambda problem: 0
-    compiles: bool = False
-    threads: int = 0
-    parts: bool = False
-    as_stock: bool = False
-    error: Callable[[Problem], Error | None] = nothing
-    source: str = ""
-    summary: str = ""
+    name: str  # unique within the Op
+    run: Run  # takes the Op's arguments, returns its result
+    accuracy: str = "same"  # or "better", "approximate"
+    unsupported: Callable[[Problem], str | None] = nothing  # why it cannot serve a Problem on any machine, or None
+    unavailable: Callable[[str], str | None] = nothing  # why it cannot run here on a kind of device, or None
+    memory: Callable[[Problem], int] = lambda problem: 0  # bytes allocated at the peak, results included
+    compiles: bool = False  # at its first call: measured by full calibrations, run only where it repays compiling
+    threads: int = 0  # 0 for torch's; of two equally fast candidates, the one with a single thread runs
+    parts: bool = False  # whether it calls other ops, which are then dispatched
+    as_stock: bool = False  # it iterates as stock does; calibration does not ban it for exceeding the Op's bound
+    error: Callable[[Problem], Error | None] = nothing  # to expect; None for results within the Op's bound
+    source: str = ""  # its plugin; empty for candidates registered beside their Op
+    summary: str = ""  # one line for people
 
     @property
     def loose(self) -> bool:

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from autokern.backends import graphs
 from autokern.core import output, registry
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError, AutokernWarning, SettingsError, nearest, recoverable
 from autokern.core.op import Op
 from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings
-from autokern.core.state import Lock, inside
+from autokern.core.state import Lock, inside, permitted
 from autokern.runtime.memo import Entry, Memo, Served, Shared, counted, is_large, publish_floors, served, stock_entry
 from autokern.system import host, memory
 
@@ -59,7 +58,7 @@ class Session:
         self._seen: Counter[tuple[Problem, str]] = Counter()
         self.errors: dict[tuple[Problem, str], float] = {}
         output.log_from(settings.log)
-        graphs.allow(settings.graphs == "on")
+        (permitted.add if settings.graphs == "on" else permitted.discard)("graphs")
         registry.announce(settings.strict)
         if profile is not None:
             self._put_in_force(profile)

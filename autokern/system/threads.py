@@ -3,9 +3,8 @@
 `torch.set_num_threads` also writes a process-wide default, which every thread that first uses torch meanwhile keeps for
 good. So OpenMP and MKL are set directly: each keeps a count per thread. Counts are lowered, never raised.
 
-The OpenBLAS of NumPy and of SciPy keeps one count for the process. At some hundred rows its threads cost more than they
-save, and many times more where other processes use the cores. So the first thread that begins to compute with small
-matrices lowers the count, and the last that ends restores it.
+OpenBLAS keeps one count for the process. At some hundred rows its threads cost more than they save, and many times more
+where other processes use the cores. So the first thread that begins with small matrices lowers it, the last restores it.
 
 For small pieces (a tile of a kernel matrix that fits a core's cache), independent threads with one thread of torch each
 are faster than OpenMP's, which wait for each other after every operation. They are started for a call and end with it,
@@ -33,13 +32,13 @@ from autokern.core.state import Lock, forked
 from autokern.system import host
 
 _WHAT = ("get_num_threads", "set_num_threads", "get_parallel")
-_linked: list[str] = []
-"""Extensions besides NumPy's that are linked with an OpenBLAS."""
-Get = Callable[[], int]
-Put = Callable[[int], object]
+_linked: list[str] = []  # extensions besides NumPy's that are linked with an OpenBLAS
+Setting = tuple[Callable[[], int], Callable[[int], object]]  # the functions that return and set a number of threads
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 _allowed = True
+_ended: deque[int] = deque(maxlen=256)  # native ids of threads that ended lately
+_TASKS = Path("/proc/self/task")
 
 
 def allow(yes: bool) -> None:
@@ -67,9 +66,8 @@ def ceiling() -> int:
 def limited(run: _Run, count: int) -> _Run:
     """Wrap `run` so that it uses at most `count` threads in the calling thread.
 
-    The former count is restored, after exceptions, too. Overhead: about a microsecond, none if torch has no more than
-    `count` threads anyway. With a count of one, OpenMP's workers stay idle; with another count GNU's OpenMP ends the
-    surplus workers, and the next full team starts them anew. Calls may nest, and overlap in several threads.
+    Overhead: about a microsecond, none if torch has no more than `count` threads anyway. With another count than one,
+    GNU's OpenMP ends the surplus workers, and the next full team starts them anew. Calls may nest, and overlap.
     """
 
     @functools.wraps(run)
@@ -96,8 +94,7 @@ def limited(run: _Run, count: int) -> _Run:
 def _setters() -> tuple[Callable[[int], object], Callable[[int], int]]:
     """Return the setters of OpenMP's and MKL's count for the calling thread; MKL's returns the former count.
 
-    If one of them is not found (Windows, say), the fallback is `torch.set_num_threads`, whose process-wide default
-    affects other threads.
+    Without one of them (Windows, say) it is `torch.set_num_threads`, whose process-wide default affects other threads.
     """
     library = _loaded(torch._C.__file__)
     set_openmp = getattr(library, "omp_set_num_threads", None)
@@ -115,10 +112,7 @@ def _setters() -> tuple[Callable[[int], object], Callable[[int], int]]:
 
 
 def _loaded(path: str) -> ctypes.PyDLL | None:
-    """Return a loaded library, in which symbols of its dependencies are found, too.
-
-    ``PyDLL`` holds the GIL during a call, which suits calls of nanoseconds.
-    """
+    """Return a loaded library, in which symbols of its dependencies are found, too; calls hold the GIL."""
     try:
         return ctypes.PyDLL(path, mode=os.RTLD_NOLOAD)
     except uninterrupted(OSError, AttributeError):  # Windows has no such mode
@@ -137,7 +131,7 @@ class _OneThread:
     def _in_new_process(self) -> None:
         self._lock = Lock()
         self._inside: set[int] = set()
-        self._lowered: list[tuple[Get, Put, int]] = []
+        self._lowered: list[tuple[Setting, int]] = []
 
     def __enter__(self) -> None:
         if self._lock.entered():
@@ -147,7 +141,7 @@ class _OneThread:
                 for get, put in _libraries():
                     before = get()
                     if before > 1:
-                        self._lowered.append((get, put, before))
+                        self._lowered.append(((get, put), before))
                         put(1)
             self._inside.add(threading.get_ident())
 
@@ -161,7 +155,7 @@ class _OneThread:
 
     def _restore(self) -> None:
         while self._lowered:
-            get, put, before = self._lowered.pop()
+            (get, put), before = self._lowered.pop()
             if get() == 1:
                 put(before)
 
@@ -176,7 +170,7 @@ one_thread = _OneThread()
 
 
 @functools.cache
-def _libraries() -> list[tuple[Get, Put]]:
+def _libraries() -> list[Setting]:
     """Return the getter and setter of each pthreads OpenBLAS that NumPy and the known extensions are linked with."""
     found = []
     for path in (getattr(sys.modules.get("numpy.linalg._umath_linalg"), "__file__", ""), *_linked):
@@ -193,14 +187,6 @@ def look_for_openblas(path: str) -> None:
     """Lower the OpenBLAS, too, that an extension is linked with."""
     _linked.append(path)
     _libraries.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=one_thread.after_fork)
-
-
-_ended: deque[int] = deque(maxlen=256)  # native ids of threads that ended lately
-_TASKS = Path("/proc/self/task")
 
 
 class _StoppedError(Exception):
@@ -238,10 +224,9 @@ def members(device: torch.device) -> int:
 
 
 def together(work: Callable[[Member], None], count: int) -> None:
-    """Call `work` in `count` threads, this one included, each with grad mode off.
+    """Call `work` in `count` threads, this one included, each with grad mode off; raise the first error when all ended.
 
-    `work` should call `check` every few milliseconds. The first error of any member, or an interrupt, is raised when
-    all have stopped.
+    `work` should call `check` every few milliseconds.
     """
     barrier = threading.Barrier(count)
     if count == 1:
@@ -301,8 +286,8 @@ def _join(others: list[threading.Thread], done: list[threading.Event]) -> None:
 def _wait_for_ended() -> None:
     """Wait until threads that ended for Python have ended for the system, too, which takes some 50 µs.
 
-    Up to Python 3.12, `Thread.join` returns before thread-local data are destroyed. MKL's allocator then changes its
-    list of buffers; a child forked meanwhile gets a half-changed list, and its first matrix product never ends.
+    Until then MKL's allocator changes its list of buffers (up to Python 3.12); the first matrix product of a child that
+    is forked meanwhile would never end.
     """
     until = time.monotonic() + 0.1  # the system may have given the id to another thread
     while _ended:  # another thread may fork, too, and an interrupt may end this
@@ -315,4 +300,4 @@ def _wait_for_ended() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait_for_ended)
+    os.register_at_fork(before=_wait_for_ended, after_in_child=one_thread.after_fork)

@@ -1,4 +1,4 @@
-"""graphs.py and the candidate `graph`; a function that runs again stands for a recording where there is no GPU."""
+"""The candidate `graph`; a function that runs again stands for a recording where there is no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from support import fakes
 from support.models import ExactModel
 
 import autokern
-from autokern.backends import graphs
+from autokern.backends import recorded as graphs
+from autokern.core import state
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
@@ -33,7 +34,7 @@ def device(request, monkeypatch):
     if request.param == "cpu":
         monkeypatch.setattr(graphs, "_capture", fakes.run_again)
     monkeypatch.setattr(graphs, "_failed", "")
-    graphs.allow(True)
+    state.permitted.add("graphs")
     yield request.param
     graphs.forget()
 
@@ -210,7 +211,7 @@ def test_only_who_allows_it_gets_recordings(monkeypatch):
 
 
 def test_who_is_served():
-    graphs.allow(True)
+    state.permitted.add("graphs")
     candidate = get("exact_log_prob")["graph"]
     small = Problem(op="exact_log_prob", m=500, n=500, d=3, device="cuda", grad="theta", variant="rbf/cholesky")
     assert candidate.why_not(small) is None
@@ -225,7 +226,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 @pytest.mark.gpu
 @needs_gpu
 def test_recordings_survive_each_other_on_a_gpu():
-    graphs.allow(True)
+    state.permitted.add("graphs")
     cases = [arguments("cuda", n=n, seed=n) for n in (300, 1000, *range(20, 20 + graphs._KEPT))]
     for _ in range(3):
         for args, leaves in cases:
@@ -240,7 +241,7 @@ def test_recordings_survive_each_other_on_a_gpu():
 @needs_gpu
 def test_a_capture_that_fails_leaves_the_gpu_as_it_was(monkeypatch):
     monkeypatch.setattr(graphs, "_failed", "")
-    graphs.allow(True)
+    state.permitted.add("graphs")
     graphs.forget()  # what other tests recorded leaves no room
     runs, here = [], torch.cuda.current_stream()
 

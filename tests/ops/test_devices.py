@@ -16,7 +16,8 @@ from linear_operator.operators import to_linear_operator
 from support.models import ExactModel
 
 import autokern
-from autokern.backends import graphs
+from autokern.backends import recorded as graphs
+from autokern.core import state
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import tensors_in
 from autokern.core.registry import get, registered
@@ -41,7 +42,7 @@ def problems(op, device, dtype):
 
 @pytest.fixture
 def with_graphs():
-    graphs.allow(True)
+    state.permitted.add("graphs")
     yield
     graphs.forget()
 

@@ -82,7 +82,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
 
 
 def run_again(run, device):
-    """Stand for `graphs._capture`: to replay is to run the function again, into the same memory."""
+    """Stand for `recorded._capture`: to replay is to run the function again, into the same memory."""
     result = run()
 
     def replay():

@@ -204,10 +204,10 @@ def test_the_fallback_is_not_needed_here():
 
 
 def test_the_fallback_where_the_libraries_lack_the_functions(monkeypatch):
-    monkeypatch.setattr(threads, "_torch_library", lambda: None)
+    monkeypatch.setattr(threads, "_loaded", lambda path: None)
     assert threads._setters.__wrapped__() == (torch.set_num_threads, int)
     deaf = types.SimpleNamespace(omp_set_num_threads=lambda count: None, MKL_Set_Num_Threads_Local=lambda count: 0)
-    monkeypatch.setattr(threads, "_torch_library", lambda: deaf)
+    monkeypatch.setattr(threads, "_loaded", lambda path: deaf)
     assert threads._setters.__wrapped__() == (torch.set_num_threads, int)
 
 
