@@ -49,25 +49,18 @@ def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
 def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: bool) -> Any:
     """Run a backward pass outside of the innermost vmap, once for each cotangent, and batch the results again.
 
-    torch has two implementations of vmap: a legacy one behind ``is_grads_batched`` (`old`), and `torch.vmap`. The
-    former does not nest, so its level is 1.
+    The legacy vmap behind ``is_grads_batched`` (`old`) does not nest, so its level is 1.
     """
     if old:
-        parts = [_torch._remove_batch_dim(g, 1, 1, 0).unbind() if _has(_is_old, g) else g for g in grads]
+        parts = [_torch._remove_batch_dim(g, 1, 1, 0).unbind() if g is not None and _is_old(g) else g for g in grads]
         return tuple(g if g is None else _torch._add_batch_dim(g, 0, 1) for g in _together(served, ctx, parts))
-    level = _functorch.maybe_current_level()
-    parts = [_unwrapped(g) if _has(_is_new, g) and _functorch.maybe_get_level(g) == level else g for g in grads]
+    level, parts = _functorch.maybe_current_level(), list(grads)
+    for place, g in enumerate(grads):
+        if g is not None and _is_new(g) and _functorch.maybe_get_level(g) == level:
+            parts[place] = _functorch.get_unwrapped(g).movedim(_functorch.maybe_get_bdim(g), 0).unbind()
     with temporarily_pop_interpreter_stack():
         found = _together(served, ctx, parts)
     return tuple(g if g is None else _functorch._add_batch_dim(g, 0, level) for g in found)
-
-
-def _has(kind: Callable[[Any], bool], grad: Any) -> bool:
-    return grad is not None and kind(grad)
-
-
-def _unwrapped(grad: Any) -> Any:
-    return _functorch.get_unwrapped(grad).movedim(_functorch.maybe_get_bdim(grad), 0).unbind()
 
 
 def _together(served: Callable[..., Any], ctx: Any, parts: list[Any]) -> tuple[Any, ...]:

@@ -14,13 +14,7 @@ from autokern.core.problem import WITHIN, Problem
 
 
 class Solved(msgspec.Struct, frozen=True):
-    """One iterative solve, or the worst of several.
-
-    Examples
-    --------
-    >>> print(Solved(3.2e-6, 14, "vecchia", 10, 0.0123, 1e-5))
-    solved to a residual of 3.2e-06 in 14 iterations, preconditioner vecchia; log density known to 0.012 by 10 probes
-    """
+    """One iterative solve, or the worst of several."""
 
     residual: float  # relative, the largest of all columns
     iterations: int  # products with the matrix
@@ -46,13 +40,7 @@ class Solved(msgspec.Struct, frozen=True):
 
 
 def joined(found: Iterable[Solved]) -> tuple[Solved, ...]:
-    """Return the worst of several solves, for each preconditioner.
-
-    Examples
-    --------
-    >>> joined([Solved(1e-6, 9, "pivoted", 1), Solved(2e-6, 7, "pivoted", 3)])[0].iterations
-    9
-    """
+    """Return the worst of several solves, for each preconditioner."""
     worst: dict[str, Solved] = {}
     for one in found:
         other = worst.get(one.preconditioner)
@@ -207,10 +195,7 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def saved(self) -> float | None:
-        """Predicted seconds that a call saves against stock; None where nothing was measured.
-
-        Negative where an exact result is preferred to a faster one.
-        """
+        """Predicted seconds that a call saves against stock, negative for a slower exact result; None if unmeasured."""
         own = self.predicted.get(self.candidate)
         return None if own is None else own * (self.margin - 1.0)
 

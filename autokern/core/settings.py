@@ -1,57 +1,219 @@
 """Settings: the user's orders, given by ``AUTOKERN_*`` variables and by `using`.
 
-`ROWS` explains every setting once, for the parser of the environment, `using`, the messages and `docs/environment.md`.
+Each field of `Settings` explains itself once, for the parser of the environment, `using`, the messages and
+`docs/environment.md`. Parsers make values of the text of a variable; each raises ValueError with the expected form.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from autokern.core import parsers
 from autokern.core.errors import AutokernWarning, SettingsError, nearest
 
 LEVELS_OF_ACCURACY = ("same", "approximate")
 """Candidates within the bound of their op, or lower precision as well."""
 
-_REMOVED = {
+_REMOVED = {  # variables of earlier versions, and their replacements
     "AUTOKERN_ALLOCATOR": "set glibc's MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ before the process starts",
     "AUTOKERN_RECORD": "use nothing in its place: first use measures the problems at hand",
     "AUTOKERN_LEARN": "set nothing in its place: choices come from calibrations only",
 }
-"""Variables of earlier versions, and their replacements."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.@\-]*")
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+Pairs = tuple[tuple[str, str], ...]
+Thresholds = tuple[tuple[str, str, int], ...]
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes of a text such as ``8GiB``, ``512 MB`` or ``1048576``."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError("expected a size such as 8GiB, 512MB or 1048576")
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if not 1 <= size < math.inf:
+        raise ValueError("the size must be positive and finite")
+    return int(size)
+
+
+def _flag(text: str) -> bool:
+    """Return the truth value of 0 or 1, false or true, off or on, no or yes."""
+    if text.lower() in ("1", "true", "on", "yes", "0", "false", "off", "no"):
+        return text.lower() in ("1", "true", "on", "yes")
+    raise ValueError("expected 0 or 1")
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    """Return a parser that accepts one of these words, in upper or lower case."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(f"expected {' or '.join(choices)}")
+        return text.lower()
+
+    return parse
+
+
+def _path(text: str) -> Path:
+    """Return a path, the home folder expanded."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _number(kind: type, is_valid: Callable[[Any], bool], expected: str, *words: str) -> Callable[[str], Any]:
+    """Return a parser that accepts a valid number or one of these words."""
+
+    def parse(text: str) -> Any:
+        if text.lower() in words:
+            return text.lower()
+        try:
+            found = kind(text)
+        except ValueError:
+            found = math.nan
+        if not is_valid(found):
+            raise ValueError(f"expected {expected}")
+        return found
+
+    return parse
+
+
+_seconds = _number(float, lambda value: 0 <= value < math.inf, "a number of seconds, 0 or more")
+_relative_error = _number(float, lambda value: 0 < value < 1, "a relative error between 0 and 1, such as 1e-3")
+_count = _number(int, lambda value: value >= 0, "a number of calls, 0 or more")
+_threads = _number(int, lambda value: value >= 1, "auto, off or a number of threads, 1 or more", "auto", "off")
+_above = "auto, on, off or a number of seconds above 0"
+_ranks = _number(float, lambda value: 0 < value < math.inf, _above, "auto", "on", "off")
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text.strip()):
+        raise ValueError(f"{text!r} is no name of an op or candidate")
+    return text.strip()
+
+
+def _force(text: str) -> Pairs | int:
+    """Return pairs of op and candidate, or the seed of ``random:SEED``."""
+    if text.startswith("random:"):
+        seed = text.removeprefix("random:")
+        if not re.fullmatch(r"\d+", seed):
+            raise ValueError("expected random:SEED with a whole number")
+        return int(seed)
+    pairs = []
+    for item in text.split(","):
+        op, equals, candidate = item.partition("=")
+        if not equals:
+            raise ValueError(f"expected op=candidate, found {item!r}")
+        pairs.append((_name(op), _name(candidate)))
+    if len({op for op, _ in pairs}) < len(pairs):
+        raise ValueError("an op is named twice")
+    return tuple(sorted(pairs))
+
+
+def _exclude(text: str) -> frozenset[str]:
+    """Return names of candidates, alone or as ``op=name``."""
+    names = set()
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        op, equals, candidate = item.partition("=")
+        names.add(f"{_name(op)}={_name(candidate)}" if equals else _name(op))
+    return frozenset(names)
+
+
+def _threshold(text: str) -> Thresholds:
+    """Return triples of op, device and size."""
+    found = []
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*([a-z0-9_]+):([a-z0-9]+)=(\d+)\s*", item)
+        if not match:
+            raise ValueError(f"expected op:device=size, found {item!r}")
+        found.append((match[1], match[2], int(match[3])))
+    return tuple(found)
+
+
+class Row(NamedTuple):
+    """Syntax and meaning of one setting."""
+
+    parse: Callable[[str], Any]
+    values: str  # for the docs
+    meaning: str  # one sentence, for messages and docs
+    field: str = ""
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return "AUTOKERN" if self.field == "enabled" else f"AUTOKERN_{self.field.upper()}"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's orders, as `ROWS` explains them; the defaults order nothing."""
+    """The user's orders; the defaults order nothing."""
 
-    enabled: bool = True
-    home: Path | None = None
-    profile: Path | None = None
-    calibrate: str = "worthwhile"
-    budget: float = 10.0
-    force: parsers.Pairs = ()
+    # fmt: off
+    enabled: Annotated[bool, Row(_flag, "`1`, `0`",
+        "0: stock code everywhere (default 1: as the program says; it enables nothing by itself, which `autokern "
+        "everywhere on` does)")] = True
+    home: Annotated[Path | None, Row(_path, "folder",
+        "where profiles are kept (default: the user's cache folder)")] = None
+    profile: Annotated[Path | None, Row(_path, "file",
+        "use this profile as it is, whatever machine it is of; it is never written, and nothing is measured")] = None
+    calibrate: Annotated[str, Row(_one_of("worthwhile", "first-use", "never"), "`worthwhile`, `first-use`, `never`",
+        "measure an op once its calls have taken so long that measuring pays back in the same run (default), at its "
+        "first call, or only by `autokern calibrate`")] = "worthwhile"
+    budget: Annotated[float, Row(_seconds, "seconds",
+        "time limit of measurements in the course of one process (default 10); an op that cannot be measured in that "
+        "time is left unmeasured for a day, or until `autokern calibrate`")] = 10.0
+    force: Annotated[Pairs, Row(_force, "`qr=cpu,predict=stock` or `random:SEED`",
+        "run this candidate; or, for each call, a random candidate of class same or better")] = ()
     random_seed: int | None = None  # of ``AUTOKERN_FORCE=random:SEED``
-    exclude: frozenset[str] = frozenset()
-    unknown: str = "guard"
-    threshold: tuple[tuple[str, str, int], ...] = ()
-    accuracy: str = "same"
-    max_error: float = 1e-3
-    memory: int | None = None
-    calls: int | None = None
-    threads: int | str = "auto"
-    ranks: float | str = "auto"
-    graphs: str = "off"
-    replay: bool = True
-    workers: bool = True
-    deterministic: bool = False
-    strict: bool = False
-    log: str | None = None
+    exclude: Annotated[frozenset[str], Row(_exclude, "`compiled,qr=choleskyqr2`",
+        "candidates that must not run, by name or op=name")] = frozenset()
+    unknown: Annotated[str, Row(_one_of("guard", "trust", "stock"), "`guard`, `trust`, `stock`",
+        "where a library's function is not that of a tested release: leave out what relies on it (default), use it "
+        "all the same, or enable nothing at all")] = "guard"
+    threshold: Annotated[Thresholds, Row(_threshold, "`qr:cuda=512`",
+        "up to that many columns the op runs on the CPU, above on the device")] = ()
+    accuracy: Annotated[str, Row(_one_of(*LEVELS_OF_ACCURACY), "`same`, `approximate`",
+        "same (default): results agree with stock or are better; approximate: lower precision may run where its "
+        "measured error is small enough")] = "same"
+    max_error: Annotated[float, Row(_relative_error, "`1e-3`",
+        "the largest error of lower precision, relative to the largest entry (default 1e-3)")] = 1e-3
+    memory: Annotated[int | None, Row(parse_bytes, "`8GiB`",
+        "memory limit of one call (default, and upper bound: the free memory)")] = None
+    calls: Annotated[int | None, Row(_count, "a number",
+        "expected calls of one size, over which compiling must repay itself (default: the calls so far)")] = None
+    threads: Annotated[int | str, Row(_threads, "`auto`, a number, `off`",
+        "limit of torch's threads: CPU quota and affinity (default), or a number, never above torch's own; off: "
+        "thread counts are never changed")] = "auto"
+    ranks: Annotated[float | str, Row(_ranks, "`auto`, `on`, `off`, seconds",
+        "whether the ranks of one job share large products: under `autokern run`, while the program has no process "
+        "group of its own (default); on: in any program that torchrun starts; off: never. Seconds: as auto, and the "
+        "job ends when a rank has not answered for so long (default 300)")] = "auto"
+    graphs: Annotated[str, Row(_one_of("off", "on"), "`off`, `on`",
+        "on: small training steps on a GPU may be recorded as CUDA graphs where that is faster, while the process has "
+        "one Python thread (default off: proven on one GPU only)")] = "off"
+    replay: Annotated[bool, Row(_flag, "`1`, `0`",
+        "0: what optimisers and training loops evaluate again and again is never recorded and replayed "
+        "(default 1)")] = True
+    workers: Annotated[bool, Row(_flag, "`1`, `0`",
+        "0: `autokern run` does not serve the processes that the program starts (default 1)")] = True
+    deterministic: Annotated[bool, Row(_flag, "`0`, `1`",
+        "1: nothing is measured, and what was measured before is left aside; a pinned profile or an order decides, "
+        "else stock runs")] = False
+    strict: Annotated[bool, Row(_flag, "`0`, `1`",
+        "1: faults of the cache and of candidates raise; else stock runs")] = False
+    log: Annotated[str | None, Row(_one_of("debug", "info", "warning", "error"), "`debug`, `info`, `warning`, `error`",
+        "show on standard error what autokern logs from this level on (default: as the program has set "
+        "its logger)")] = None
+    # fmt: on
 
     @property
     def order_choices(self) -> bool:
@@ -73,110 +235,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return {(o, d): size for o, d, size in self.threshold}.get((op, device))
 
 
-class Row(NamedTuple):
-    """Syntax and meaning of one setting."""
-
-    field: str
-    parse: Callable[[str], Any]  # raises ValueError
-    values: str  # for the docs
-    meaning: str  # one sentence, for messages and docs
-
-    @property
-    def variable(self) -> str:
-        """Its environment variable."""
-        return "AUTOKERN" if self.field == "enabled" else f"AUTOKERN_{self.field.upper()}"
-
-
-ROWS = (
-    Row(
-        "enabled", parsers.flag, "`1`, `0`",
-        "0: stock code everywhere (default 1: as the program says; it enables nothing by itself, which `autokern "
-        "everywhere on` does)",
-    ),
-    Row("home", parsers.path, "folder", "where profiles are kept (default: the user's cache folder)"),
-    Row(
-        "profile", parsers.path, "file",
-        "use this profile as it is, whatever machine it is of; it is never written, and nothing is measured",
-    ),
-    Row(
-        "calibrate", parsers.one_of("worthwhile", "first-use", "never"), "`worthwhile`, `first-use`, `never`",
-        "measure an op once its calls have taken so long that measuring pays back in the same run (default), at its "
-        "first call, or only by `autokern calibrate`",
-    ),
-    Row(
-        "budget", parsers.seconds, "seconds",
-        "time limit of measurements in the course of one process (default 10); an op that cannot be measured in that "
-        "time is left unmeasured for a day, or until `autokern calibrate`",
-    ),
-    Row(
-        "force", parsers.force, "`qr=cpu,predict=stock` or `random:SEED`",
-        "run this candidate; or, for each call, a random candidate of class same or better",
-    ),
-    Row(
-        "exclude", parsers.exclude, "`compiled,qr=choleskyqr2`",
-        "candidates that must not run, by name or op=name",
-    ),
-    Row(
-        "unknown", parsers.one_of("guard", "trust", "stock"), "`guard`, `trust`, `stock`",
-        "where a library's function is not that of a tested release: leave out what relies on it (default), use it all "
-        "the same, or enable nothing at all",
-    ),
-    Row(
-        "threshold", parsers.threshold, "`qr:cuda=512`",
-        "up to that many columns the op runs on the CPU, above on the device",
-    ),
-    Row(
-        "accuracy", parsers.one_of(*LEVELS_OF_ACCURACY), "`same`, `approximate`",
-        "same (default): results agree with stock or are better; approximate: lower precision may run where its "
-        "measured error is small enough",
-    ),
-    Row(
-        "max_error", parsers.relative_error, "`1e-3`",
-        "the largest error of lower precision, relative to the largest entry (default 1e-3)",
-    ),
-    Row(
-        "memory", parsers.parse_bytes, "`8GiB`",
-        "memory limit of one call (default, and upper bound: the free memory)",
-    ),
-    Row(
-        "calls", parsers.count, "a number",
-        "expected calls of one size, over which compiling must repay itself (default: the calls so far)",
-    ),
-    Row(
-        "threads", parsers.threads, "`auto`, a number, `off`",
-        "limit of torch's threads: CPU quota and affinity (default), or a number, never above torch's own; off: thread "
-        "counts are never changed",
-    ),
-    Row(
-        "ranks", parsers.ranks, "`auto`, `on`, `off`, seconds",
-        "whether the ranks of one job share large products: under `autokern run`, while the program has no process "
-        "group of its own (default); on: in any program that torchrun starts; off: never. Seconds: as auto, and the "
-        "job ends when a rank has not answered for so long (default 300)",
-    ),
-    Row(
-        "graphs", parsers.one_of("off", "on"), "`off`, `on`",
-        "on: small training steps on a GPU may be recorded as CUDA graphs where that is faster, while the process has "
-        "one Python thread (default off: proven on one GPU only)",
-    ),
-    Row(
-        "replay", parsers.flag, "`1`, `0`",
-        "0: what optimisers and training loops evaluate again and again is never recorded and replayed (default 1)",
-    ),
-    Row(
-        "workers", parsers.flag, "`1`, `0`",
-        "0: `autokern run` does not serve the processes that the program starts (default 1)",
-    ),
-    Row(
-        "deterministic", parsers.flag, "`0`, `1`",
-        "1: nothing is measured, and what was measured before is left aside; a pinned profile or an order decides, "
-        "else stock runs",
-    ),
-    Row("strict", parsers.flag, "`0`, `1`", "1: faults of the cache and of candidates raise; else stock runs"),
-    Row(
-        "log", parsers.one_of("debug", "info", "warning", "error"), "`debug`, `info`, `warning`, `error`",
-        "show on standard error what autokern logs from this level on (default: as the program has set its logger)",
-    ),
-)  # fmt: skip
+_HINTS = get_type_hints(Settings, include_extras=True).items()
+ROWS = tuple(row._replace(field=name) for name, hint in _HINTS for row in getattr(hint, "__metadata__", ()))
 
 
 def is_ours(variable: str) -> bool:
@@ -185,10 +245,7 @@ def is_ours(variable: str) -> bool:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings of the environment; removed variables are ignored with a warning.
-
-    SettingsError if a value is invalid, or a variable ``AUTOKERN_*`` unknown.
-    """
+    """Return the settings of the environment; SettingsError if a value is invalid, or a variable unknown."""
     source = os.environ if environ is None else environ
     given = {name: text.strip() for name, text in source.items() if is_ours(name)}
     for name in _REMOVED.keys() & given.keys():
@@ -218,10 +275,7 @@ def _read(row: Row, text: str) -> dict[str, Any]:
 
 
 def revised(base: Settings, **orders: Any) -> Settings:
-    """Return `base` with the arguments of one `using` block; None changes nothing.
-
-    SettingsError if an argument has an invalid value.
-    """
+    """Return `base` with the arguments of one `using` block; None changes nothing, SettingsError if one is invalid."""
     changes: dict[str, Any] = {}
     for row in ROWS:
         value = orders.get(row.field)

@@ -22,7 +22,7 @@ from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError, caught
 from autokern.core.output import Shown
 from autokern.core.releases import known
-from autokern.core.replay.held import held
+from autokern.core.replay import held
 from autokern.hooks import install
 from autokern.model.kernel_parts import FAMILIES
 from autokern.runtime import api, dispatch

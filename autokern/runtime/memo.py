@@ -67,25 +67,15 @@ class Entry:
         """Run a candidate from now on; an approximate one is checked on its next call (`checks`)."""
         self.candidate = candidate
         self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)  # other threads may pass it
-        self.run = self._noting(candidate.run) if self.op.approximates(self.decision.problem) else candidate.run
-        if candidate.parts:
-            self.run = self._around(self.run)
-        self.parts = candidate.parts
+        self.parts, own, name = candidate.parts, candidate.run, f"{self.op.name} by {candidate.name}"
 
-    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function so that its reports of iterative solves are kept."""
-
-        def noting(*args: Any) -> Any:
+        def noting(*args: Any) -> Any:  # keeps the reports of iterative solves
             with collecting(self._keep):
-                return run(*args)
+                return own(*args)
 
-        return noting
+        run = noting if self.op.approximates(self.decision.problem) else own
 
-    def _around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a composite function so that the calls of its parts are counted as its own."""
-        name = f"{self.op.name} by {self.candidate.name}"
-
-        def around(*args: Any) -> Any:
+        def around(*args: Any) -> Any:  # counts the calls of parts as its own
             before = inside.within
             inside.within = (*before, name)
             try:
@@ -93,7 +83,7 @@ class Entry:
             finally:
                 inside.within = before
 
-        return around
+        self.run = around if candidate.parts else run
 
     def _keep(self, found: Iterable[Solved]) -> None:
         with _keeping.here():
@@ -211,7 +201,9 @@ class Shared:
                 if len(self._known) >= self._most:
                     self._known.clear()
                 self._known[coarse, settings] = decision
-        if table.why_not(table.op[decision.candidate]) is not None or _is_ordered(table, settings, decision):
+        forced = settings.forced(table.op.name)  # the neighbour's decision left it out, and it can serve this problem
+        ordered = forced not in (None, decision.candidate) and table.why_not(table.op[str(forced)]) is None
+        if ordered or table.why_not(table.op[decision.candidate]) is not None:
             return self._decide(table, settings)
         return msgspec.structs.replace(decision, problem=problem)
 
@@ -219,12 +211,6 @@ class Shared:
         """Forget all shared decisions."""
         with self._lock.here():
             self._known.clear()
-
-
-def _is_ordered(table: Feasibility, settings: Settings, decision: Decision) -> bool:
-    """Whether the user forces another candidate than the shared decision's, which can serve this problem."""
-    name = settings.forced(table.op.name)
-    return name is not None and name != decision.candidate and table.why_not(table.op[name]) is None
 
 
 class Overlay:

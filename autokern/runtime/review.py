@@ -151,25 +151,18 @@ class FirstUse:
         return True
 
     def _calibrate(self, op: Op, problem: Problem, budget: float, near: Problem | None) -> None:
+        from autokern.tuning.calibration import calibrate
+
         def publish(profile: Profile) -> None:
             store.save(self._settings, profile)
             self._session.adopt(profile)
 
-        from autokern.tuning.calibration import calibrate
-
         what = f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once, for {duration(budget)} at most"
         with apart(self._settings), display(what) as shown:
             calibrate(
-                [op],
-                "quick",
-                budget,
-                [problem.device],
-                self._session.chooser.profile,
-                dtypes=(problem.dtype,),
-                near=near,
-                progress=shown,
-                publish=publish,
-            )
+                [op], "quick", budget, [problem.device], self._session.chooser.profile, dtypes=(problem.dtype,),
+                near=near, progress=shown, publish=publish,
+            )  # fmt: skip
         chooser = self._session.chooser
         if not chooser.knows(problem):  # later processes do not try again for `_PATIENCE`
             publish(chooser.profile.merge(Profile(fruitless={group_key(*problem.group): dated()})))

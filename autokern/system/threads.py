@@ -1,14 +1,11 @@
 """Run a function with fewer OpenMP and MKL threads, one for OpenBLAS, or a piece of work in a few Python threads.
 
 `torch.set_num_threads` also writes a process-wide default, which every thread that first uses torch meanwhile keeps for
-good. So OpenMP and MKL are set directly: each keeps a count per thread. Counts are lowered, never raised.
-
-OpenBLAS keeps one count for the process. At some hundred rows its threads cost more than they save, and many times more
-where other processes use the cores. So the first thread that begins with small matrices lowers it, the last restores it.
+good. So OpenMP and MKL are set directly: each keeps a count per thread. OpenBLAS keeps one for the process; at some
+hundred rows its threads cost more than they save, and many times more where other processes use the cores.
 
 For small pieces (a tile of a kernel matrix that fits a core's cache), independent threads with one thread of torch each
-are faster than OpenMP's, which wait for each other after every operation. They are started for a call and end with it,
-and a fork waits until the operating system has ended them, too.
+are faster than OpenMP's, which wait for each other after every operation.
 """
 
 from __future__ import annotations
@@ -120,7 +117,7 @@ def _loaded(path: str) -> ctypes.PyDLL | None:
 
 
 class _OneThread:
-    """Lowers the thread count on entry, and restores it on exit unless other code has set it since.
+    """The first thread that enters lowers the count, and the last restores it, unless other code has set it since.
 
     It does not nest. A thread whose exit was interrupted leaves at its next exit.
     """

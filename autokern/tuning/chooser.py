@@ -113,16 +113,14 @@ class Chooser:
         trials = 0 if forest is None else forest.trials.get(problem.dtype, 0)
         return trials >= ENOUGH or (trials > 0 and group_key(*problem.group) in self.profile.levels)
 
-    def _like(self, problem: Problem) -> list[Trial]:
-        return [t for t in self._trials.get(key_of(problem), ()) if t.problem.dtype == problem.dtype]
-
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
         """Return the worst error of an approximate candidate on similar problems, or None if unmeasured.
 
         Similar problems have the same words and lie within an octave of the nearest; each octave to the nearest doubles
         the error.
         """
-        like = [t for t in self._like(problem) if t.problem.words == problem.words and name in t.timings]
+        trials = (t for t in self._trials.get(key_of(problem), ()) if name in t.timings)
+        like = [t for t in trials if (t.problem.dtype, t.problem.words) == (problem.dtype, problem.words)]
         timings, place = [(t.problem, t.timings[name].relative_error) for t in like], op.coordinates(problem)
         found = [(math.dist(place, op.coordinates(p)), error) for p, error in timings if error is not None]
         closest = min((distance for distance, _ in found), default=0.0)
@@ -195,11 +193,10 @@ def floor(op: Op, forest: Forest, device: str) -> int:
         return 0
     grid = (p for dtype in ("float64", "float32") for p in op.grid("full", dtype, device))
     halved = {p.replace(m=p.m >> k, n=p.n >> k) for p in grid for k in range(min(p.m, p.n).bit_length())}
-    won = (p.elements for p in sorted(halved, key=lambda p: p.elements) if _is_won(op, forest, p))
+
+    def is_won(problem: Problem) -> bool:
+        faster = {n for n, e in forest.estimates(problem).items() if e.log_ratio + CONFIDENCE * e.sigma <= -NOISE}
+        return any(c.name in faster and c.unsupported(problem) is None for c in op.candidates)
+
+    won = (p.elements for p in sorted(halved, key=lambda p: p.elements) if is_won(p))
     return min(HIGHEST, next(won, 2 * HIGHEST) // 2)  # halved: problems in between are not tried
-
-
-def _is_won(op: Op, forest: Forest, problem: Problem) -> bool:
-    """Whether some candidate is predicted to be faster than stock by more than the uncertainty."""
-    faster = {n for n, e in forest.estimates(problem).items() if e.log_ratio + CONFIDENCE * e.sigma <= -NOISE}
-    return any(c.name in faster and c.unsupported(problem) is None for c in op.candidates)

@@ -133,18 +133,11 @@ class _Case:
 
     def _decision(self, name: str, reason: str, source: str = "unmeasured", review: int = 0) -> Decision:
         estimate = self.estimates.get(name, Estimate(0.0, 0.0, source))
+        order, remark = tuple(dict.fromkeys([name, *(c.name for c in self.ranked)])), self._remark(self.op[name])
         return Decision(
-            problem=self.problem,
-            candidate=name,
-            reason=reason,
-            source=source,
-            margin=math.exp(-estimate.log_ratio),
-            uncertainty=estimate.sigma,
-            excluded=self.excluded,
-            order=tuple(dict.fromkeys([name, *(c.name for c in self.ranked)])),
-            review=review,
-            remark=self._remark(self.op[name]),
-        )
+            problem=self.problem, candidate=name, reason=reason, source=source, margin=math.exp(-estimate.log_ratio),
+            uncertainty=estimate.sigma, excluded=self.excluded, order=order, review=review, remark=remark,
+        )  # fmt: skip
 
     def choice(self) -> Decision:
         """Return the decision for the chosen candidate."""

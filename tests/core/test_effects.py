@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from autokern.core.replay.held import Held
+from autokern.core.replay import Held
 
 TARGET = torch.ones(3)
 CALLS: list[int] = []

@@ -13,8 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autokern.core.replay import recording
-from autokern.core.replay.held import Ran
+from autokern.core.replay import Ran, recording
 from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
 
 Function = Callable[[torch.Tensor], torch.Tensor]

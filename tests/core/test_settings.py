@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import autokern
 from autokern.core.errors import AutokernWarning, SettingsError
-from autokern.core.parsers import parse_bytes
-from autokern.core.settings import ROWS, Settings, from_environment, revised
+from autokern.core.settings import ROWS, Settings, from_environment, parse_bytes, revised
 
 VARIABLES = {row.variable: row.meaning for row in ROWS}
 DOCS = Path(__file__).parents[2] / "docs"

@@ -1,1 +1,240 @@
-"""Computations of small tensors, recorded once and replayed: their operations, memory, effects and guards."""
+"""Computations of small tensors, recorded once and replayed: `recording`, and what must be as before.
+
+`Held` is what objects hold, `Ran` which functions a computation has run, to notice whether anything was replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from autokern.core.errors import caught
+from autokern.core.releases import is_of_libraries
+from autokern.core.releases.recorded import content, functions
+from autokern.core.replay.effects import STANDARD, codes, is_library, walked
+
+_SMALL = 256
+"""Elements of tensors whose numbers are compared, unless told otherwise."""
+_SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"
+"""Attributes in which settings of the libraries keep their values."""
+_OTHERS = frozenset(("abc", "builtins", "collections", "contextlib", "enum", "functools", "numpy", "torch", "types",
+                     "typing", "weakref"))  # fmt: skip
+"""Packages whose classes are not looked at."""
+_TORCH = torch, torch.linalg, torch.nn.functional
+_code = operator.attrgetter("__code__", "__defaults__")
+
+
+def held(*of: Any, **options: Any) -> Held:
+    """Return what some objects consist of, with the settings of the libraries, and options of `Held`."""
+    modules = [sys.modules.get(f"{name}.settings") for name in ("linear_operator", "gpytorch", "botorch")]
+    kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
+    return Held(of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], **options)
+
+
+class Held:
+    """What objects consist of, to notice whether anything was put elsewhere: attributes, items, variables, settings.
+
+    Attributes of the user's own classes count. Of numbers that were written in place, those of NumPy's arrays are
+    noticed, and those of tensors of at most `most` elements that are no `inputs`. Attributes whose names are in
+    `without` may change.
+    """
+
+    def __init__(
+        self,
+        of: Iterable[Any],
+        settings: Iterable[tuple[type, str]] = (),
+        inputs: Iterable[torch.Tensor] = (),
+        spaces: Iterable[Mapping[str, Any]] = (),
+        without: Iterable[str] = (),
+        most: int = _SMALL,
+    ) -> None:
+        seen = walked(of)
+        self.effect = seen if isinstance(seen, str) else None
+        """What calling these objects may do beside computing."""
+        every = [] if isinstance(seen, str) else list(seen.values())
+        self.tensors = [one for one in every if isinstance(one, torch.Tensor)]
+        self._objects = [one for one in every if not isinstance(one, torch.Tensor)]
+        self._functions = [one for one in self._objects if isinstance(one, FunctionType)]
+        self._arrays = [one for one in self._objects if isinstance(one, np.ndarray)]
+        varying = set(map(id, inputs))
+        self._tensors = [one for one in self.tensors if id(one) not in varying and _is_small(one, most)]
+        bases = {base for kind in self.kinds() for base in kind.__mro__ if not is_library(base.__module__)}
+        own = (base for base in bases if base.__module__.partition(".")[0] not in STANDARD)
+        self._settings, self._more, self._without = list(settings), [*spaces, *map(vars, own)], frozenset(without)
+        self.renew()
+
+    def kinds(self) -> set[type]:
+        """Return the classes of the objects."""
+        return set(map(type, self._objects))
+
+    def renew(self) -> None:
+        """Take what is there now for unchanged."""
+        spaces = [
+            space
+            for one in self._objects
+            for space in (one, getattr(one, "__dict__", None))
+            if isinstance(space, dict) and not isinstance(one, (FunctionType, ModuleType))
+        ]
+        spaces += [f.__kwdefaults__ for f in self._functions if f.__kwdefaults__]
+        several = {id(space): space for space in (*self._more, *spaces)}.values()
+        self._partly, self._spaces = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
+        for space in several:
+            partly = weakref.ref in map(type, space.values()) or not self._without.isdisjoint(space)
+            (self._partly if partly else self._spaces).append(space)
+        modules = [vars(one) for one in self._objects if isinstance(one, torch.nn.Module)]
+        inner = {id(value) for own in modules for name, value in own.items() if name.startswith("_")}
+        keyed = [one for one in self._objects if isinstance(one, dict) and id(one) not in inner]
+        self._lists = [*(one for one in self._objects if isinstance(one, (list, set))), *keyed]  # of a dict, its keys
+        self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
+        own = (f for f in self._functions if not is_library(f.__globals__.get("__name__")))
+        self._globals = [(f.__globals__, name) for f in own for name in _names(f.__code__)]
+        self._kept = self._contents()  # the same address is the same object while it is kept
+        self._filters = list(warnings.filters)
+        self._copies = [one.tobytes() for one in self._arrays]
+        self._places = [(one.data_ptr(), one.stride()) for one in self._tensors]
+        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+        for one in self._tensors:  # ``data`` writes without a new version
+            by_type.setdefault(one.dtype, []).append(one.detach().reshape(-1))
+        self._numbers = [(parts, torch.cat(parts)) for parts in by_type.values()]
+
+    def is_as_before(self) -> bool:
+        """Whether everything is where it was."""
+        try:
+            found = self._contents()
+        except caught(RuntimeError):  # it changes at this moment, in another thread
+            return False
+        return (
+            len(found) == len(self._kept)
+            and all(map(operator.is_, found, self._kept))
+            and warnings.filters == self._filters  # a warning of the recording was filtered
+            and [one.tobytes() for one in self._arrays] == self._copies
+            and [(one.data_ptr(), one.stride()) for one in self._tensors] == self._places
+            and all(torch.equal(torch.cat(parts), numbers) for parts, numbers in self._numbers)
+        )
+
+    def _contents(self) -> list[Any]:
+        found = [*chain.from_iterable(map(_values, self._spaces)), *chain.from_iterable(self._lists)]
+        found += [_there(v) for space in self._partly for name, v in space.items() if name not in self._without]
+        found += map(len, self._spaces)
+        found += map(content, self._cells)
+        found += [space.get(name) for space, name in self._globals]
+        found += [getattr(kind, name) for kind, name in self._settings]
+        found.append(torch.get_default_dtype())
+        return found
+
+
+_values = operator.methodcaller("values")
+
+
+def _there(value: Any) -> Any:
+    """Return a value, None for a dead weak reference: torch 2.11 makes one at each evaluation of a prior."""
+    return None if type(value) is weakref.ref and value() is None else value
+
+
+def _is_small(tensor: torch.Tensor, most: int) -> bool:
+    """Whether it takes no time to compare a tensor's numbers, of which none is a NaN."""
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_inference()
+    return plain and tensor.is_contiguous() and tensor.numel() <= most and not bool(tensor.isnan().any())
+
+
+@functools.lru_cache(4096)
+def _names(code: CodeType) -> tuple[str, ...]:
+    """Return the global variables that code may use."""
+    return tuple({name for part in codes(code) for name in part.co_names})
+
+
+class Ran:
+    """Notes the functions that this thread runs while it is entered, those of the libraries and of given classes.
+
+    Of torch, all functions that may have been called count.
+    """
+
+    def __init__(self) -> None:
+        self.seen = True
+        """Whether it can note anything: Python has one tracer only."""
+        self._codes: set[CodeType] = set()
+        self._called: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
+        """The globals of functions by their address, and the names that are looked up there."""
+        self._kept: list[tuple[Mapping[str, Any], Any]] = []
+        self._classes: list[Mapping[str, Any]] = []
+        self._functions: list[FunctionType] = []
+        self._values: list[Any] = []
+        self._state: list[Any] = []
+
+    def __enter__(self) -> Ran:
+        self.seen = sys.gettrace() is None
+        if self.seen:
+            sys.settrace(self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.seen:
+            sys.settrace(None)
+
+    @property
+    def has_warned(self) -> bool:
+        """Whether a warning was shown, which a replay would not repeat."""
+        shows: Any = warnings
+        return shows._showwarnmsg.__code__ in self._codes
+
+    def _note(self, frame: Any, event: str, argument: Any) -> None:
+        """Note a function when it is called; its lines are not traced."""
+        code, space = frame.f_code, frame.f_globals
+        if code not in self._codes:
+            self._codes.add(code)
+            self._called.setdefault(id(space), (space, set()))[1].update((code.co_name, *code.co_names))
+
+    def keep(self, kinds: Iterable[type]) -> None:
+        """Take the functions as they are now for unchanged, and those of some classes."""
+        names, several = {code.co_name for code in self._codes}, dict[int, tuple[Any, dict[str, None]]]()
+
+        def watch(owner: Any, among: Iterable[str], every: bool = False) -> None:
+            space = vars(owner) if isinstance(owner, type) else owner
+            if found := [name for name in among if name in space and (every or any(self._ran(space[name])))]:
+                several.setdefault(id(owner), (owner, {}))[1].update(dict.fromkeys(found))
+
+        for space, called in self._called.values():
+            if is_of_libraries(module := space.get("__name__")):
+                watch(space, called)
+                for kind in [one for one in space.values() if isinstance(one, type) and one.__module__ == module]:
+                    watch(kind, names)
+        for base in {base for one in kinds for base in one.__mro__}:
+            if base.__module__.partition(".")[0] not in _OTHERS:  # what it has may hide another
+                watch(base, names if is_of_libraries(base.__module__) else vars(base), True)
+        for one in _TORCH:
+            watch(vars(one), set[str]().union(*(called for _, called in self._called.values())), True)
+        owners = [(vars(owner) if isinstance(owner, type) else owner, of) for owner, of in several.values()]
+        self._kept = [(space, operator.itemgetter(*of, *list(of)[:1])) for space, of in owners]
+        self._classes = [vars(owner) for owner, _ in several.values() if isinstance(owner, type)]
+        self._classes.append(vars(torch.Tensor))
+        self._values = self._present()
+        ran = (one for value in self._values for one in self._ran(value))
+        self._functions = list({id(one): one for one in ran}.values())
+        self._state = self._now()
+
+    def _ran(self, value: Any) -> Iterator[FunctionType]:
+        """Yield the functions of an attribute that have run."""
+        return (one for one in functions(value) if one.__code__ in self._codes)
+
+    def _present(self) -> list[Any]:
+        return [value for space, of in self._kept for value in of(space)]
+
+    def _now(self) -> list[Any]:
+        return [*map(len, self._classes), *map(_code, self._functions)]
+
+    def is_as_before(self) -> bool:
+        """Whether the functions are where they were, with the same code."""
+        try:
+            return all(map(operator.is_, self._present(), self._values)) and self._now() == self._state
+        except KeyError:
+            return False

@@ -146,7 +146,8 @@ def _inside(one: Any, known: bool) -> list[Any] | str:
         return f"an object of class {kind.__name__}"
     bases = () if known else kind.__mro__
     methods = [f for base in bases for f in _of_class(base, own=not is_library(base.__module__))]
-    return [*methods, *_state(one)]
+    state = getattr(one, "__dict__", None)
+    return [*methods, *(state.values() if isinstance(state, dict) else ())]
 
 
 def _of_class(kind: type, own: bool) -> Iterator[Any]:
@@ -173,11 +174,6 @@ def _functions(member: Any) -> Iterator[FunctionType]:
             yield one
 
 
-def _state(one: Any) -> list[Any]:
-    state = getattr(one, "__dict__", None)
-    return list(state.values()) if isinstance(state, dict) else []
-
-
 @functools.lru_cache(4096)
 def is_library(module: Any) -> bool:
     """Whether a module's name is of a library, or of Python's modules whose functions wrap theirs."""
@@ -194,7 +190,8 @@ def _of_function(function: FunctionType) -> list[Any] | str:
             return f"{function.__name__} is called"
         return held
     named = f"{function.__qualname__}, a function of your own,"
-    found = list(held)
+    found, builtins = list(held), function.__globals__.get("__builtins__", {})
+    spaces = function.__globals__, builtins if isinstance(builtins, dict) else vars(builtins)
     for code in codes(function.__code__):
         for instruction in dis.get_instructions(code):
             name, what = instruction.opname, instruction.argval
@@ -206,7 +203,6 @@ def _of_function(function: FunctionType) -> list[Any] | str:
             if name in _STORES or name.startswith(_OTHERS) or (isinstance(what, str) and _is_named(what)):
                 return f"{named} may change what others see ({name} {what})"
             if name in ("LOAD_GLOBAL", "LOAD_NAME"):
-                spaces: tuple[Mapping[str, Any], ...] = function.__globals__, _builtins(function)
                 value = next((space[what] for space in spaces if what in space), spaces)
                 if value is spaces:
                     return f"{named} uses {what}, which is not defined"
@@ -214,11 +210,6 @@ def _of_function(function: FunctionType) -> list[Any] | str:
                     return f"{named} uses {what}, which can be changed"
                 found.append(value)
     return found
-
-
-def _builtins(function: FunctionType) -> Mapping[str, Any]:
-    found = function.__globals__.get("__builtins__", {})
-    return found if isinstance(found, dict) else vars(found)
 
 
 def _is_named(name: str) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from autokern.core.errors import caught
-from autokern.core.replay.held import Held, Ran
+from autokern.core.replay import Held, Ran
 from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
 from autokern.core.state import inside
 from autokern.hooks.bypass import may_replay

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autokern.core.autograd import Unsaved, computed
 from autokern.core.errors import caught
+from autokern.core.replay import Held
 from autokern.core.replay.effects import is_library
-from autokern.core.replay.held import Held
 from autokern.core.replay.recording import Recorder, Replay, UnrecordedError
 from autokern.core.state import Beside, Weak
 from autokern.hooks.bypass import may_replay
