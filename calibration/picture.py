@@ -65,7 +65,7 @@ TRAINING = """
   runtime/dispatch.py: route | key_of memo entry run | looks up the key of the call; a known one runs at once
 > runtime/session.py: Session.entry | problem_of Feasibility decision made | decides a new key
 > ops/objective.py: _Objective.problem_of | Problem | describes it: points, dimensions, dtype, device, kernels
-> core/op.py: Feasibility | why_not memory | finds the candidates that can serve, and their bytes
+> core/problem.py: Feasibility | why_not memory | finds the candidates that can serve, and their bytes
 > tuning/policy.py: decide | _Case choice | takes orders first, then predicted times, else stock
 > tuning/chooser.py: Chooser.estimates | forests shipped | predicts times over stock's by regression trees
 > runtime/memo.py: Entry.serve | candidate run | keeps the function of the candidate for this key

@@ -43,8 +43,7 @@ from pykeops.torch import LazyTensor
 x = torch.ones(2, 1, device="cuda")
 assert ((LazyTensor(x[:, None]) - LazyTensor(x[None])).exp() @ x).eq(2).all()
 """
-_PATIENCE = 120.0
-"""Seconds for the child."""
+_PATIENCE = 120.0  # seconds for the child
 _lock = Lock()
 _failure = ""
 

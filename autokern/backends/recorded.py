@@ -33,12 +33,9 @@ from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 
 Step = Callable[..., torch.Tensor]
 _log = logging.getLogger("autokern")
-_KEPT = 8
-"""Most recordings of a thread."""
-_FRESH = 64
-"""Number of calls after which an unused recording may be replaced."""
-_WARM = 3
-"""Warm-up runs before a recording, in which libraries create handles and plans."""
+_KEPT = 8  # most recordings of a thread
+_FRESH = 64  # number of calls after which an unused recording may be replaced
+_WARM = 3  # warm-up runs before a recording, in which libraries create handles and plans
 _busy = Lock()  # no launch may run during a capture
 _failed = ""
 
@@ -126,10 +123,7 @@ def forget() -> None:
 
 
 def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Record the launches of a function; return the memory of its result and the replay.
-
-    The workspace of cuBLAS must lie in the memory of the recording, so existing workspaces are freed before and after.
-    """
+    """Record the launches of a function, cuBLAS's workspace within; return the memory of its result and the replay."""
     with torch.cuda.device(device), _busy.here():
         here = torch.cuda.current_stream()
         aside = torch.cuda.Stream()
@@ -154,8 +148,7 @@ def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[tor
     return result, graph.replay
 
 
-_MOST_BYTES = 2**23
-"""Bytes of the matrix (1,000 points in float64) above which computing takes longer than launching."""
+_MOST_BYTES = 2**23  # bytes of the matrix (1,000 points in float64) above which computing takes longer than launching
 
 
 def _step(parts: Parts, wanted: tuple[bool, ...], *tensors: torch.Tensor) -> torch.Tensor:

@@ -32,8 +32,7 @@ from autokern.ops._problems import needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, leaves, of_outputs
 from autokern.system import host, threads
 
-_BLOCK = {"cpu": 2**22, "cuda": 2**26}
-"""Approximate bytes of a block of rows, by kind of device."""
+_BLOCK = {"cpu": 2**22, "cuda": 2**26}  # approximate bytes of a block of rows, by kind of device
 _GPU_PACKAGES = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _NO_PREALLOCATION = ("XLA_PYTHON_CLIENT_PREALLOCATE", ("false", "0"))
 _failure = ""

@@ -47,10 +47,7 @@ def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: bool) -> Any:
-    """Run a backward pass outside of the innermost vmap, once for each cotangent, and batch the results again.
-
-    The legacy vmap behind ``is_grads_batched`` (`old`) does not nest, so its level is 1.
-    """
+    """Run a pass outside of the innermost vmap (`old`: of level 1) for each cotangent; batch the results again."""
     if old:
         parts = [_torch._remove_batch_dim(g, 1, 1, 0).unbind() if g is not None and _is_old(g) else g for g in grads]
         return tuple(g if g is None else _torch._add_batch_dim(g, 0, 1) for g in _together(served, ctx, parts))
@@ -82,10 +79,7 @@ def readable(*tensors: torch.Tensor) -> bool:
 
 
 def spent_by_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a backward pass: it frees ``ctx.gradients`` unless the graph is retained, and repeated it raises as torch.
-
-    This is the outermost decorator, because `each_cotangent` runs a pass several times.
-    """
+    """Wrap a backward pass, outermost: it frees ``ctx.gradients`` unless the graph is retained; repeated it raises."""
 
     @functools.wraps(backward)
     def spent(ctx: Any, *grads: Any) -> Any:
@@ -122,10 +116,7 @@ def plain_gradients(
 def times(
     gradients: Sequence[Any], cotangent: torch.Tensor, shapes: Sequence[torch.Size], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    """Multiply the wanted gradients of a batch of models by the cotangents of their values; None for unwanted ones.
-
-    Each product is summed to the shape of its input, which several models may share.
-    """
+    """Multiply wanted gradients of models by the cotangents of their values, summed to the shapes of their inputs."""
     if not cotangent.dim():
         found = iter(torch._foreach_mul([t for t, want in zip(gradients, wanted, strict=True) if want], cotangent))
         return [next(found) if want else None for want in wanted]
@@ -139,10 +130,7 @@ def times(
 
 
 class Lent:
-    """A result that the backward pass reads again unless the caller has changed it in place.
-
-    It is kept as a detached alias (no reference cycle with the graph), together with its version counter.
-    """
+    """A result that the backward pass reads again unless it was changed: a detached alias, with its version."""
 
     __slots__ = ("_alias", "_version")
 

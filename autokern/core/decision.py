@@ -109,8 +109,7 @@ def aside() -> Iterator[None]:
         _own.seen = before
 
 
-_ROUGHLY = 1.5
-"""Factor of uncertainty from which on a margin is shown with two digits."""
+_ROUGHLY = 1.5  # factor of uncertainty from which on a margin is shown with two digits
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

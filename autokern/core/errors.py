@@ -65,8 +65,7 @@ _LIBRARIES = (
 )  # fmt: skip
 """Packages that compute for autokern; all others, except Python's own, count as the user's."""
 _KNOWN = sys.stdlib_module_names.union(_LIBRARIES)
-_at: Any = sys.modules["_signal"].getsignal
-"""`signal.getsignal` without its conversion to enumerations."""
+_at: Any = sys.modules["_signal"].getsignal  # `signal.getsignal` without its conversion to enumerations
 
 
 def interrupted(error: BaseException) -> bool:
@@ -94,19 +93,13 @@ def recoverable(error: BaseException, *by: Any) -> bool:
 
 
 def caught(*kinds: type[Kind], by: tuple[Any, ...] = ()) -> tuple[type[Kind], ...]:
-    """Return the kinds for an ``except`` clause; no kinds where the present error is not `recoverable`.
-
-    ``except caught(OSError):`` lets the `TimeoutError` of a signal handler pass.
-    """
+    """Return the kinds for an ``except`` clause; no kinds where the present error is not `recoverable`."""
     error = sys.exc_info()[1]
     return kinds if error is not None and recoverable(error, *by) else ()
 
 
 def uninterrupted(*kinds: type[Kind]) -> tuple[type[Kind], ...]:
-    """Return the kinds for an ``except`` clause; no kinds where a signal handler raised the present error.
-
-    For errors of the system, and of comparing objects of the user, which may run the user's code.
-    """
+    """Return the kinds for an ``except`` clause; no kinds where a signal handler raised the present error."""
     error = sys.exc_info()[1]
     return kinds if error is not None and not interrupted(error) else ()
 
@@ -119,10 +112,7 @@ class suppressed(contextlib.suppress):  # noqa: N801
 
 
 def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `read` so that a failure returns None, which means that stock runs.
-
-    autokern's own errors (`SettingsError`, `MemoryBudgetError`) and unrecoverable ones still propagate.
-    """
+    """Wrap `read` so that a recoverable failure but an AutokernError returns None, which means that stock runs."""
 
     @functools.wraps(read)
     def guarded(*args: Any, **kwargs: Any) -> Any:

@@ -279,10 +279,7 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
 def converted(
     args: tuple[Any, ...], dtype: torch.dtype, altered: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> tuple[Any, ...]:
-    """Copy arguments to autograd leaves of a dtype; an object that occurs twice is copied once.
-
-    `altered` is applied to each floating-point tensor and to each parameter of a module.
-    """
+    """Copy arguments to autograd leaves of a dtype, `altered` where floating; what occurs twice is copied once."""
     copies: dict[int, Any] = {}
 
     def leaf(value: Any) -> Any:

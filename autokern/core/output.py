@@ -72,8 +72,7 @@ class Shown:
 
 
 Progress = Callable[[float, str], None]
-_BAR = 20
-"""Characters of the bar."""
+_BAR = 20  # characters of the bar
 _log = logging.getLogger("autokern")
 
 

@@ -199,10 +199,7 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.unsupported(problem) or self.unavailable(problem.device)
 
     def of_plugin(self, source: str) -> Candidate:
-        """Return this candidate as a plugin's: an exception of `unsupported` or `unavailable` is a reason against it.
-
-        An exception of `error` counts as None, within the bound.
-        """
+        """Return this candidate as a plugin's: an exception of `unsupported` or `unavailable` is a reason."""
 
         def guarded(field: str) -> Callable[[Any], Any]:
             ask = getattr(self, field)

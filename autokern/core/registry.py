@@ -37,8 +37,7 @@ _OWN = {
 
 _ops: dict[str, Op] = {}
 _homes: dict[str, str] = {}
-_complete: set[str] = set()
-"""Ops whose modules have been imported to the end."""
+_complete: set[str] = set()  # ops whose modules have been imported to the end
 _plugins: list[Plugin] | None = None
 _announced: set[str] = set()
 _lock = Lock()
@@ -122,11 +121,7 @@ def plugins() -> list[Plugin]:
 
 
 def load(op: str | None = None) -> None:
-    """Load each installed plugin once; failures are recorded for `announce`.
-
-    With the name of an op, autokern's own plugins for other ops are deferred. Plugins of other packages are never
-    deferred, since they may add covariance families and hooks.
-    """
+    """Load each plugin once, but for an op none of autokern's own for others; failures are kept for `announce`."""
     global _plugins, _loading
     if _plugins is not None and not any(plugin.adds_to(op) for plugin in _plugins):
         return

@@ -22,8 +22,7 @@ from autokern.runtime.session import Session
 from autokern.system import host
 from autokern.system import ranks as system
 
-_OWN = ("home", "log", "ranks")
-"""Settings of which each rank keeps its own."""
+_OWN = ("home", "log", "ranks")  # settings of which each rank keeps its own
 
 
 def facts() -> dict[str, Any]:

@@ -63,11 +63,6 @@ class Ledger:
         """Consider measuring again when the calls have taken a fifth more."""
         self.enough = max(_LEAST / _OF_OP, 1.2 * self.seconds)
 
-    def credit(self, elapsed: float, spent: float) -> float:
-        """Return the seconds that measuring may take: the program ran for `elapsed`, and has `spent` some on it."""
-        allowed = min(_OF_PROGRAM * elapsed - spent, _OF_OP * self.seconds)
-        return allowed if allowed >= _LEAST else 0.0
-
 
 class FirstUse:
     """The measurements at first use of a session, within its budget in seconds."""
@@ -102,7 +97,8 @@ class FirstUse:
             return False
         if not at_once:
             spent = self._spent + (0.0 if "sklearn.ensemble" in sys.modules else _FITTING)
-            left = min(left, _UNTIL_LAST * ledger.credit(time.perf_counter() - self._began, spent))
+            allowed = min(_OF_PROGRAM * (time.perf_counter() - self._began) - spent, _OF_OP * ledger.seconds)
+            left = min(left, _UNTIL_LAST * allowed) if allowed >= _LEAST else 0.0
         measuring, again = self._measuring.here(), self._measuring.entered()
         if left <= 0 or again or self._crowded() or not measuring.acquire(blocking=False):
             ledger.wait()

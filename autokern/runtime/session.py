@@ -225,10 +225,7 @@ _REMOVED = (
 
 
 def existing(settings: Settings) -> Settings:
-    """Return settings without forced candidates that an earlier version had, with one warning for each.
-
-    Raises SettingsError for an unknown op, candidate or device.
-    """
+    """Return settings without removed candidates, a warning for each; SettingsError for an unknown op or candidate."""
     kept = []
     for name, candidate in settings.force:
         with _ignored_if_removed(name, candidate):

@@ -106,10 +106,7 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, name: str, patience: float = 0.0) -> Iterator[bool]:
-        """Yield whether an advisory lock was acquired within `patience` seconds; the block's end releases it.
-
-        OSError if the platform or the file system has no locks.
-        """
+        """Yield whether an advisory lock was acquired within `patience` seconds; OSError where there are no locks."""
         try:
             import fcntl
         except ImportError:

@@ -22,12 +22,10 @@ from autokern.core.errors import suppressed, uninterrupted
 
 _STAT, _TASKS = Path("/proc/stat"), Path("/proc/self/task")
 _ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_LEAST = 0.08
-"""Shortest interval in seconds: counters tick every 10 ms."""
+_LEAST = 0.08  # shortest interval in seconds: counters tick every 10 ms
 _SPARE = 0.3
 """Cores that others may use beyond the free ones before a process counts as disturbed: an idle desktop uses some."""
-_MOST_THREADS = 16
-"""Most threads to read, at 2 µs each: workers that meet at barriers wait alike."""
+_MOST_THREADS = 16  # most threads to read, at 2 µs each: workers that meet at barriers wait alike
 
 
 class Load(NamedTuple):
@@ -115,10 +113,7 @@ def snapshot() -> Snapshot:
 
 
 def busy_seconds(text: str, cpus: set[int] | None) -> float | None:
-    """Return the busy seconds of some CPUs, time stolen by other virtual machines included; None if unknown.
-
-    `text` is that of `/proc/stat`; if it lacks CPUs, psutil's total over all CPUs is returned.
-    """
+    """Return the busy seconds of some CPUs by the text of `/proc/stat`, else of all by psutil; None if unknown."""
     ticks, found = 0, False
     for line in text.splitlines():
         name, *fields = line.split()
@@ -149,10 +144,7 @@ def cpu_quota(root: Path = _ROOT, proc: Path = _OWN) -> float | None:
 
 
 def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
-    """Return the bytes up to the nearest memory limit, or None without a limit.
-
-    Inactive file cache counts as free: the kernel drops it before it kills a process.
-    """
+    """Return the bytes up to the nearest memory limit, with inactive file cache; None without a limit."""
     left = []
     for folder in _groups("memory", root, proc):
         limit = text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")

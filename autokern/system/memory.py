@@ -94,12 +94,10 @@ def named(found: Limit, device: Device) -> str:
     return found.source or host.memory_limited_by(str(device))
 
 
-_PAGED = 8 * 2**20
-"""Below this many bytes the C library recycles memory, so huge pages save nothing."""
+_PAGED = 8 * 2**20  # below this many bytes the C library recycles memory, so huge pages save nothing
 _HUGE = 2 * 2**20
 _SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
-_RECYCLED = 2**25 - 2**16
-"""A little less than the largest block, 32 MiB, that glibc's thresholds follow."""
+_RECYCLED = 2**25 - 2**16  # A little less than the largest block, 32 MiB, that glibc's thresholds follow
 
 
 def recycle() -> None:

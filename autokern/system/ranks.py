@@ -28,13 +28,10 @@ from autokern.core.errors import RanksError, suppressed
 
 TIMEOUT = 300.0
 """Default seconds to wait for another rank before the job fails."""
-_NUMBERS = 10
-"""Integers in a header: the number of the call, its kind, four sizes and four checksums."""
-_GRACE = 3.0
-"""Seconds in which the ranks that wait say so in the store, after the first of them."""
+_NUMBERS = 10  # integers in a header: the number of the call, its kind, four sizes and four checksums
+_GRACE = 3.0  # seconds in which the ranks that wait say so in the store, after the first of them
 _KINDS = ("objects", "product", "gradients", "barrier", "points")
-_MARK = "_AUTOKERN_RANK"
-"""Environment variable that tells the child processes of a rank that they are not ranks."""
+_MARK = "_AUTOKERN_RANK"  # environment variable that tells the child processes of a rank that they are not ranks
 
 _joined = 0
 

@@ -23,10 +23,7 @@ _EXECUTED = ("autokern.__main__", "autokern.cli.commands")
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Pause the garbage collector in the block, then move all objects to the oldest generation.
-
-    Freezing and unfreezing all objects moves them there; the collector still sees them.
-    """
+    """Pause the garbage collector in the block, then move all objects to the oldest generation, where it sees them."""
     if not gc.isenabled():
         yield
         return

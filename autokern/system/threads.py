@@ -89,10 +89,7 @@ def limited(run: _Run, count: int) -> _Run:
 
 @functools.cache
 def _setters() -> tuple[Callable[[int], object], Callable[[int], int]]:
-    """Return the setters of OpenMP's and MKL's count for the calling thread; MKL's returns the former count.
-
-    Without one of them (Windows, say) it is `torch.set_num_threads`, whose process-wide default affects other threads.
-    """
+    """Return the setters of OpenMP's and MKL's count for this thread, else torch's; MKL's returns the former count."""
     library = _loaded(torch._C.__file__)
     set_openmp = getattr(library, "omp_set_num_threads", None)
     set_mkl = getattr(library, "MKL_Set_Num_Threads_Local", None)

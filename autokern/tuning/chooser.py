@@ -185,10 +185,7 @@ def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
 
 
 def floor(op: Op, forest: Forest, device: str) -> int:
-    """Return the number of elements below which the trees choose only stock; 0 if the op's default is not stock.
-
-    The problems of the op's grid are tried with both sides halved repeatedly.
-    """
+    """Return the number of elements below which the trees choose only stock; 0 if the op's default is not stock."""
     if type(op).default_candidate is not Op.default_candidate:
         return 0
     grid = (p for dtype in ("float64", "float32") for p in op.grid("full", dtype, device))

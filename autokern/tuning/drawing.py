@@ -38,11 +38,7 @@ def draw(
     op: Op, count: int, dtypes: Sequence[str], device: str, seed: str, flops: float | None = None,
     bytes: float | None = None,
 ) -> list[Problem]:  # fmt: skip
-    """Return up to `count` different random problems of one op, dtypes in turn.
-
-    Sizes are log-uniform; structure and gradients are drawn from the op's full grid. `flops` and `bytes` limit one call
-    of stock.
-    """
+    """Return up to `count` random problems with log-uniform sizes, kinds from the full grid, stock's work limited."""
     usual = _MOST_WORK if device == "cpu" else _MOST_WORK_ELSEWHERE
     most = usual[0] if flops is None else flops, usual[1] if bytes is None else bytes
     grids = {dtype: grid for dtype in dtypes if (grid := op.grid("full", dtype, device))}

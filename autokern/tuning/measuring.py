@@ -187,11 +187,7 @@ def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable
 
 
 def truth(op: Op, problem: Problem, args: tuple[Any, ...], move: int | None = None) -> Trialled:
-    """Return the result of the op's reference in float64, with gradients if the problem wants them.
-
-    With a `move`, a random seed, each number of the arguments is perturbed by one eps of the problem's dtype, up or
-    down.
-    """
+    """Return the op's reference in float64, with wanted gradients; `move` seeds changes of arguments by one eps."""
     generator, eps = torch.Generator().manual_seed(move or 0), _EPS[problem.dtype]
 
     def moved(values: torch.Tensor) -> torch.Tensor:

@@ -232,10 +232,7 @@ def encode(profile: Profile) -> bytes:
 
 
 def decode(data: bytes) -> Profile:
-    """Return the profile in a JSON text; ProfileError unless every value is in range.
-
-    A text with a valid checksum is not checked again: autokern checked it before writing.
-    """
+    """Return the profile in a text, checked unless its checksum is valid; ProfileError if a value is out of range."""
     head = _HEAD.match(data)
     schema = int(head[1]) if head else SCHEMA
     if schema > SCHEMA:

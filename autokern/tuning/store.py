@@ -141,10 +141,7 @@ def clear(settings: Settings) -> list[Path]:
 
 @contextlib.contextmanager
 def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]:
-    """Yield whether this block may calibrate an op on a host; False if another process or thread is doing so.
-
-    Without file locks it yields True: two calibrations cost seconds, a missing one slows every call.
-    """
+    """Yield whether this block may calibrate an op: no other process or thread is doing so, or there are no locks."""
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(_opened_home(settings, create=True))

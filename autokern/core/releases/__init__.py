@@ -6,8 +6,7 @@ import importlib.metadata
 import sys
 from typing import Any
 
-__version__ = "0.1.0"
-"""The only statement of the version; the package's metadata read it here."""
+__version__ = "0.1.0"  # the only statement of the version; the package's metadata read it here
 LIBRARIES = frozenset({"botorch", "gpytorch", "linear_operator"})
 """The packages whose calls are dispatched."""
 
@@ -18,10 +17,7 @@ def is_of_libraries(module: Any) -> bool:
 
 
 def installed(distribution: str) -> str:
-    """Return the version of a distribution without an import; empty where it is not installed.
-
-    A loaded module's ``__version__`` takes precedence: the metadata may belong to another copy.
-    """
+    """Return the version of a distribution, a loaded module's first, without an import; empty if not installed."""
     found = getattr(sys.modules.get(distribution), "__version__", None)
     try:
         return found if isinstance(found, str) else importlib.metadata.version(distribution)

@@ -31,8 +31,7 @@ _SETTING_UP = (
     "pyro", "register", "sample", "set_", "sub_", "to_py", "to_random", "update", "variational",
 )  # fmt: skip
 """Prefixes of functions that compute nothing; their code is not probed again at each step."""
-_FIXED = (*BUILT_IN, bool, float, int, str, type(None))
-"""Types of attributes that do not change in place."""
+_FIXED = (*BUILT_IN, bool, float, int, str, type(None))  # types of attributes that do not change in place
 _trusted = False
 
 
@@ -235,5 +234,4 @@ def _sizes(several: list[Any]) -> list[int]:
 
 
 _code = attrgetter("__code__")
-_names_in = functools.cache(dir)
-"""`dir` of a C class, which never changes and takes a tenth of a millisecond."""
+_names_in = functools.cache(dir)  # `dir` of a C class, which never changes and takes a tenth of a millisecond

@@ -27,8 +27,7 @@ __all__ = [
     "unknown", "versions", "warn", "why_off",
 ]  # fmt: skip
 
-_FEW = 6
-"""Names that a warning lists."""
+_FEW = 6  # names that a warning lists
 _left_out: dict[str, str] = {}
 _made: dict[frozenset[Any], Relied] = {}
 _warned = False
@@ -156,13 +155,12 @@ def everything() -> dict[str, str]:
             import_module(module)
     space = {f"{module}:{name}": marks for module in modules for name, marks in table()["code"][module].items()}
     found = Look(name for name, marks in space.items() if MAYBE not in marks).unknown
-    compiled = [name for name, why in found.items() if why != MISSING and not any(functions(_object(name)))]
-    return unknown() | {name: why for name, why in found.items() if name not in compiled}
 
+    def compiled(name: str) -> bool:
+        module, _, qualified = name.partition(":")
+        return not any(functions(attrgetter(qualified)(sys.modules[module])))
 
-def _object(name: str) -> Any:
-    module, _, qualified = name.partition(":")
-    return attrgetter(qualified)(sys.modules[module])
+    return unknown() | {name: why for name, why in found.items() if why == MISSING or not compiled(name)}
 
 
 def warn(found: dict[str, str]) -> None:

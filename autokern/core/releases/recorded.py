@@ -167,8 +167,7 @@ _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abs
 _INNER = ("fget", "fset", "fdel", "__func__", "__wrapped__", "wrapped", "func")
 """Attributes in which properties and other decorators keep the decorated function."""
 BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
-_DEEP = 6
-"""Layers of decorators that are searched for functions."""
+_DEEP = 6  # layers of decorators that are searched for functions
 _CONTEXT = contextlib.contextmanager(iter).__code__
 """The code of the wrapper that `contextlib.contextmanager` puts around every function."""
 _DESCRIPTORS = (property, staticmethod, classmethod)

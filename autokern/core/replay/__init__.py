@@ -23,8 +23,7 @@ from autokern.core.releases import is_of_libraries
 from autokern.core.releases.recorded import content, functions
 from autokern.core.replay.effects import STANDARD, codes, is_library, walked
 
-_SMALL = 256
-"""Elements of tensors whose numbers are compared, unless told otherwise."""
+_SMALL = 256  # elements of tensors whose numbers are compared, unless told otherwise
 _SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"
 """Attributes in which settings of the libraries keep their values."""
 _OTHERS = frozenset(("abc", "builtins", "collections", "contextlib", "enum", "functools", "numpy", "torch", "types",

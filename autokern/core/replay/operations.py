@@ -151,10 +151,7 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def share(steps: Sequence[Noted], kept: Iterable[int], address: Callable[[torch.Tensor], int]) -> list[Step]:
-    """Return the steps with their tensors, but those at `kept` addresses, in memory that they share.
-
-    Memory is taken by the step that writes it first, and free after the last step that uses it.
-    """
+    """Return the steps with their tensors, but those at `kept` addresses, in memory that they take and free in turn."""
     tensors = {id(t): t for step, _, _ in steps for t in _tensors(step)}
     at_kept = {*kept, *(address(t) for t in tensors.values() if t.is_neg())}
     last = {memory: at for at, (_, reads, writes) in enumerate(steps) for memory in reads | writes}
