@@ -22,7 +22,7 @@ import scipy
 import torch
 
 from autokern.core.errors import unless_it_fails
-from autokern.core.replay.held import Held, held
+from autokern.core.replay import Held, held
 from autokern.core.replay.recording import Extension
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
