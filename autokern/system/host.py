@@ -183,12 +183,15 @@ def _describe(threads: int, kind: str) -> Host:
 def _versions(kind: str) -> dict[str, str]:
     found = {"python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)}
     found |= {name: installed(name) for name in ("gpytorch", "linear_operator")}
-    config = torch.__config__.show()
-    found |= {name: match[1] for name, pattern in _LIBRARIES.items() if (match := re.search(pattern, config))}
+    found |= _libraries(torch.__config__.show())
     found |= {name: version for name in ("cuda", "hip") if (version := getattr(torch.version, name, None))}
     if kind == "cuda" and (cudnn := torch.backends.cudnn.version()):  # type: ignore[no-untyped-call]
         found["cudnn"] = str(cudnn)
     return found
+
+
+def _libraries(config: str) -> dict[str, str]:
+    return {name: match[1] for name, pattern in _LIBRARIES.items() if (match := re.search(pattern, config))}
 
 
 @functools.cache
