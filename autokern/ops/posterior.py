@@ -19,7 +19,7 @@ from linear_operator.operators import DenseLinearOperator
 
 from autokern.core.problem import Features, Problem
 from autokern.model import originals
-from autokern.ops._problems import OpOfParts, families, random_matrix
+from autokern.ops._problems import OpOfParts, every, families, only, random_matrix
 from autokern.ops._sample_models import objective_model, prior_of
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import Posterior
@@ -44,9 +44,8 @@ class _Posterior(OpOfParts):
         return reading.key, x.shape, _wanted(reading, x)
 
     def problem_of(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Problem | None:
-        _, n, d, device, dtype, families = reading.key
-        fields = {"m": x.shape[-2], "n": n, "d": d, "batch": reading.sets(x), "grad": _wanted(reading, x)}
-        return Problem(op="posterior", device=device, dtype=dtype, variant=families, **fields)
+        (_, n, d, device, dtype, names), m, sets, grad = reading.key, x.shape[-2], reading.sets(x), _wanted(reading, x)
+        return Problem(op="posterior", m=m, n=n, d=d, batch=sets, device=device, dtype=dtype, grad=grad, variant=names)
 
     def reference(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
         mean, covariance = reading.formula(x)
@@ -85,7 +84,6 @@ class _Posterior(OpOfParts):
         return (elements + problem.n**2) * problem.itemsize
 
     def materialize(self, out: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and joint covariance."""
         return out.loc, out.covariance_matrix
 
     def small(self, problem: Problem) -> bool:
@@ -128,10 +126,10 @@ def stock(reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
     return forward(x)
 
 
-def _unsupported(problem: Problem) -> str | None:
-    if problem.batch * problem.m**2 > _OWN:
-        return f"more than {_OWN} covariances of test points on one thread"
-    return None if problem.elements <= _MOST else f"more than {_MOST} covariances on one thread"
+_unsupported = every(
+    only(f"more than {_OWN} covariances of test points on one thread", lambda p: p.batch * p.m**2 <= _OWN),
+    only(f"more than {_MOST} covariances on one thread", lambda p: p.elements <= _MOST),
+)
 
 
 @POSTERIOR.candidate("arrays", unsupported=_unsupported, threads=1)
