@@ -172,18 +172,21 @@ def on_other_devices(
     `read` makes the arguments of `run` of those of the op; the tensors among them move to the device.
     """
 
-    def register(name: str, to: Callable[[], Any], unsupported: Rule) -> None:
+    def register(name: str, unsupported: Rule) -> None:
+        def there() -> Any:
+            return torch.device("cpu") if name == "cpu" else host.accelerator()
+
         def detour(*args: Any) -> Any:
-            return moved(run, to(), read(*args))
+            return moved(run, there(), read(*args))
 
         def unavailable(device: str) -> str | None:
-            return "this machine has no accelerator" if to() is None else None
+            return "this machine has no accelerator" if there() is None else None
 
         detour.__doc__ = summary.format("CPU" if name == "cpu" else name)
         op.candidate(name, unsupported=unsupported, unavailable=unavailable, **options)(detour)
 
-    register("cpu", lambda: torch.device("cpu"), on_cpu)
-    register("accelerator", host.accelerator, on_accelerator)
+    register("cpu", on_cpu)
+    register("accelerator", on_accelerator)
 
 
 def with_one_thread(op: Op, name: str) -> None:
