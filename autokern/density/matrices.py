@@ -1,9 +1,8 @@
 """Cholesky factors, inverses and log densities of covariances that are given as matrices.
 
 On tensors, factor and inverse overwrite their matrix. On small arrays SciPy's bindings of LAPACK serve: at some tens of
-rows their calls take a third of NumPy's time, and NumPy lacks potri, the inverse from a factor. Importing
-`scipy.linalg` takes as long as some thousand densities, so only its extension module `_flapack` is loaded, in a few
-milliseconds.
+rows their calls take a third of NumPy's time, and NumPy lacks potri, the inverse from a factor. Only SciPy's extension
+module `_flapack` is loaded, since importing `scipy.linalg` takes as long as some thousand densities.
 
 Of several tasks observed at the same points the covariance is ``Kx (x) Kt + I (x) S``. In the basis P of the tasks in
 which ``P' S P = 1`` and ``P' Kt P`` is diagonal, the tasks are independent (Rakitsch et al. 2013, "It is all in the

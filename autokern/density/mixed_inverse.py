@@ -4,9 +4,9 @@ Value, solution and log determinant come from the float64 factor. The inverse en
 ``tr(K^-1 dK)``. Rounding the factor to float32 hardly changes them; summing products in float32 does, most of all on
 the diagonal, which is therefore summed in float64. Two identities check the rest: ``tr(K^-1 K) = n``, and the solution
 by the inverse equals that by the factor. If either error is too large, a float64 inverse is used.
-The trace's error is relative to the effective degrees of freedom ``tr(K^-1 (K - noise))``, which may be few even for
-thousands of points. Other terms of a sum can hide the error of a term with few degrees of freedom, so random vectors
-estimate the error ``tr((W - K^-1) dK)`` of each hyperparameter (Hutchinson 1990) whenever one has changed by much.
+The trace's error is relative to the effective degrees of freedom ``tr(K^-1 (K - noise))``. Other terms of a sum can
+hide the error of a term with few of them, so random vectors estimate the error ``tr((W - K^-1) dK)`` of each
+hyperparameter (Hutchinson 1990) whenever one has changed by much.
 """
 
 from __future__ import annotations

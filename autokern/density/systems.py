@@ -1,8 +1,8 @@
 """Linear systems with a covariance plus noise, solved by preconditioned conjugate gradients to a stated residual.
 
-The likeliest preconditioner is tried first, the other if that does not converge. The final residual is checked by a
-product of its own. The iteration tracks the residual of the system itself; `block_cg` tracks that of the preconditioned
-system, which its probes need, and takes ten times as many products in single precision if the noise is small.
+The final residual is checked by a product of its own. The iteration tracks the residual of the system itself;
+`block_cg` tracks that of the preconditioned system, which its probes need, and takes ten times as many products in
+single precision if the noise is small.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from linear_operator import to_linear_operator
@@ -106,7 +106,7 @@ class _ClosedForm(torch.autograd.Function):
 
 def closed_form(matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor, reduce: bool = False) -> Pair:
     """Return the quadratic forms and the log determinant of ``matrix + diag(diagonal)``, with closed-form gradients."""
-    return summed(cast("Pair", _ClosedForm.apply(matrix, diagonal, rhs)), reduce)
+    return summed(_ClosedForm.apply(matrix, diagonal, rhs), reduce)
 
 
 def _white(

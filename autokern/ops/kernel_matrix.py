@@ -216,10 +216,7 @@ def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
 
 @KERNEL_MATRIX.candidate(
     "compiled",
-    unsupported=every(
-        only("torch.compile has no second derivatives", lambda p: not p.grad),
-        _several,
-    ),
+    unsupported=every(only("torch.compile has no second derivatives", lambda p: not p.grad), _several),
     unavailable=lambda device: graph.compiler_problem(),
     compiles=True,
     memory=lambda p: p.elements * p.itemsize * (2 if "same" in p.words else 1),  # a mask clears the diagonal

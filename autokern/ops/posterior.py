@@ -26,10 +26,8 @@ from autokern.prediction.array_posterior import Posterior
 
 _MOST = 2**22
 """Number of covariances between test and training points above which one thread is slower than torch."""
-_SMALL = 2**18
-"""The number of them up to which `arrays` needs no measurement: stock's modules and autograd nodes dominate."""
-_WORK = {"float64": 2**27, "float32": 2**26}
-"""The number of multiplications with the factor up to which the same holds; arrays are always float64."""
+_SMALL, _WORK = 2**18, {"float64": 2**27, "float32": 2**26}
+"""Numbers of them, and of multiplications with the factor, up to which `arrays` needs no measurement."""
 _OWN = 2**16
 """Number of covariances between test points above which one thread is slower than torch."""
 Forward = Callable[[torch.Tensor], Any]
