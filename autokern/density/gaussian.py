@@ -183,7 +183,7 @@ def _stated(parts: Parts, tensors: Sequence[torch.Tensor], keep: bool) -> State:
 
 
 def gradients_by(
-    tree: Tree, state: State, noise: torch.Tensor, wanted: Sequence[bool], inverse_of: Inverse = inverted
+    tree: Tree, state: State, noise: torch.Tensor, wanted: Sequence[bool], inverse_of: Inverse | None = None
 ) -> list[torch.Tensor | None]:
     """Return the gradients by noise, residual and the tree's tensors; `inverse_of` may overwrite the factor."""
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True)
@@ -193,7 +193,7 @@ def gradients_by(
         found[1] = -vector
     if not (wanted[0] or any(wanted[2:])):
         return found
-    inverse = inverse_of(state.factor)
+    inverse = (inverse_of or inverted)(state.factor)
     if wanted[0]:
         by_noise = vector.square().sub_(inverse.diagonal(dim1=-2, dim2=-1))
         if noise.shape[-1] == 1 < vector.shape[-1]:
