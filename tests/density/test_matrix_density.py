@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import (
-    IndexKernel,
     LinearKernel,
-    PiecewisePolynomialKernel,
     RBFKernel,
     ScaleKernel,
 )
@@ -30,23 +27,6 @@ class Own(RBFKernel):
         return super().forward(x1, x2, **params) * 1.5
 
 
-class Hadamard(ExactModel):
-    def __init__(self, x, y, kernel, likelihood):
-        super().__init__((x[:, :1], (torch.arange(len(x)) % 2)[:, None]), y, kernel, likelihood)
-        self.task_covar_module = IndexKernel(num_tasks=2, rank=1)
-
-    def forward(self, x, i):
-        covariance = self.covar_module(x).mul(self.task_covar_module(i))
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), covariance)
-
-
-MODELS = {
-    "a kernel of one's own": (ExactModel, lambda: ScaleKernel(Own())),
-    "a piecewise polynomial": (ExactModel, lambda: PiecewisePolynomialKernel(0, ard_num_dims=2)),
-    "tasks": (Hadamard, RBFKernel),
-}
-
-
 def made(kind=ExactModel, kernel=None, likelihood=None, dtype=torch.float64, n=N):
     torch.manual_seed(1)
     x = torch.rand(n, 2, dtype=torch.float64)
@@ -62,21 +42,6 @@ def served():
 
 def by(name):
     return autokern.using(force={"dense_log_prob": name})
-
-
-@pytest.mark.parametrize(("kind", "kernel"), MODELS.values(), ids=MODELS.keys())
-def test_values_and_gradients(kind, kernel):
-    mll = made(kind, kernel())
-    loss_of(mll).backward()
-    expected, slopes = loss_of(mll).detach(), [p.grad.clone() for p in mll.parameters()]
-    mll.zero_grad()
-    with autokern.enabled(), by("arrays"):
-        before = served().get("arrays", 0)
-        found = loss_of(mll)
-        found.backward()
-        assert served()["arrays"] == before + 1
-    torch.testing.assert_close(found.detach(), expected, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close([p.grad for p in mll.parameters()], slopes, rtol=1e-8, atol=1e-10)
 
 
 def test_noise_that_is_known_and_a_prior_with_noise():

@@ -19,6 +19,13 @@ from autokern.kernels import tree as trees
 from autokern.kernels.matrix import Blocks
 
 _STOCK = {"exact_log_prob": "stock", "kernel_matrix": "stock", "inv_quad_logdet": "stock"}
+_WAYS = {
+    "fused": {"exact_log_prob": "fused"},
+    "gemm": {**_STOCK, "kernel_matrix": "gemm"},
+    "tiled, potri": {**_STOCK, "kernel_matrix": "tiled", "inv_quad_logdet": "potri"},
+}
+
+
 _KERNELS = {
     "rbf": lambda d: ScaleKernel(RBFKernel(ard_num_dims=d)),
     "rbf-iso": lambda d: ScaleKernel(RBFKernel()),
@@ -67,6 +74,20 @@ def known(name, span, offset, seed):
 
 def errors(values, truth):
     return torch.tensor([((v - t).norm() / t.norm()).item() for v, t in zip(values, truth, strict=True)])
+
+
+@pytest.mark.thin("name way", "span offset way")
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize(("span", "offset"), [(1, 0), (6, 0), (6, 1e3), (30, 0), (300, 0), (300, 1e4)])
+@pytest.mark.parametrize("name", _KERNELS)
+def test_single_precision_is_no_further_from_the_truth_than_stock(name, span, offset, way):
+    logs = []
+    for seed in range(3):
+        x, y, truth, of_stock = known(name, span, offset, seed)
+        ours = errors(found(_KERNELS[name], x.clone(), y, 1e-3, torch.float32, _WAYS[way], True), truth)
+        logs.append([e.clamp_min(3e-6 * (1 + span * 0.1)).log() for e in (ours, of_stock)])
+    ours, stock = (torch.stack(column).mean(0) for column in zip(*logs, strict=True))
+    assert (ours - stock).exp().max() <= 6  # few seeds; a factor of 100 where distances are not looked after
 
 
 def trees_of(name, x):

@@ -36,6 +36,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = families()
 EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+each_layout = pytest.mark.parametrize("layout", covariances.LAYOUTS)
+SMOOTH = [f for f in FAMILIES if f.name in ("rbf", "matern52")]
+"""Families that are twice differentiable where points coincide."""
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +179,47 @@ def test_graph_routes(family, scaled, same, monkeypatch):
 
 
 # --- derivatives ------------------------------------------------------------------------------------------------------
+
+
+def leaves(cov, x1, x2):
+    return [t for t in (x1, x2, cov.lengthscale, cov.outputscale) if t is not None]
+
+
+def as_function(cov, layout):
+    def function(x1, x2, lengthscale, outputscale=None):
+        return covariances.matrix(Covariance(cov.family, lengthscale, outputscale), x1, x2, layout)
+
+    return function
+
+
+@pytest.mark.thin
+@each_family
+@each_layout
+@pytest.mark.parametrize("batch", [((), (), ()), ((2,), (2,), (2,)), ((2,), (), ()), ((), (2,), ()), ((), (), (2,))])
+def test_gradcheck(family, layout, batch):
+    cov, x1, x2 = tensors(family, 4, 3, 2, batch=batch, grad=True)
+    assert torch.autograd.gradcheck(as_function(cov, layout), leaves(cov, x1, x2))
+
+
+@pytest.mark.thin("family", "batch")
+@each_family
+@pytest.mark.parametrize("batch", [((), (), ()), ((2,), (2,), (2,))])
+def test_gradgradcheck(family, batch):
+    cov, x1, x2 = tensors(family, 3, 4, 2, batch=batch, grad=True)
+    assert torch.autograd.gradgradcheck(as_function(cov, "whole"), leaves(cov, x1, x2))
+
+
+@pytest.mark.parametrize("family", SMOOTH, ids=lambda f: f.name)
+@each_layout
+def test_gradcheck_and_gradgradcheck_at_equal_points(family, layout):
+    cov, x1, _ = tensors(family, 4, 1, 2, grad=True)
+
+    def function(x, lengthscale, outputscale):
+        return covariances.matrix(Covariance(family, lengthscale, outputscale), x, x, layout)
+
+    inputs = (x1, cov.lengthscale, cov.outputscale)
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
 
 
 @each_family

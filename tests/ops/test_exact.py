@@ -221,6 +221,23 @@ def test_structured_operators_stay_stock(make):
     torch.testing.assert_close(ours, stock, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("candidate", ["stock", "potri"])
+def test_derivatives_of_inv_quad_logdet(candidate):
+    run = get("inv_quad_logdet")[candidate].run
+
+    def of(root, rhs):
+        return run(root @ root.mT + torch.eye(5).double(), rhs, True, True)
+
+    root = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    rhs = torch.randn(5, 2, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
+    assert torch.autograd.gradcheck(of, (root, rhs))
+    assert torch.autograd.gradgradcheck(of, (root, rhs))
+    values = of(root, rhs)
+    first = torch.autograd.grad(values, [root, rhs], [torch.ones_like(v) for v in values], retain_graph=True)
+    second = torch.autograd.grad(values, [root, rhs], [torch.ones_like(v) for v in values])
+    torch.testing.assert_close(first, second)
+
+
 # --- threads, memory --------------------------------------------------------------------------------------------------
 
 

@@ -233,61 +233,6 @@ def test_what_is_known_of_training_data(n, batch):
     assert_knows(conditioned(x), noisy(x), x.sum(-1).sin())
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "targets"),
-    [
-        ((), (4,), (4,)),  # a batch of new points
-        ((), (3, 4), (3, 4)),
-        ((2,), (4, 2), (4, 2)),
-        ((), (), (5,)),  # several observations of the same points
-        ((2,), (2,), (5, 2)),
-        ((), (4,), (5, 4)),
-        ((2,), (4, 2), (5, 4, 2)),
-    ],
-)
-@pytest.mark.parametrize("times", [1, 3])
-def test_batches_of_new_points_and_of_targets(old, new, targets, times):
-    x = points(*old, 25)
-    known, residual = conditioned(x), x.sum(-1).sin().expand(*targets, -1)
-    for seed in range(times):
-        at, values = points(*new, 2, seed=seed + 1), drawn(*targets, 2, seed=seed)
-        known, x = known.extended(covariance(at, x), noisy(at), values), joined(x, at)
-        residual = torch.cat((residual, values), dim=-1)
-    assert_knows(known, noisy(x), residual)
-    assert (known.border is None) == (old == new)
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_gradients_by_new_points_and_targets(times):
-    x = points(12)
-
-    def answers(known, k, y):
-        rows = covariance(points(4, seed=8), points(k.shape[-1], seed=9))
-        if known is None:
-            inverse = torch.linalg.inv(k)
-            return inverse @ y, (rows @ inverse * rows).sum(-1), rows @ inverse @ rows.mT
-        return known.alpha, known.explained(rows), known.explained_covariance(rows)
-
-    def of(direct, *pairs):
-        known, everything, y = conditioned(x), x, x.sum(-1).sin()
-        for at, values in zip(pairs[::2], pairs[1::2], strict=True):
-            known = known.extended(covariance(at, everything), noisy(at), values)
-            everything, y = joined(everything, at), torch.cat((y, values))
-            assert known.requires_grad
-            assert (known.border is not None) is at.requires_grad
-        return answers(None if direct else known, noisy(everything), y)
-
-    pairs = [t.requires_grad_() for k in range(times) for t in (points(2, seed=k + 1), drawn(2, seed=k))]
-    for found, truth in zip(of(False, *pairs), of(True, *pairs), strict=True):
-        options = {"grad_outputs": drawn(*found.shape, seed=4), "retain_graph": True, "materialize_grads": True}
-        close(found, truth)
-        close(torch.autograd.grad(found, pairs, **options), torch.autograd.grad(truth, pairs, **options))
-    assert torch.autograd.gradgradcheck(functools.partial(of, False), pairs, atol=1e-4)
-    only = [t.detach() if k % 2 == 0 else t for k, t in enumerate(pairs)]
-    one, other = (torch.autograd.grad(of(direct, *only)[0].sin().sum(), only[1::2]) for direct in (False, True))
-    close(one, other)
-
-
 def test_detached_is_the_same_without_gradients():
     x, new = points(12), points(2, seed=1).requires_grad_()
     plain = conditioned(x)
@@ -303,28 +248,6 @@ def test_detached_is_the_same_without_gradients():
         assert not known.requires_grad
         assert_knows(known, noisy(everything), everything.sum(-1).sin())
         assert not extended(known, everything, points(1, seed=5)).requires_grad
-
-
-READINGS = {
-    "inverse": lambda known: known.inverse,
-    "root": lambda known: known.root,
-    "extended": lambda known: extended(known, points(12), points(1, seed=3)),
-}
-
-
-@pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
-def test_what_is_first_formed_without_gradients_does_not_cut_them_off(reading):
-    at, rows = points(12).requires_grad_(), covariance(points(4, seed=1), points(12, seed=2))
-
-    def slope(before):
-        k = noisy(at)
-        known = Conditioned(torch.linalg.cholesky(k), matrix=k, residual=at.sum(-1).sin())
-        known.alpha
-        with torch.no_grad():
-            before(known)
-        return torch.autograd.grad(known.explained(rows, multiply=True).sum(), at)[0]
-
-    close(slope(reading), slope(lambda known: None))
 
 
 # --- the guard --------------------------------------------------------------------------------------------------------

@@ -95,15 +95,17 @@ def gradients_of_fantasies(see: See, kernel: str, making: str, reading: str, sha
     cases(kernel=["scaled rbf", "own"], steps=[4]),
     cases(kernel=["scaled rbf"], steps=[3], dtype="float32", kappa=10.0),
     cases(kernel=["rbf + linear"], steps=[2]),
+    cases(kernel=["scaled rbf"], steps=[3], shape=["targets", "both"], kappa=10.0),
 )
-def chains(see: See, kernel: str, steps: int):
+def chains(see: See, kernel: str, steps: int, shape: str = "one"):
     with torch.no_grad():
         model = regression(see, 12, kernel).eval()
         x = points(see, 6, seed=1)
         _ = model(x).variance
         for k in range(steps):
-            z = points(see, 2, seed=20 + k)
-            model = model.get_fantasy_model(z, values(z))
+            z = points(see, *((3,) if shape == "both" else ()), 2, seed=20 + k)
+            y = values(z) if shape != "targets" else torch.stack((values(z), -values(z), values(z) + 1))
+            model = model.get_fantasy_model(z, y)
             see.posterior(f"after {k}", model(x))
 
 
