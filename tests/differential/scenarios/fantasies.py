@@ -12,8 +12,6 @@ from table import See, cases, scenarios
 from scenarios.events import EVENTS
 from scenarios.predictions import under
 
-REFIT = "gpytorch #2669: stock files the grown mean cache where it never looks, and solves anew"
-
 
 def fantasised(see: See, model, q: int, shape: str = "one", grad: bool = False, **more):
     lead = {"one": (), "targets": (), "both": (3,)}[shape]

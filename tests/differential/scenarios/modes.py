@@ -15,8 +15,6 @@ from scenarios.kernels import made
 from scenarios.predictions import under
 from scenarios.training import loss_of
 
-REDUCED = "what autocast rounds to bfloat16 is the library's matter: 8 bits"
-
 
 @scenarios(
     cases(
