@@ -75,7 +75,7 @@ TRAINING = """
   density/exact_objective.py: Single.evaluate | density backward | forms the covariance, then all derivatives
   density/matrices.py: density | dpotrf dpotrs dpotri | factorises, solves and inverts by LAPACK
   core/autograd.py: computed | _Computed | returns the loss as one node with its gradients
-  core/autograd.py: _Computed.backward | times | scales the gradients when `loss.backward()` asks
+  core/autograd.py: _pulled_back | times | scales the gradients when `loss.backward()` asks
 """
 PREDICTION = """
   hooks/prediction.py: _get_test_prior_mean_and_covariances | ours _new_and_cross | leaves covariances unformed

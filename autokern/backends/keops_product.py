@@ -2,10 +2,7 @@
 
 The families' own formulae are compiled, for seconds, once per form, dimensions, dtype and number of columns. To keep
 these few, columns are padded to few widths, and the scale of the whole tree is applied outside. Torch computes
-gradients, tile by tile.
-
-If the compiler is missing or the build folder is not writable, pykeops at best prints that on stdout. So obstacles are
-found without compiling. It is imported by gpytorch or on first use.
+gradients, tile by tile. Obstacles are found without compiling: pykeops at best prints them on stdout.
 """
 
 from __future__ import annotations

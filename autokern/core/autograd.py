@@ -78,22 +78,6 @@ def readable(*tensors: torch.Tensor) -> bool:
     return not has_duals() and not any(t._is_zerotensor() or t.is_inference() for t in tensors)
 
 
-def spent_by_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a backward pass, outermost: it frees ``ctx.gradients`` unless the graph is retained; repeated it raises."""
-
-    @functools.wraps(backward)
-    def spent(ctx: Any, *grads: Any) -> Any:
-        if ctx.gradients is None:
-            raise RuntimeError(SPENT)
-        kept = keeps_graph()
-        found = backward(ctx, *grads)
-        if not kept:
-            ctx.gradients = None
-        return found
-
-    return spent
-
-
 def plain_gradients(
     function: Callable[..., torch.Tensor | Sequence[torch.Tensor]],
     inputs: Sequence[torch.Tensor | None],
@@ -183,14 +167,22 @@ class _Computed(torch.autograd.Function):
         return value if isinstance(value, torch.Tensor) else tensors[0].new_tensor(value)
 
     @staticmethod
-    @spent_by_backward
-    @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        wanted, saved = ctx.needs_input_grad[3:], ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return None, None, None, *plain_gradients(ctx.plain, (*ctx.unsaved.unchanged(), *saved), wanted, grad)
-        gradients = ctx.gradients(wanted) if callable(ctx.gradients) else ctx.gradients
-        return None, None, None, *times(gradients, grad, ctx.shapes, wanted)
+        if ctx.gradients is None:
+            raise RuntimeError(SPENT)
+        kept, found = keeps_graph(), _pulled_back(ctx, grad)
+        if not kept:
+            ctx.gradients = None
+        return found
+
+
+@each_cotangent
+def _pulled_back(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    wanted, saved = ctx.needs_input_grad[3:], ctx.saved_tensors
+    if torch.is_grad_enabled():
+        return None, None, None, *plain_gradients(ctx.plain, (*ctx.unsaved.unchanged(), *saved), wanted, grad)
+    gradients = ctx.gradients(wanted) if callable(ctx.gradients) else ctx.gradients
+    return None, None, None, *times(gradients, grad, ctx.shapes, wanted)
 
 
 def computed(

@@ -80,8 +80,7 @@ def recoverable(error: BaseException, *by: Any) -> bool:
     """Whether an error comes from autokern, or from the libraries on its behalf, so that a fallback may run.
 
     Errors that passed through the user's code or a signal handler must reach the user. So must errors of a class of the
-    user's, which another thread may raise here without a frame of its own. `by` are the ops and functions that were
-    run; a plugin's may call any package.
+    user's, which another thread may raise here. `by` are what was run; a plugin's may call any package.
     """
     if interrupted(error):
         return False

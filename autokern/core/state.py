@@ -1,9 +1,8 @@
 """State that neither a signal handler nor a forked process breaks: locks, and values that lie beside their object.
 
-Python runs a signal handler in the main thread between any two steps of its work. A handler that computes with the
-same model must not wait for a lock of that very thread. A forked process lacks the threads that hold the locks. The
-callbacks of weak dictionaries are Python code, too: a ``Ctrl-C`` that arrives in one is lost. So `Beside` stores values
-in the object's own ``__dict__``, and the callback of `Weak` is a method of a plain dictionary.
+Python runs a signal handler in the main thread between any two steps of its work, and the callbacks of weak
+dictionaries, in which a ``Ctrl-C`` is lost. A handler that computes with the same model must not wait for a lock of
+that very thread. A forked process lacks the threads that hold the locks.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class _Values:
 
 
 class Beside(Generic[Value]):
-    """One value for each object that has a ``__dict__``; a value must not refer to its object."""
+    """One value for each object, in its own ``__dict__``; a value must not refer to its object."""
 
     def _of(self, owner: Any) -> dict[Any, Value]:
         """Return the values of an object; empty for a shallow copy, which carries those of its original."""
@@ -103,7 +102,7 @@ class Beside(Generic[Value]):
 
 
 class Weak(Generic[Value]):
-    """One value for each weakly referenced object; a value that refers to its object keeps both alive for ever."""
+    """One value for each weakly referenced object, freed by a dictionary's method; it must not refer to its object."""
 
     def __init__(self) -> None:
         self._by: dict[int, tuple[weakref.ref[Any], Value]] = {}

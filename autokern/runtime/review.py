@@ -1,14 +1,11 @@
 """Review: what is found out after a key was decided: measurements at first use, and checks at calls that are due.
 
-An op without measurements on this machine is measured once its calls have taken long enough. Since a program may end
-soon, measuring takes at most a share of the program's time so far, and of the op's own: an op that has taken long will
-probably take as long again. `AUTOKERN_CALIBRATE=first-use` measures at the first call. Measuring is deferred while
-other processes use the cores: times would be disturbed and the measurement slow.
+An op without measurements on this machine is measured once its calls have taken long enough; what has taken long will
+probably take as long again. Measuring is deferred while other processes use the cores.
 
 A key is checked when compiling may repay itself, when its op may be measured, or where lower precision may no longer
 suffice: errors depend on the data, and grow while training shrinks a lengthscale. So an approximate candidate is
-compared with an exact one at the first, second, fourth, ... call of a problem. If its error exceeds the limit, the
-exact one replaces it for the rest of the process.
+compared with an exact one at the first, second, fourth, ... call of a problem.
 """
 
 from __future__ import annotations

@@ -240,7 +240,12 @@ def existing(settings: Settings) -> Settings:
                 _some_op_has(candidate)
     for name, device, _ in settings.threshold:
         with _ignored_if_removed(name, "cpu"):
-            _check_threshold(name, device)
+            if "cpu" not in registry.get(name).names():
+                raise SettingsError(f"a threshold of op {name} was given; only ops with a candidate 'cpu' have one")
+            try:
+                torch.device(device)
+            except RuntimeError:
+                raise SettingsError(f"a threshold of {name}:{device} was given; torch knows no such device") from None
     return msgspec.structs.replace(settings, force=tuple(kept))
 
 
@@ -256,15 +261,6 @@ def _ignored_if_removed(op: str, candidate: str) -> Iterator[None]:
         order = f"{op}={candidate}" if op else candidate
         message = f"{order} was ordered; autokern no longer has it, and ignores that: other candidates are as fast"
         warnings.warn(message, AutokernWarning, stacklevel=1)  # level 1: shown once
-
-
-def _check_threshold(op: str, device: str) -> None:
-    if "cpu" not in registry.get(op).names():
-        raise SettingsError(f"a threshold of op {op} was given; only ops with a candidate 'cpu' have one")
-    try:
-        torch.device(device)
-    except RuntimeError:
-        raise SettingsError(f"a threshold of {op}:{device} was given; torch knows no such device") from None
 
 
 def _some_op_has(candidate: str) -> None:

@@ -1,11 +1,10 @@
 """How busy other programs keep the cores that this process may use, read without waiting, and what limits it.
 
-Load averages react after minutes. So the load is the difference of two readings of the cores' busy time, less this
-process's own. A single timing is judged by the time that its threads were ready to run and had no core
-(`/proc/self/task/*/schedstat`). Without these counters the load is unknown.
+The load is the difference of two readings of the cores' busy time, less this process's own. A single timing is judged
+by the time that its threads were ready to run and had no core (`/proc/self/task/*/schedstat`).
 
-A container sees all CPUs and all memory of its machine, but the limits of its control groups (v1 and v2) throttle or
-kill it; every group from the process's own up to the root counts.
+Containers see their machine, but the limits of their control groups (v1 and v2) throttle or kill them; every group from
+the process's own up to the root counts.
 """
 
 from __future__ import annotations

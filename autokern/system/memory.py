@@ -1,8 +1,7 @@
 """Memory: the limit of a call, the error of a call that exceeds it, and fresh memory in huge pages.
 
-The limit is the least of the user's order (``AUTOKERN_MEMORY``, ``using(memory=...)``) and the available memory: the
-control group's limit, free RAM, free memory of the GPU. Reading it costs 0.3 ms, so it is not read for calls below
-`LARGE`.
+The limit is the least of the user's order and the available memory (control group, free RAM, free memory of the GPU).
+Reading it costs 0.3 ms, so it is not read for calls below `LARGE`.
 
 128 MB cost 32,768 faults of 4 KiB pages, or 64 of 2 MiB, on Linux (``MADV_HUGEPAGE``). Until a program has freed a
 large block, glibc gives each freed array of 128 KiB and more back to the system, and the next one faults anew.
@@ -103,8 +102,7 @@ _RECYCLED = 2**25 - 2**16  # A little less than the largest block, 32 MiB, that 
 def recycle() -> None:
     """Let glibc keep freed blocks for the next ones, as it does once a program has freed a block of 32 MiB.
 
-    The thresholds from which it maps blocks, and gives them back, follow the largest block that was freed. This one is
-    never touched, so it takes no memory. Nothing changes where ``MALLOC_...`` variables are set, or by another library.
+    This one is never touched, so it takes no memory. Nothing changes where ``MALLOC_...`` variables are set.
     """
     with suppressed(MemoryError):
         np.empty(_RECYCLED, np.uint8)

@@ -48,11 +48,7 @@ class Link(NamedTuple):
 
 
 class Ranks:
-    """The ranks of a job, seen by one of them.
-
-    `timeout` is the seconds to wait for another rank. If `shy`, no work is shared once the program has a process group
-    of its own.
-    """
+    """The ranks of a job, seen by one; `shy` ones share no work once the program has a process group of its own."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float, shy: bool = False) -> None:
         self.rank, self.size, self.timeout, self.shy = rank, size, timeout, shy
@@ -199,15 +195,13 @@ class Ranks:
         self._say("waits")
         until = time.monotonic() + _GRACE
         with suppressed(RuntimeError):
-            while len(found) < self.size and time.monotonic() < until and not any(map(_tells, found.values())):
+            while len(found) < self.size and time.monotonic() < until:
+                if any(said.startswith(("failed", "lost")) for said in found.values()):
+                    break
                 for rank, call in itertools.product(range(self.size), (self.calls, -1)):
                     if rank not in found and self._signs.check([f"{call}/{rank}"]):
                         found[rank] = self._signs.get(f"{call}/{rank}").decode()
                 time.sleep(0.02)
-
-
-def _tells(said: str) -> bool:
-    return said.startswith(("failed", "lost"))
 
 
 def _in_words(said: Mapping[int, str], size: int, error: BaseException | None) -> str:
