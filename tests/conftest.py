@@ -113,6 +113,19 @@ def make_op(monkeypatch):
     return make
 
 
+@pytest.fixture
+def make_pair(make_op):
+    """A maker of ops that double a matrix in two ways: `stock` and `other`."""
+
+    def make(name: str, **options: Any) -> Op:
+        op = make_op(name, **options)
+        op.candidate("stock")(lambda a: 2 * a)
+        op.candidate("other")(lambda a: a + a)
+        return op
+
+    return make
+
+
 def _kinds() -> list[type]:
     held = {**vars(linear_operator.settings), **vars(gpytorch.settings)}
     return [kind for kind in held.values() if isinstance(kind, type)]

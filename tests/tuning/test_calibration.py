@@ -22,11 +22,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def ops(make_op):
+def ops(make_op, make_pair):
     """A part that doubles a matrix, and a whole whose stock calls the part by dispatch."""
-    part = make_op("part")
-    part.candidate("stock")(lambda a: 2 * a)
-    part.candidate("other")(lambda a: a + a)
+    part = make_pair("part")
     seen = {"stock": [], "direct": [], "measuring": []}
     route = dispatch.route(part)
 
@@ -146,19 +144,17 @@ def test_an_interrupted_calibration_has_published_the_levels_that_were_complete(
     assert not inside.measuring
 
 
-def test_a_problem_at_hand_that_the_op_makes_no_sample_of_does_not_end_the_calibration(make_op):
+def test_a_problem_at_hand_that_the_op_makes_no_sample_of_does_not_end_the_calibration(make_pair):
     def sample(problem, generator):
         return (torch.ones(problem.m, problem.n, dtype={"": torch.float64}[problem.variant]),)
 
-    op = make_op("rare", sample=sample)
-    op.candidate("stock")(lambda a: 2 * a)
-    op.candidate("other")(lambda a: a + a)
+    op = make_pair("rare", sample=sample)
     near = Problem(op="rare", m=4, n=4, variant="unknown")
     found = calibrate([op], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"], near=near)
     assert {trial.problem.variant for trial in found.trials} == {""}
 
 
-def test_what_compiles_for_long_waits_for_half_of_the_time_and_takes_a_small_part_of_it(make_op):
+def test_what_compiles_for_long_waits_for_half_of_the_time_and_takes_a_small_part_of_it(make_pair):
     def compiled(a):
         if a.shape not in shapes:
             shapes.append(a.shape)
@@ -166,9 +162,7 @@ def test_what_compiles_for_long_waits_for_half_of_the_time_and_takes_a_small_par
         return 2 * a
 
     shapes: list[torch.Size] = []
-    op = make_op("slow")
-    op.candidate("stock")(lambda a: 2 * a)
-    op.candidate("other")(lambda a: a + a)
+    op = make_pair("slow")
     op.candidate("compiled", compiles=True)(compiled)
     found = calibrate([op], "full", 2.0, ["cpu"], Profile(), dtypes=["float64"])
     with_it = [index for index, trial in enumerate(found.trials) if "compiled" in trial.timings]
@@ -176,22 +170,18 @@ def test_what_compiles_for_long_waits_for_half_of_the_time_and_takes_a_small_par
     assert all(index >= 3 for index in with_it), "the others come first"
 
 
-def test_a_problem_that_seems_too_long_is_tried_again_beside_a_measured_one(make_op, monkeypatch):
-    op = make_op("deceptive", features=lambda problem: Features(1.0, 1.5e7 * (problem.n > 10), 1.0))
-    op.candidate("stock")(lambda a: 2 * a)
-    op.candidate("other")(lambda a: a + a)
+def test_a_problem_that_seems_too_long_is_tried_again_beside_a_measured_one(make_pair, monkeypatch):
+    op = make_pair("deceptive", features=lambda problem: Features(1.0, 1.5e7 * (problem.n > 10), 1.0))
     drawn = [Problem(op="deceptive", m=n, n=n) for n in (20, 5)]
     monkeypatch.setattr(calibration, "draw", lambda *_: drawn)
     found = calibrate([op], "full", 5.0, ["cpu"], Profile(), dtypes=["float64"])
     assert [trial.problem.n for trial in found.trials] == [5, 20]
 
 
-def test_another_hosts_accelerator_tells_nothing_of_this_ones_time(make_op, monkeypatch):
+def test_another_hosts_accelerator_tells_nothing_of_this_ones_time(make_pair, monkeypatch):
     """Consumers' GPUs take hundreds of times as long as a recorded one in float64: --budget 5 took 50 s."""
     tried: list[Problem] = []
-    op = make_op("elsewhere", features=lambda problem: Features(1.0, 1e12, 1.0))
-    op.candidate("stock")(lambda a: 2 * a)
-    op.candidate("other")(lambda a: a + a)
+    op = make_pair("elsewhere", features=lambda problem: Features(1.0, 1e12, 1.0))
     there = Trial(Problem(op="elsewhere", m=4, n=4, device="cuda"), {"stock": Timing(1e-6)})
     drawn = Problem(op="elsewhere", m=4, n=4)
     monkeypatch.setattr(calibration, "draw", lambda _, __, ___, device, *rest: [drawn.replace(device=device)])
@@ -222,17 +212,6 @@ def test_a_trial_that_takes_far_longer_than_predicted_is_given_up(make_op):
     assert set(calls) == {"stock"}, "the budget is over then"
     assert not found.trials
     assert not found.banned
-
-
-@pytest.mark.parametrize(("left", "begun"), [(0.5, False), (3.0, True), (9.0, False)])
-def test_what_compiles_is_begun_where_the_time_left_allows_it(make_op, left, begun):
-    op = make_op("late")
-    op.candidate("stock")(lambda a: 2 * a)
-    op.candidate("compiled", compiles=True)(lambda a: a + a)
-    run = calibration._Calibration("full", 10.0, Profile(setup={"late.compiled": 1.0}), lambda *_: None)
-    run._half, run._ends = 5.0, time.perf_counter() + left
-    pool = calibration._Pool(op, "cpu", ("float64",), "full", "same", None)
-    assert run._may_compile(pool, op["compiled"]) == begun
 
 
 def test_warnings_are_filtered_as_the_program_asks(make_op):

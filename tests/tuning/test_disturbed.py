@@ -11,15 +11,6 @@ from autokern.tuning.measuring import trusted
 from autokern.tuning.profile import QUIET, Profile, Timing, Trial, decode
 
 
-def _profile(count: int, disturbed: int = 0, noise: float = 0.01) -> Profile:
-    trials = []
-    for index in range(count):
-        share = 0.2 if index < disturbed else QUIET
-        timings = {"stock": Timing(1e-3, disturbed=share), "fast": Timing(5e-4, 0.5, noise, 5, disturbed=share)}
-        trials.append(Trial(Problem(op="qr", m=index + 1, n=index + 1), timings))
-    return Profile(trials=trials)
-
-
 def test_timings_that_are_trusted():
     quiet, bad = Timing(1e-3), Timing(1e-3, disturbed=0.9)
     assert set(trusted({"stock": quiet, "a": quiet, "b": bad})) == {"stock", "a"}
@@ -36,18 +27,17 @@ def test_a_disturbed_timing_replaces_no_quiet_one():
 
 
 def test_disturbance_is_kept_in_files_and_absent_where_there_was_none():
-    profile = _profile(2, disturbed=1)
+    timings = [{"stock": Timing(1e-3, disturbed=share), "a": Timing(5e-4, disturbed=share)} for share in (0.2, QUIET)]
+    profile = Profile(trials=[Trial(Problem(op="qr", m=n, n=n), told) for n, told in enumerate(timings, 1)])
     text = msgspec.json.encode(profile)
     assert text.count(b"disturbed") == 2
     assert decode(text) == profile
     assert [trial.disturbed for trial in profile.trials] == [True, False]
 
 
-def test_disturbed_problems_are_measured_again_and_quiet_ones_are_not(make_op, monkeypatch):
+def test_disturbed_problems_are_measured_again_and_quiet_ones_are_not(make_pair, monkeypatch):
     monkeypatch.setattr(timer, "compare", lambda calls, **_: dict.fromkeys(calls, Timing(2e-4)))
-    op = make_op("double")
-    op.candidate("stock")(lambda a: 2 * a)
-    op.candidate("other")(lambda a: a + a)
+    op = make_pair("double")
     once = calibrate([op], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"])
     problems = [trial.problem for trial in once.trials]
     assert len(problems) > 2

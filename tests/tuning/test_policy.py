@@ -40,6 +40,13 @@ def op(make_op):
     return with_candidates(make_op)
 
 
+def by_threads(make_op, **threads: int):
+    op = make_op("synthetic", features=lambda p: Features(calls=1, flops=float(p.m * p.n * p.n)))
+    for name, count in {"stock": 0, "fast": 0, **threads}.items():
+        op.candidate(name, threads=count)(lambda a: a)
+    return op
+
+
 def square(n: int, **more: object) -> Problem:
     return Problem(op="synthetic", m=n, n=n, **more)
 
@@ -96,9 +103,7 @@ def test_stock_wins_ties(op, ratio):
     ],
 )
 def test_of_near_ties_one_thread_runs(make_op, all_threads, one, winner):
-    op = make_op("synthetic", features=lambda p: Features(calls=1, flops=float(p.m * p.n * p.n)))
-    for name, threads in (("stock", 0), ("fast", 0), ("fast@1", 1)):
-        op.candidate(name, threads=threads)(lambda a: a)
+    op = by_threads(make_op, **{"fast@1": 1})
     found = chosen(op, {"fast": all_threads, "fast@1": one}, square(64))
     assert found.candidate == winner
     assert ("with fewer threads" in found.reason) == (winner == "fast@1" and one > 0.3)
@@ -134,9 +139,7 @@ def test_exact_results_come_first_up_to_what_the_op_allows(make_op, ratio, winne
 
 
 def test_fewer_threads_are_no_reason_on_an_accelerator(make_op):
-    op = make_op("synthetic", features=lambda p: Features(calls=1, flops=float(p.m * p.n * p.n)))
-    for name, threads in (("stock", 0), ("fast", 0), ("arrays", 1)):
-        op.candidate(name, threads=threads)(lambda a: a)
+    op = by_threads(make_op, arrays=1)
     known = fitted(profile({"fast": 0.51, "arrays": 0.5}, device="cuda"))
     found = decide(Feasibility(op, square(64, device="cuda")), Chooser(known, {}), ORDERS_NOTHING)
     assert found.candidate == "arrays"

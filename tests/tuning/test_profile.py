@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import pickle
 
@@ -124,6 +123,7 @@ def test_what_autokern_has_not_written_is_checked_as_a_whole():
             decode(changed)
 
 
+@settings(deadline=None)
 @given(profiles, st.data())
 def test_mutated_bytes_are_a_profile_or_a_profile_error(profile, data):
     text = bytearray(data.draw(st.sampled_from([encode, msgspec.json.encode]))(profile))
@@ -145,41 +145,7 @@ def test_mutated_bytes_are_a_profile_or_a_profile_error(profile, data):
     except ProfileError:
         return
     assert decode(encode(found)) == found
-
-
-ODD = [
-    math.nan, math.inf, -math.inf, -1.0, 0, 0.0, -0.0, 1e308, 10**400, 1e-320, True, None, "", "x" * 10_000, "../..",
-    "\ud800", [], {}, [[]], {"a": {}}, -(2**63), 2**64,
-]  # fmt: skip
-
-
-def places(node):
-    """Each dict or list in JSON, with each of its keys."""
-    for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
-        yield node, key
-        yield from places(node[key])
-
-
-@settings(deadline=None)
-@given(profiles, st.randoms(use_true_random=False))
-def test_values_that_are_exchanged_renamed_or_left_out_are_possible_or_refused(profile, draw):
-    body = json.loads(encode(profile))
-    for _ in range(draw.randrange(1, 4)):
-        if found := list(places(body)):
-            node, key = draw.choice(found)
-            if (kind := draw.randrange(4)) == 0 and isinstance(node, dict):
-                node[draw.choice(["", "rm -rf", "stock", "\0", str(key) * 2])] = node.pop(key)
-            elif kind == 1:
-                del node[key]
-            else:
-                node[key] = copy.deepcopy(draw.choice(ODD))
-    try:
-        found = decode(json.dumps(body).encode("utf-8", "surrogatepass"))
-    except ProfileError:
-        return
-    timings = [timing for trial in found.trials for timing in trial.timings.values()]
-    assert all(0 <= x < math.inf for t in timings for x in (t.seconds, t.ratio, t.noise))
-    assert all(0 <= x < math.inf for x in found.setup.values())
+    assert all(0 <= x < math.inf for trial in found.trials for t in trial.timings.values() for x in (t.ratio, t.noise))
 
 
 def _with(path: str, value: object) -> bytes:
@@ -217,9 +183,6 @@ REFUSED = [
 def test_impossible_values_are_refused(path, value, told):
     with pytest.raises(ProfileError, match=told):
         decode(_with(path, value))
-
-
-def test_possible_values_are_not_refused():
     for field in TIMINGS:
         decode(_with(f"timing/{field}", 2))
 

@@ -41,6 +41,13 @@ class Clock:
     def count(self, name: str) -> int:
         return self.calls.count(name)
 
+    def queue(self, seconds: float) -> None:
+        self.queued += seconds
+
+    def synchronize(self) -> None:
+        self.now += self.queued
+        self.queued = 0.0
+
 
 class Waits:
     """The seconds that threads waited for a core, counted only once there are any."""
@@ -65,37 +72,14 @@ def clock(monkeypatch):
 
 
 def test_once_takes_the_queue_of_the_device_along(clock):
-    def launch() -> None:
-        clock.queued += 2.0
-
-    def synchronize() -> None:
-        clock.now += clock.queued
-        clock.queued = 0.0
-
     clock.queued = 5.0  # of somebody before
-    assert once(launch, synchronize) == 2.0
+    assert once(lambda: clock.queue(2.0), clock.synchronize) == 2.0
 
 
 def test_work_that_is_queued_counts_as_often_as_it_is_called(clock):
-    def synchronize() -> None:
-        clock.now += clock.queued
-        clock.queued = 0.0
-
-    def queued(seconds: float):
-        def launch() -> None:
-            clock.queued += seconds
-
-        return launch
-
-    def waiting(seconds: float):
-        def launch_and_wait() -> None:
-            clock.queued += seconds
-            synchronize()
-
-        return launch_and_wait
-
-    calls = {"stock": queued(0.52e-3), "queued": queued(0.45e-3), "waiting": waiting(0.45e-3)}
-    found = compare(calls, synchronize=synchronize, min_time=1e-3)
+    calls = {"stock": lambda: clock.queue(0.52e-3), "queued": lambda: clock.queue(0.45e-3)}
+    calls["waiting"] = lambda: clock.queue(0.45e-3) or clock.synchronize()
+    found = compare(calls, synchronize=clock.synchronize, min_time=1e-3)
     assert found["stock"].seconds == pytest.approx(0.52e-3)
     assert found["queued"].ratio == pytest.approx(found["waiting"].ratio)
     assert found["queued"].ratio == pytest.approx(0.45 / 0.52)
@@ -126,21 +110,9 @@ def test_fast_functions_are_repeated_until_a_sample_lasts(clock):
     assert clock.count("stock") == pytest.approx(11, abs=1)  # one of them leads
     assert clock.count("slow") == 2
     assert found["stock"].seconds == pytest.approx(1e-5)
-
-
-def test_no_function_is_repeated_for_ever(clock):
-    found = compare({"stock": clock.work("stock", 1e-9)}, rounds=(1, 1), min_time=1e-4, warm={"stock": 1e-9})
+    clock.calls.clear()
+    compare({"stock": clock.work("stock", 1e-9)}, rounds=(1, 1), min_time=1e-4, warm={"stock": 1e-9})
     assert clock.count("stock") <= 1002  # one of them to warm up
-    assert found["stock"].seconds == pytest.approx(1e-9, rel=1e-3)
-
-
-def test_candidates_take_turns(clock):
-    calls = {name: clock.work(name, 1e-3, 0.2, seed) for seed, name in enumerate(("stock", "a", "b"))}
-    compare(calls, rounds=(4, 4), min_time=0, warm=dict.fromkeys(calls, 1e-3))
-    assert clock.calls[::2] == clock.calls[1::2]  # each call that counts follows one of its own
-    rounds = [clock.calls[i : i + 6 : 2] for i in range(0, 24, 6)]
-    assert all(sorted(r) == ["a", "b", "stock"] for r in rounds)
-    assert len({tuple(r) for r in rounds}) >= 3  # nobody is always first
 
 
 @pytest.mark.parametrize("many", [2, 3, 4])
@@ -148,23 +120,10 @@ def test_every_place_of_a_round_is_everybodys_as_often(clock, many):
     calls = {name: clock.work(name, 1e-3, 0.2, seed) for seed, name in enumerate("sabc"[:many])}
     turns = 2 * many
     compare(calls, rounds=(turns, turns), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+    assert clock.calls[::2] == clock.calls[1::2]  # each call that counts follows one of its own
     rounds = [clock.calls[i : i + 2 * many : 2] for i in range(0, 2 * many * turns, 2 * many)]
     for place in range(many):
         assert {name: [r[place] for r in rounds].count(name) for name in calls} == dict.fromkeys(calls, 2)
-
-
-def test_who_comes_first_in_a_round_is_not_slower_for_it(clock):
-    """Two names for one function, and a first sample of each round that takes a tenth more: there is no winner."""
-    done = 0
-
-    def call() -> None:
-        nonlocal done
-        clock.now += 1e-3 * (1.1 if done % 4 < 2 else 1.0)
-        done += 1
-
-    calls = {"stock": call, "same": call}
-    same = compare(calls, rounds=(8, 8), min_time=0, warm=dict.fromkeys(calls, 1e-3))["same"]
-    assert abs(math.log(same.ratio)) < NOISE
 
 
 def cached(clock: Clock, warm: float, cold: float):
@@ -225,13 +184,6 @@ def test_hopeless_ones_are_dropped_and_others_are_not(clock):
     assert (found["absurd"].rounds, found["hopeless"].rounds) == (1, 2)
     assert found["stock"].rounds == found["near"].rounds == 7
     assert found["hopeless"].ratio == pytest.approx(2.2, rel=0.2)
-
-
-def test_the_reference_is_never_dropped(clock):
-    calls = {"stock": clock.work("stock", 5e-3, 0.3, 1), "fast": clock.work("fast", 1e-3, 0.3, 2)}
-    found = compare(calls, rounds=(5, 5), min_time=0, warm=dict.fromkeys(calls, 1e-3))
-    assert found["stock"].rounds == found["fast"].rounds == 5
-    assert found["fast"].ratio < 0.5
 
 
 def test_timing_stops_when_only_the_reference_is_left(clock):
