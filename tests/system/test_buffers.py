@@ -5,11 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import platform
-import subprocess
-import sys
 
 import pytest
 import torch
+from support.programs import said
 
 from autokern.system import memory
 
@@ -71,8 +70,5 @@ for _ in range(20): program()
 print(faults() - before)
 """
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    told = {
-        how: int(subprocess.check_output([sys.executable, "-c", code, how], env=surroundings, text=True).split()[-1])
-        for how in ("plain", "recycled")
-    }
+    told = {how: int(said(code, how, env=surroundings)[-1]) for how in ("plain", "recycled")}
     assert told["recycled"] < 100 < 20 * 78 < told["plain"], told  # a fault for each page of at least one array

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from support.programs import said
 
 PROGRAM = """
 import gc, importlib, pkgutil
@@ -51,6 +50,4 @@ print(ours() - before)
 
 def test_no_tensor_stays():
     """BoTorch's own suite counts those that the collector knows before and after a call."""
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert told[-2:] == ["0", "0"]
+    assert said(PROGRAM)[-2:] == ["0", "0"]

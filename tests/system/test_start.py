@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 
 import pytest
+from support.programs import said
 
 from autokern.system import start
 
 STATE = f"import gc; print(gc.isenabled(), gc.get_freeze_count() >= {start._BORN})"
 
 
-def told(*lines):
-    """The last words that a program prints."""
-    command = [sys.executable, "-W", "ignore", "-c", "\n".join(lines)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-
-
 @pytest.mark.slow
 def test_the_collector_pauses_and_goes_on():
-    assert told("import autokern, gc; print(gc.get_stats()[2]['collections'])")[-1] == "0"
-    assert told("import autokern.auto", STATE)[-2:] == ["True", "False"]
+    assert said("import autokern, gc; print(gc.get_stats()[2]['collections'])")[-1] == "0"
+    assert said(f"import autokern.auto\n{STATE}")[-2:] == ["True", "False"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "state"), [("disable", ["False", "False"]), ("freeze", ["True", "True"])])
 def test_what_the_user_has_set_stays(before, state):
-    assert told(f"import gc; gc.{before}()", "import autokern", STATE)[-2:] == state
+    assert said(f"import gc; gc.{before}(); import autokern\n{STATE}")[-2:] == state
 
 
 @pytest.mark.parametrize(("frozen", "moved"), [(0, True), (375, True), (4000, False)])
@@ -46,10 +39,8 @@ def test_an_interpreter_may_have_frozen_objects_of_its_own(monkeypatch, frozen, 
 
 def test_an_import_that_fails_leaves_the_collector_as_it_was():
     failing = "import sys; sys.modules['linear_operator'] = None"
-    assert told(failing, "try:", "    import autokern", "except ImportError:", "    pass", STATE)[-2:] == [
-        "True",
-        "False",
-    ]
+    told = said(f"{failing}\ntry:\n    import autokern\nexcept ImportError:\n    pass\n{STATE}")
+    assert told[-2:] == ["True", "False"]
 
 
 @pytest.mark.slow
@@ -70,5 +61,5 @@ def function(): pass
 file = open({str(path)!r}, "w")
 file.write("hello")
 """
-    assert told(program)[-2:] == ["True", "True"]
+    assert said(program)[-2:] == ["True", "True"]
     assert path.read_text() == "hello"

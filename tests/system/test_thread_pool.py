@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import weakref
 
 import pytest
 import torch
+from support.programs import said
 from support.threads import in_threads
 
 import autokern
@@ -48,14 +46,11 @@ def spread(count, work):
 
 
 @each_count
-def test_every_member_does_its_share_once(count):
+def test_every_member_does_its_share_once_and_the_first_is_the_calling_thread(count):
     found = []
-    threads.together(lambda member: found.append((member.number, member.count)), count)
-    assert sorted(found) == [(number, count) for number in range(count)]
-
-
-def test_the_calling_thread_is_the_first_member():
-    assert spread(3, lambda member: threading.current_thread())[0] is threading.current_thread()
+    threads.together(lambda member: found.append((member.number, member.count, threading.current_thread())), count)
+    assert sorted(one[:2] for one in found) == [(number, count) for number in range(count)]
+    assert [one[0] for one in found if one[2] is threading.current_thread()] == [0]
 
 
 @each_count
@@ -81,18 +76,11 @@ def test_inference_mode_is_the_callers(count, inference):
         assert torch.is_inference_mode_enabled() is inference
 
 
-def test_each_of_several_members_has_one_thread_of_torch(several):
-    assert spread(3, lambda member: torch.get_num_threads()) == [1, 1, 1]
+def test_each_of_several_members_has_one_thread_of_torch_and_a_single_one_all(several):
+    assert spread(3, lambda member: (torch.get_num_threads(), threads.members(CPU))) == [(1, 1)] * 3
     assert torch.get_num_threads() == several
-
-
-def test_a_single_member_keeps_all_threads(several):
     assert spread(1, lambda member: torch.get_num_threads()) == [several]
-
-
-def test_new_threads_still_get_the_number_that_the_user_set(several):
-    threads.together(lambda member: torch.ones(10).sum(), 3)
-    assert in_threads(lambda _: torch.get_num_threads(), [0]) == [several]
+    assert in_threads(lambda _: torch.get_num_threads(), [0]) == [several], "new threads get what the user set"
 
 
 def test_a_crew_is_as_large_as_torch_uses_threads(several):
@@ -254,6 +242,12 @@ def test_an_interrupt_stops_all_wherever_it_comes(where):
     assert {1, 2} <= set(stopped)
 
 
+def checking(member):
+    while True:
+        member.check()
+        time.sleep(0.002)
+
+
 def test_threads_that_cannot_be_started_are_an_error_and_stop_the_rest(monkeypatch):
     start, begun = threading.Thread.start, []
 
@@ -264,14 +258,8 @@ def test_threads_that_cannot_be_started_are_an_error_and_stop_the_rest(monkeypat
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", only_one)
-
-    def work(member):
-        while True:
-            member.check()
-            time.sleep(0.002)
-
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        threads.together(work, 4)
+        threads.together(checking, 4)
     assert not begun[0].is_alive()
 
 
@@ -283,14 +271,8 @@ def test_an_interrupt_while_threads_are_started_leaves_none(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-
-    def work(member):
-        while True:
-            member.check()
-            time.sleep(0.002)
-
     with pytest.raises(KeyboardInterrupt):
-        threads.together(work, 3)
+        threads.together(checking, 3)
 
 
 # --- nesting, other threads, forks ------------------------------------------------------------------------------------
@@ -304,10 +286,6 @@ def test_crews_nest():
 
     threads.together(outer, 2)
     assert total.eq(1).all()
-
-
-def test_a_member_sees_that_a_crew_of_its_own_would_be_alone(several):
-    assert spread(3, lambda member: threads.members(CPU)) == [1, 1, 1]
 
 
 def test_crews_of_several_threads_do_not_meet():
@@ -338,14 +316,7 @@ def test_a_fork_afterwards_works_with_one_thread():
             os._exit(0 if len(done) == 3 and count == 1 else 1)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert run.stdout.strip() == "0"
+    assert said(code, timeout=60) == ["0"]
 
 
 @pytest.mark.slow
@@ -365,7 +336,7 @@ def test_children_forked_at_once_after_a_call_end():
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
     """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], timeout=60, check=True)
+    said(code, timeout=60)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are not listed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import types
 from pathlib import Path
@@ -196,11 +195,6 @@ def test_ceiling(monkeypatch):
     assert threads.limited(threads.ceiling, 1)() == 1
     monkeypatch.setattr(host, "thread_ceiling", lambda: 64)
     assert threads.ceiling() == 3
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs libraries whose symbols are found through torch's")
-def test_the_fallback_is_not_needed_here():
-    assert threads._setters()[0] is not torch.set_num_threads
 
 
 def test_the_fallback_where_the_libraries_lack_the_functions(monkeypatch):
