@@ -2,8 +2,7 @@
 
 import functools
 import importlib
-import os
-import subprocess
+import inspect
 import sys
 import textwrap
 import types
@@ -18,6 +17,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import DenseLinearOperator, PsdSumLinearOperator
 from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.memoize import cached
+from support.programs import python
 
 import autokern
 from autokern.core.releases import known, recorded
@@ -92,17 +92,6 @@ def wrapped(function):
     return outer
 
 
-@pytest.mark.parametrize("name", ["forward", "__call__", "covar_dist"])
-def test_a_replaced_function_is_seen_until_it_is_put_back(name):
-    rely, owner = relied(RBFKernel), RBFKernel if name == "forward" else Kernel
-    assert rely.holds()
-    for patch in (other, wrapped(getattr(owner, name)), mock.MagicMock()):
-        with mock.patch.object(owner, name, patch):
-            assert not rely.holds()
-            assert f"{owner.__name__}.{name}" in str(rely.unknown)
-        assert rely.holds()
-
-
 class Scaling:
     """A user's decorator that says what it decorates."""
 
@@ -118,66 +107,53 @@ class Halved(property):
         return self if one is None else super().__get__(one, kind) / 2
 
 
+DENSE = "linear_operator.operators.dense_linear_operator:DenseLinearOperator.to_dense"
+HOLDER = sys.modules["linear_operator.operators._linear_operator"]
+REPLACED = [
+    *((RBFKernel, "forward", make) for make in (lambda _: other, wrapped, lambda _: mock.MagicMock())),
+    *((Kernel, "__call__", make) for make in (lambda _: other, wrapped, lambda _: mock.MagicMock())),
+    *((Kernel, "covar_dist", make) for make in (lambda _: other, wrapped, lambda _: mock.MagicMock())),
+    *((Kernel, "covar_dist", around) for around in (Scaling, torch.no_grad(), cached(name="mine"))),
+    *((Kernel, "covar_dist", getattr(functools, name)) for name in ("lru_cache", "partial", "partialmethod")),
+    (Kernel, "lengthscale", lambda stock: Halved(stock.fget, stock.fset)),
+    (RBFKernel, "has_lengthscale", lambda _: False),
+]
+NEW = [
+    (RBFKernel, "__getattribute__", lambda _: other, RBFKernel),
+    (RBFKernel, "raw_lengthscale", lambda _: property(other), RBFKernel),  # a parameter of each instance
+    (RBFKernel, "covar_dist", lambda _: other, RBFKernel),  # which it inherits
+    (DenseLinearOperator, "__getattribute__", lambda _: other, DENSE),
+    (DenseLinearOperator, "cholesky", lambda _: other, DENSE),
+    (PsdSumLinearOperator, "_matmul", lambda _: other, TASKS),  # it inherits all that it runs
+]
+ELSEWHERE = [
+    (HOLDER, "psd_safe_cholesky", "linear_operator.operators._linear_operator:LinearOperator._cholesky"),  # by value
+    (torch.linalg, "cholesky_ex", "linear_operator.utils.cholesky:_psd_safe_cholesky"),
+    (torch.linalg, "qr", "linear_operator.utils.qr:stable_qr"),
+    (torch, "cdist", "gpytorch.kernels.kernel:dist"),
+    (torch.Tensor, "clamp_min_", "gpytorch.kernels.kernel:sq_dist"),
+    (torch, "cholesky_inverse", "gpytorch.kernels.kernel:sq_dist"),  # which autokern alone calls
+    (torch.linalg, "vecdot", "gpytorch.kernels.kernel:sq_dist"),
+]
+
+
 @pytest.mark.parametrize(
-    "around",
-    [Scaling, torch.no_grad(), cached(name="mine"), functools.lru_cache, functools.partial, functools.partialmethod],
+    ("owner", "name", "make", "of"),
+    [*((*one, RBFKernel) for one in REPLACED), *NEW, *((place, name, wrapped, of) for place, name, of in ELSEWHERE)],
 )
-def test_a_decorator_around_a_function_of_the_library_is_seen(around):
-    rely = relied(RBFKernel)
-    with mock.patch.object(Kernel, "covar_dist", around(Kernel.covar_dist)):
-        assert "Kernel.covar_dist" in str(rely.unknown if not rely.holds() else "")
+def test_what_is_replaced_or_stands_newly_in_front_of_others_is_seen_until_it_is_put_back(owner, name, make, of):
+    rely, dense = relied(*of) if of is TASKS else relied(of), to_linear_operator(torch.eye(2))
     assert rely.holds()
-
-
-def test_a_property_of_a_class_of_the_users_is_seen():
-    rely, stock = relied(RBFKernel), vars(Kernel)["lengthscale"]
-    with mock.patch.object(Kernel, "lengthscale", Halved(stock.fget, stock.fset)):
-        assert "Kernel.lengthscale" in str(rely.unknown if not rely.holds() else "")
+    with mock.patch.object(owner, name, make(inspect.getattr_static(owner, name, None)), create=True):
+        assert not rely.holds()
+        assert (f"{owner.__name__}.{name}" if owner in (RBFKernel, Kernel) else name) in str(rely.unknown)
     assert rely.holds()
+    assert dense.to_dense().equal(torch.eye(2))
 
 
 def test_each_decorator_counts():
     source = "@property\n@cached(name='half')\n@torch.no_grad()\ndef half(self):\n    return 1"
     assert [code for _, code, _ in definitions(source, "file.py")][1:] == ["@1", "@2"]
-
-
-DENSE = "linear_operator.operators.dense_linear_operator:DenseLinearOperator.to_dense"
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "of"),
-    [
-        (RBFKernel, "__getattribute__", RBFKernel),
-        (RBFKernel, "raw_lengthscale", RBFKernel),  # a parameter of each instance
-        (DenseLinearOperator, "__getattribute__", DENSE),
-        (DenseLinearOperator, "cholesky", DENSE),
-    ],
-)
-def test_what_a_class_has_newly_in_front_of_others_is_seen(kind, name, of):
-    rely, dense = relied(of), to_linear_operator(torch.eye(2))
-    assert rely.holds()
-    setattr(kind, name, property(other) if name == "raw_lengthscale" else other)
-    try:
-        assert f"{kind.__name__}.{name}" in str(rely.unknown if not rely.holds() else "")
-    finally:
-        delattr(kind, name)
-    assert rely.holds()
-    assert dense.to_dense().equal(torch.eye(2))
-
-
-def test_an_operator_that_inherits_all_that_it_runs_is_looked_at_too():
-    rely = relied(*TASKS)
-    assert rely.holds()
-    with mock.patch.object(PsdSumLinearOperator, "_matmul", other):
-        assert "PsdSumLinearOperator._matmul" in str(rely.unknown if not rely.holds() else "")
-    assert rely.holds()
-
-
-def test_a_function_that_a_class_newly_overrides_is_seen():
-    rely = relied(RBFKernel)
-    with mock.patch.object(RBFKernel, "covar_dist", other, create=True):
-        assert not rely.holds()
-    assert rely.holds()
 
 
 def test_code_that_is_replaced_in_place_is_seen_beneath_a_hook_too():
@@ -230,11 +206,7 @@ def program(change, **environment):
     print(len(told), *told)
     print(cholesky._psd_safe_cholesky.__code__.co_filename.count("autokern/hooks"))
     """
-
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, check=True, env=os.environ | environment,
-    )  # fmt: skip
+    run = python("-c", textwrap.dedent(code), check=True, **environment)
     told, hooked = run.stdout.strip().splitlines()[-2:]
     return told, hooked == "1"
 
@@ -270,16 +242,6 @@ def test_hooks_of_others_are_not_asked():
     assert install.stock_of(owner, "nothing") is None
 
 
-def test_a_function_is_seen_to_be_replaced_where_another_module_holds_it_by_value():
-    rely = relied("linear_operator.operators._linear_operator:LinearOperator._cholesky")
-    assert rely.holds()
-    holder = sys.modules["linear_operator.operators._linear_operator"]
-    with mock.patch.object(holder, "psd_safe_cholesky", wrapped(cholesky_module.psd_safe_cholesky)):
-        assert not rely.holds()
-        assert "psd_safe_cholesky" in str(rely.unknown)
-    assert rely.holds()
-
-
 @pytest.mark.parametrize("base", [True, False])
 def test_a_function_that_a_class_has_newly_is_harmless_unless_it_overrides_a_recorded_one(base):
     rely = relied(RBFKernel)
@@ -293,39 +255,12 @@ def test_a_function_that_a_class_has_newly_is_harmless_unless_it_overrides_a_rec
 
 def test_a_factor_function_replaced_after_the_hooks_is_used_by_a_log_determinant():
     matrix = torch.eye(6, dtype=torch.float64) * 3
-    holder = sys.modules["linear_operator.operators._linear_operator"]
-    with autokern.enabled(), mock.patch.object(holder, "psd_safe_cholesky", wrapped(holder.psd_safe_cholesky)):
+    with autokern.enabled(), mock.patch.object(HOLDER, "psd_safe_cholesky", wrapped(HOLDER.psd_safe_cholesky)):
         found = to_linear_operator(matrix).inv_quad_logdet(matrix[:, :1], logdet=True)[1]
     torch.testing.assert_close(found, 6 * torch.tensor(3 * 1.5**2, dtype=torch.float64).log())
 
 
-@pytest.mark.parametrize(
-    ("place", "name", "of"),
-    [
-        (torch.linalg, "cholesky_ex", "linear_operator.utils.cholesky:_psd_safe_cholesky"),
-        (torch.linalg, "qr", "linear_operator.utils.qr:stable_qr"),
-        (torch, "cdist", "gpytorch.kernels.kernel:dist"),
-        (torch.Tensor, "clamp_min_", "gpytorch.kernels.kernel:sq_dist"),
-        (torch, "cholesky_inverse", "gpytorch.kernels.kernel:sq_dist"),  # which autokern alone calls
-        (torch.linalg, "vecdot", "gpytorch.kernels.kernel:sq_dist"),
-    ],
-)
-def test_a_replaced_function_of_torch_is_seen_where_it_is_used(place, name, of):
-    rely, kept = relied(of), getattr(place, name)
-    assert rely.holds()
-    with mock.patch.object(place, name, wrapped(kept)):
-        assert not rely.holds()
-        assert name in str(rely.unknown)
-    assert rely.holds()
-
-
-def test_another_constant_or_base_of_a_class_is_seen():
-    rely = relied(RBFKernel)
-    assert rely.holds()
-    with mock.patch.object(RBFKernel, "has_lengthscale", False):
-        assert "has_lengthscale" in str(rely.unknown if not rely.holds() else "")
-    assert rely.holds()
-
+def test_another_constant_or_base_of_a_class_is_another_fingerprint():
     def found(source):
         return {name: mark for name, mark, _ in definitions(source, "file.py")}
 

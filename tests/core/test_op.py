@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
+from support.programs import said
 
 from autokern import op as public_op
 from autokern.core.errors import AutokernError, SettingsError
@@ -44,32 +43,23 @@ def test_creating_registers(double):
     assert [o.name for o in registered()] == sorted(o.name for o in registered())
 
 
-def test_an_op_is_registered_once(double, make_op):
+def test_an_op_and_a_candidate_are_registered_once_and_stock_first(double, make_op):
+    for of, name in ((double, "times"), (made := make_op("first"), "fast")):
+        with pytest.raises(AutokernError, match=rf"{of.name}\.{name}"):
+            of.candidate(name)
+    made.candidate("stock")(lambda a: a)
+    with pytest.raises(AutokernError, match=r"first\.stock: registered twice"):
+        made.candidate("stock")
     with pytest.raises(AutokernError, match="'double' is registered twice"):
         make_op("double")
 
 
-def test_unknown_op():
+def test_what_is_unknown_is_refused_and_what_there_is_told(double):
     assert not known("nonsense")
     with pytest.raises(SettingsError, match=r"unknown op 'nonsense'; autokern knows .*qr"):
         get("nonsense")
-
-
-def test_the_first_candidate_is_stock(make_op):
-    made = make_op("first")
-    with pytest.raises(AutokernError, match=r"first\.fast"):
-        made.candidate("fast")
-    made.candidate("stock")(lambda a: a)
-    with pytest.raises(AutokernError, match=r"first\.stock"):
-        made.candidate("stock")
-
-
-def test_a_candidate_is_registered_once(double):
-    with pytest.raises(AutokernError, match=r"double\.times: registered twice"):
-        double.candidate("times")
-
-
-def test_an_unknown_accuracy_is_refused(double):
+    with pytest.raises(SettingsError, match="op double has no candidate 'x'; it has stock, times"):
+        double["x"]
     with pytest.raises(AutokernError, match="'exact' is none of same, better, approximate"):
         double.candidate("exact", accuracy="exact")
 
@@ -90,11 +80,6 @@ def test_what_a_problem_rules_out_and_what_the_machine_lacks(double):
     assert [double[name].why_not(problem) for name in double.names()] == [None, "too small", None]
     assert double["gpu"].why_not(problem.replace(device="cuda")) == "no cuda here"
     assert double["gpu"].unsupported(problem.replace(device="cuda")) is None
-
-
-def test_unknown_candidate(double):
-    with pytest.raises(SettingsError, match="op double has no candidate 'x'; it has stock, times"):
-        double["x"]
 
 
 def test_feasible(double):
@@ -202,5 +187,4 @@ held = [
 ]
 print(before, held)
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[] []"
+    assert said(program) == ["[]", "[]"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from support.programs import python
 
 PROGRAM = """
 import importlib, sys, threading, warnings
@@ -54,7 +52,7 @@ print("right")
 
 @pytest.mark.slow
 def test_ops_are_imported_whole_whatever_happens_meanwhile():
-    told = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    told = python("-c", PROGRAM)
     assert told.stdout.split()[-1:] == ["right"], told.stderr
 
 
@@ -66,5 +64,5 @@ def test_a_plugin_may_enable_autokern(tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: eager\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[autokern.candidates]\nx = eager\n")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import autokern; autokern.enable(); print('enabled')"
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    told = python("-c", program)
     assert told.stdout.split()[-1:] == ["enabled"], told.stderr
