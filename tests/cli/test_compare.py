@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from support.programs import python
 from typer.testing import CliRunner
 
 import autokern
@@ -93,7 +94,7 @@ def test_what_the_program_itself_takes_is_not_the_load_of_others():
     busy = ["-c", "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"]
 
     start, now = snapshot(), time.perf_counter()
-    subprocess.run([sys.executable, "-I", "-S", *busy], check=True)
+    python("-I", "-S", *busy, check=True)
     taken = snapshot().own - start.own
     assert 0.25 <= taken <= 0.5 + 2 * (time.perf_counter() - now)  # clock ticks, and other threads
 
@@ -104,13 +105,18 @@ def test_the_budget_ends_it(timed):
     assert len(told) == 3
 
 
+def compared(off: list[Run], on: list[Run], low=1.9, speedup=2.0, high=2.1, program="p.py") -> Comparison:
+    known = {"low": low, "speedup": speedup, "high": high, "known": True, "warnings": []}
+    return Comparison(program=program, off=off, on=on, **known)
+
+
 @pytest.mark.parametrize(
     ("low", "speedup", "high", "words"),
     [(0.9, 1.0, 1.1, "No difference is known"), (1.1, 1.2, 1.3, "saves"), (0.7, 0.8, 0.9, "costs")],
 )
 def test_the_sentence(low, speedup, high, words):
     runs = [Run(2.0, 2.0, 2**30)] * 3
-    found = Comparison(program="p.py", off=runs, on=runs, speedup=speedup, low=low, high=high, known=True, warnings=[])
+    found = compared(runs, runs, low, speedup, high)
     assert words in str(found)
     assert str(found).count(". ") == 0
     once = msgspec.structs.replace(found, off=runs[:1], on=runs[:1], low=0.0, high=9.0)
@@ -119,7 +125,7 @@ def test_the_sentence(low, speedup, high, words):
 
 def test_the_same_runs_as_markdown_and_as_csv():
     off, on = [Run(4.0, 3.0, 2**30)] * 3, [Run(2.0, 1.5, 2**29), Run(2.1, 1.5, 2**29), Run(1.9, 1.5, 2**29)]
-    found = Comparison(program="a, b.py", off=off, on=on, speedup=2.0, low=1.9, high=2.1, known=True, warnings=[])
+    found = compared(off, on, program="a, b.py")
     table = compare.FORMS["markdown"](found).splitlines()
     assert table[0] == "|  | without autokern | with autokern |"
     assert table[2:4] == ["| from start to end | 4.00 s | 2.00 s |", "| CPU time | 3.00 s | 1.50 s |"]
@@ -135,8 +141,7 @@ def test_the_same_runs_as_markdown_and_as_csv():
 
 
 def test_start_up_and_the_rest_are_told_apart_if_every_run_called_a_model():
-    off, on = [Run(4.0, 3.0, 2**30, 3.0)] * 3, [Run(2.0, 1.5, 2**29, 1.5)] * 3
-    found = Comparison(program="p.py", off=off, on=on, speedup=2.0, low=1.9, high=2.1, known=True, warnings=[])
+    found = compared([Run(4.0, 3.0, 2**30, 3.0)] * 3, on := [Run(2.0, 1.5, 2**29, 1.5)] * 3)
     assert str(found).endswith(". Start-up takes 1.50 s instead of 3.00 s, the rest 500 ms instead of 1.00 s.")
     table = compare.FORMS["markdown"](found)
     assert "| until the first call of a model | 3.00 s | 1.50 s |\n| after it | 1.00 s | 500 ms |" in table
@@ -165,8 +170,7 @@ def test_the_first_call_of_a_model_is_seen_and_no_import_is_one(script, on):
 
 
 def test_a_page_counts_no_call_of_the_runner(script, tmp_path):
-    command = [sys.executable, "-m", "autokern", "run", "--report", str(tmp_path / "page.html"), script(FIRST)]
-    subprocess.run(command, check=True, timeout=120)
+    python("-m", "autokern", "run", "--report", tmp_path / "page.html", script(FIRST), check=True)
     found = re.search(r"of which ([\d.]+) (\S+) until its first call", (tmp_path / "page.html").read_text("utf-8"))
     assert found is not None
     assert float(found[1]) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[found[2]] > 0.2
@@ -274,10 +278,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("on", [True, False])
 def test_processes_that_a_program_starts_are_served(script, monkeypatch, on):
     monkeypatch.setenv("AUTOKERN_WORKERS", str(int(on)))
-    path = script(WORKERS)
-    run = subprocess.run(
-        [sys.executable, "-m", "autokern", "run", path], capture_output=True, text=True, timeout=280, check=False
-    )
+    run = python("-m", "autokern", "run", script(WORKERS))
     assert run.returncode == 0, run.stderr
     lines = [line.split() for line in run.stdout.splitlines() if line.endswith(("True", "False"))]
     told = {words[0]: words[-1] for words in lines}
@@ -322,9 +323,7 @@ def test_a_sitecustomize_of_the_users_own_is_a_module_of_its_own(tmp_path, monke
     monkeypatch.setenv("PYTHONPATH", f"{other}:{there}", prepend=":")
     monkeypatch.setenv("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's, of what gpytorch calls
     path = script(f"import subprocess, sys\nsubprocess.run([sys.executable, {str(tmp_path / 'child.py')!r}])")
-    run = subprocess.run(
-        [sys.executable, "-m", "autokern", "run", path], capture_output=True, text=True, timeout=200, check=False
-    )
+    run = python("-m", "autokern", "run", path)
     assert run.stdout.split()[-3:] == [str(there / "sitecustomize.py"), "True", "0"], run.stderr
     assert run.stderr == ""
 
@@ -332,10 +331,7 @@ def test_a_sitecustomize_of_the_users_own_is_a_module_of_its_own(tmp_path, monke
 @pytest.mark.slow
 def test_an_exception_of_autokern_ends_a_program_as_under_python(script):
     path = script("import autokern\ndef f():\n    raise autokern.MemoryBudgetError('too much')\nf()")
-    run = subprocess.run(
-        [sys.executable, "-m", "autokern", "run", path], capture_output=True, text=True, timeout=200, check=False
-    )
-    stock = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=200, check=False)
+    run, stock = python("-m", "autokern", "run", path), python(path)
     assert (run.returncode, run.stderr) == (stock.returncode, stock.stderr)
 
 
@@ -345,8 +341,4 @@ def test_an_exception_of_autokern_ends_a_program_as_under_python(script):
      (1.0, 1.001, "as much CPU time"), (0.01, 2.0, "200.0 times the CPU time")],
 )  # fmt: skip
 def test_processor_time_is_told_in_words_that_can_be_read(off, on, told):
-    def runs(seconds, cpu):
-        return [Run(seconds, cpu, 2**20)] * 3
-
-    fields = {"speedup": 2.0, "low": 1.9, "high": 2.1, "known": True, "warnings": []}
-    assert told in str(Comparison(program="p.py", off=runs(2.0, off), on=runs(1.0, on), **fields))
+    assert told in str(compared([Run(2.0, off, 2**20)] * 3, [Run(1.0, on, 2**20)] * 3))

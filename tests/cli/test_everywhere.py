@@ -11,6 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from support.programs import python
 from typer.testing import CliRunner
 
 import autokern
@@ -50,27 +51,27 @@ LIGHT = "import sys; print({'autokern', 'torch', 'importlib.util'} & set(sys.mod
 
 @pytest.mark.slow
 def test_all_programs_of_an_environment_are_served_until_it_is_switched_off(tmp_path):
-    python = Environment(tmp_path / "env")
-    before = python("-c", LIGHT)
-    assert python("-m", "autokern", "everywhere").startswith("off: ")
-    assert python("-m", "autokern", "everywhere", "on") == f"on: {python.site / 'autokern_everywhere.pth'}\n"
-    assert json.loads(python("-m", "autokern", "everywhere", "--json"))["state"] == "on"
-    assert python("-c", LIGHT) == before, "nothing is imported, and no path is added"
-    assert python("-c", SERVED).endswith("True\n")
-    assert python("-c", SERVED, AUTOKERN="0").endswith("False\n")
-    assert python("-m", "autokern", "explain", "qr", "--n", "20").startswith("qr(")
-    assert python("-m", "autokern", "everywhere", "off").startswith("off: ")
-    assert python("-c", SERVED).endswith("False\n")
+    inside = Environment(tmp_path / "env")
+    before = inside("-c", LIGHT)
+    assert inside("-m", "autokern", "everywhere").startswith("off: ")
+    assert inside("-m", "autokern", "everywhere", "on") == f"on: {inside.site / 'autokern_everywhere.pth'}\n"
+    assert json.loads(inside("-m", "autokern", "everywhere", "--json"))["state"] == "on"
+    assert inside("-c", LIGHT) == before, "nothing is imported, and no path is added"
+    assert inside("-c", SERVED).endswith("True\n")
+    assert inside("-c", SERVED, AUTOKERN="0").endswith("False\n")
+    assert inside("-m", "autokern", "explain", "qr", "--n", "20").startswith("qr(")
+    assert inside("-m", "autokern", "everywhere", "off").startswith("off: ")
+    assert inside("-c", SERVED).endswith("False\n")
 
 
 @pytest.mark.slow
 def test_the_file_outlives_autokern_without_harm(tmp_path):
-    python = Environment(tmp_path / "env")
-    path = python.site / "autokern_everywhere.pth"
+    inside = Environment(tmp_path / "env")
+    path = inside.site / "autokern_everywhere.pth"
     path.write_text(inherited._LINE.format(folder=str(tmp_path / "gone")))
-    assert python("-c", "import sys; print('gone' in str(sys.path))") == "False\n"
-    assert python("-m", "autokern", "everywhere", "status").startswith("on for an autokern that lies elsewhere")
-    python("-m", "autokern", "everywhere", "off")
+    assert inside("-c", "import sys; print('gone' in str(sys.path))") == "False\n"
+    assert inside("-m", "autokern", "everywhere", "status").startswith("on for an autokern that lies elsewhere")
+    inside("-m", "autokern", "everywhere", "off")
     assert not path.exists()
 
 
@@ -100,9 +101,6 @@ def test_a_worker_is_served_whatever_it_imports_first(first):
     """The library's import within autokern's own once found half of autokern, which stayed off."""
     path = os.pathsep.join([inherited.INHERITED, str(ROOT)])
     code = f"{first}; print(autokern.is_enabled()); autokern.disable(); print(autokern.is_enabled())"
-    run = subprocess.run(
-        [sys.executable, *QUIET, "-c", code], env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+    run = python(*QUIET, "-c", code, PYTHONPATH=path)
     assert run.stdout.split()[-2:] == ["True", "False"]
     assert run.stderr == ""

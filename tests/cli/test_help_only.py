@@ -12,6 +12,7 @@ from typing import get_type_hints
 
 import pytest
 import torch
+from support.programs import python
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
@@ -23,25 +24,15 @@ SCRIPT = Path(sysconfig.get_path("scripts"), "autokern.exe" if os.name == "nt" e
 HEAVY = {"torch", "numpy", "scipy", "gpytorch", "linear_operator", "pykeops"}
 
 
-def _started(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "COLUMNS": "80",
-        "PYTHONPROFILEIMPORTTIME": "1",
-        "PYTHONPATH": str(Path(autokern.__file__).parents[1]),
-    }
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
+ROOT = str(Path(autokern.__file__).parents[1])
+TOLD = {"COLUMNS": "80", "PYTHONPROFILEIMPORTTIME": "1", "PYTHONPATH": ROOT}
 
 
 @pytest.mark.parametrize("words", [["calibrate"], ["run", "x.py"]])
 def test_an_interrupt_during_imports_shows_no_traceback(words, tmp_path):
     (tmp_path / "gpytorch.py").write_text("raise KeyboardInterrupt")
-    path = os.pathsep.join([str(tmp_path), str(Path(autokern.__file__).parents[1])])
-    environment = {**os.environ, "PYTHONPATH": path}
     for command, status, told in ((["-m", "autokern", *words], 130, 0), (["-c", "import autokern"], -2, 1)):
-        run = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, env=environment, timeout=280, check=False
-        )
+        run = python(*command, PYTHONPATH=os.pathsep.join([str(tmp_path), ROOT]))
         assert (run.returncode, run.stderr.count("Traceback")) == (status, told), run.stderr
 
 
@@ -58,7 +49,7 @@ def _imported(stderr: str) -> set[str]:
     ids=" ".join,
 )  # fmt: skip
 def test_help_is_as_before_and_imports_no_library(words):
-    found = _started(sys.executable, "-m", "autokern", *words)
+    found = python("-m", "autokern", *words, **TOLD)
     modules = _imported(found.stderr)
     assert "typer" in modules, "what was imported is known"
     assert not modules & HEAVY, "commands import modules, no names"
@@ -71,7 +62,9 @@ def test_help_is_as_before_and_imports_no_library(words):
 
 @pytest.mark.skipif(not SCRIPT.is_file(), reason="the command is not installed")
 def test_the_installed_command_imports_no_library_for_its_version():
-    found = _started(str(SCRIPT), "--version")
+    found = subprocess.run(
+        [SCRIPT, "--version"], env={**os.environ, **TOLD}, capture_output=True, text=True, timeout=280, check=False
+    )
     assert not _imported(found.stderr) & HEAVY
     assert found.stdout.startswith(f"autokern {autokern.__version__} (torch {metadata.version('torch')}, gpytorch ")
     assert found.stdout.count("\n") == 1
@@ -156,16 +149,13 @@ def test_a_link_to_the_installed_command_is_the_command(monkeypatch, tmp_path):
 def test_a_script_of_the_same_name_has_the_whole_package(tmp_path):
     script = tmp_path / "autokern"
     script.write_text("import autokern; print(all(hasattr(autokern, name) for name in autokern.__all__))")
-    found = _started(sys.executable, str(script), "--help")
+    found = python(script, "--help", **TOLD)
     assert found.stdout == "True\n"  # nor do libraries print anything
 
 
 def test_a_prompt_after_it_finds_the_package_whole():
     code = "import autokern; print(autokern.calibrate.__name__)"
-    found = subprocess.run(
-        [sys.executable, "-i", "-m", "autokern", "--version"],
-        input=code, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+    found = python("-i", "-m", "autokern", "--version", input=code)
     assert found.stdout.rstrip().endswith("calibrate"), found.stdout + found.stderr
 
 

@@ -8,25 +8,13 @@ import platform
 from pathlib import Path
 
 import msgspec
-import pytest
-from typer.testing import CliRunner
 
-from autokern.cli.commands import app
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning import store
 from autokern.tuning.profile import Profile, Timing, Trial
-
-
-@pytest.fixture
-def run():
-    def invoke(*arguments: object):
-        dispatch.reset()
-        return CliRunner().invoke(app, [*map(str, arguments)], prog_name="autokern")
-
-    return invoke
 
 
 def keep(*sizes: int) -> Profile:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
+from support.programs import python
 
 TESTS = """
 import autokern, gpytorch, pytest, torch
@@ -21,9 +19,8 @@ def test_kernel(n):
 
 def told(folder, *options, on=True, **environment):
     (folder / "test_theirs.py").write_text(TESTS.format(on=on))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "autokern.pytest", "-p", "no:cacheprovider", *options]
-    given = {**os.environ, "AUTOKERN_CALIBRATE": "never", **environment}
-    ended = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=120, check=False)
+    command = ["-m", "pytest", "-q", "-p", "autokern.pytest", "-p", "no:cacheprovider", *options]
+    ended = python(*command, cwd=folder, AUTOKERN_CALIBRATE="never", **environment)
     return ended.returncode, ended.stdout + ended.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from support import browser
+from support.programs import python
 from typer.testing import CliRunner
 
 import autokern
@@ -81,15 +81,19 @@ def decided(calls_of: str = "cdist", **changes) -> Decision:
     return Decision(**fields | changes)
 
 
-@pytest.fixture
-def served(monkeypatch):
+def _calls() -> None:
     """Let this process have run a program: a session with measurements of a real machine, and some calls."""
-    monkeypatch.setenv("AUTOKERN_PROFILE", str(RECORDED))
     dispatch.reset()
     for n in (20, 40, 40, 80):
         x = torch.rand(n, 3, dtype=torch.float64)
         autokern.covariance.matrix(gpytorch.kernels.RBFKernel().double(), x)
         autokern.linalg.qr(torch.rand(10 * n, n, dtype=torch.float64))
+
+
+@pytest.fixture
+def served(monkeypatch):
+    monkeypatch.setenv("AUTOKERN_PROFILE", str(RECORDED))
+    _calls()
 
 
 def made(page: dict, folder: Path) -> tuple[str, Parsed]:
@@ -203,10 +207,8 @@ def test_reports_are_options_of_run_alone():
 
 def _run(folder: Path, end: str, *, report: str = "out.html", **environment: str):
     (folder / "pro gram.py").write_text(GP + end)
-    return subprocess.run(
-        [sys.executable, "-m", "autokern", "run", "--report", report, "pro gram.py"], capture_output=True, text=True,
-        cwd=folder, env={**os.environ, "AUTOKERN_PROFILE": str(RECORDED), **environment}, timeout=250, check=False,
-    )  # fmt: skip
+    words = ("-m", "autokern", "run", "--report", report, "pro gram.py")
+    return python(*words, cwd=folder, AUTOKERN_PROFILE=str(RECORDED), **environment)
 
 
 ENDS = {"raise ValueError('theirs')": 1, "sys.exit(7)": 7, "": 0}
@@ -284,11 +286,7 @@ def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOKERN_PROFILE", str(RECORDED))
-        dispatch.reset()
-        for n in (20, 40, 80):
-            x = torch.rand(n, 3, dtype=torch.float64)
-            autokern.covariance.matrix(gpytorch.kernels.RBFKernel().double(), x)
-            autokern.linalg.qr(torch.rand(10 * n, n, dtype=torch.float64))
+        _calls()
         report.write(folder / "run.html", report.of_program("a" * 90 + ".py", 3.0))
         assert CliRunner().invoke(app, ["show", "--html", str(folder / "show.html")]).exit_code == 0
     dispatch.reset()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
 
 import pytest
+from support.programs import python
 from typer.testing import CliRunner
 
 import autokern
@@ -67,10 +67,7 @@ def test_tables_have_whole_words_at_every_width(monkeypatch, columns, command):
     ],
 )
 def test_a_stream_of_plain_characters_gets_plain_characters(command):
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    run = subprocess.run(
-        [sys.executable, "-m", "autokern", *command], capture_output=True, env=environment, timeout=200, check=False
-    )
+    run = python("-m", "autokern", *command, text=False, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert run.returncode == 0, run.stderr
     assert run.stdout.isascii()
     assert b"?" not in run.stdout
@@ -111,16 +108,6 @@ def test_the_list_of_commands_ends_no_line_in_dots(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for words in ([], ["profile"]):
         assert "..." not in CliRunner().invoke(app, [*words, "--help"]).output.partition("Commands:")[2]
-
-
-@pytest.mark.parametrize("command", [["run"], ["run", "--fast", "x.py"], ["compare"]])
-def test_errors_name_autokern_once(monkeypatch, capsys, command):
-    from autokern.cli.app import main
-
-    monkeypatch.setattr(sys, "argv", ["autokern", *command])
-    with pytest.raises(SystemExit, match="2"):
-        sys.exit(main())
-    assert capsys.readouterr().err.count("autokern") == 1
 
 
 def test_json_has_all_fields_and_a_version():

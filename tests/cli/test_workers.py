@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
+from support.programs import python
 
 pytestmark = pytest.mark.slow
 
@@ -83,9 +81,6 @@ def test_a_recipe_serves_the_workers(package, tmp_path):
         pytest.skip(f"{package} is not installed")
     path = tmp_path / "program.py"
     path.write_text(RECIPES[package])
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, path], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
-    )
+    run = python(path, cwd=tmp_path, RAY_USAGE_STATS_ENABLED="0", OMP_NUM_THREADS="1")
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == "True", run.stdout + run.stderr
