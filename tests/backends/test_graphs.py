@@ -25,7 +25,8 @@ from autokern.core.settings import Settings
 from autokern.model import marginal
 from autokern.runtime import dispatch
 
-ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="GPU")])
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])
 
 
 @pytest.fixture(params=["cpu", ON_GPU])
@@ -218,9 +219,6 @@ def test_who_is_served():
     assert "CUDA" in candidate.why_not(small.replace(device="cpu"))
     assert "large" in candidate.why_not(small.replace(m=5000, n=5000))
     assert candidate.compiles  # chosen only where so many steps are to come that recording repays itself
-
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
 import sys
 
 import pytest
@@ -20,6 +19,7 @@ from gpytorch.kernels import (
 )
 from support import covariances
 from support.fakes import as_if_of_autokern
+from support.programs import python
 
 import autokern
 from autokern.backends import keops_product
@@ -278,9 +278,7 @@ def test_a_compiler_that_is_missing_or_broken_ends_in_an_exception(tmp_path, com
     environment = {k: v for k, v in os.environ.items() if k != "CXX"}
     environment |= {"PATH": str(tmp_path / "bin"), "KEOPS_CACHE_FOLDER": str(tmp_path / "keops")}
     environment["PYTHONPATH"] = os.pathsep.join(place for place in sys.path if place and "pykeops" not in place.lower())
-    run = [sys.executable, "-c", PROGRAM]
-    told = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == 0, told.stderr
+    told = python("-c", PROGRAM, env=environment, check=True)
     lines = [line for line in told.stdout.splitlines() if line.startswith("KeOpsError:")]
     assert len(lines) == 2
     assert all(words in line and "AUTOKERN_EXCLUDE=keops" in line for line in lines)

@@ -87,16 +87,7 @@ def test_it_serves_only_where_its_measured_error_is_small_enough(op):
     found = chosen(op, ROUGHLY, profile(error=None))
     assert found.candidate == "other"
     assert "not measured on this machine: autokern calibrate --accuracy approximate" in found.excluded["rough"]
-
-
-def test_far_from_what_was_measured_the_error_is_taken_to_be_larger(op):
-    near, far = (Problem(op="double", m=n, n=n) for n in (4, 2000))
-    chooser = Chooser(profile())
-    assert chooser.relative_error(op, "rough", near) == pytest.approx(1e-4)
-    assert chooser.relative_error(op, "rough", far) > 1e-3
-    assert chosen(op, ROUGHLY, problem=far).candidate != "rough"
-    assert chooser.relative_error(op, "rough", near.replace(variant="of another kind")) is None
-    assert chooser.relative_error(op, "other", near) is None
+    assert chosen(op, ROUGHLY, problem=Problem(op="double", m=2000, n=2000)).candidate != "rough"
 
 
 def test_an_order_is_obeyed_once_lower_precision_is_allowed(op):
@@ -161,18 +152,8 @@ def test_an_error_that_is_no_number_is_as_bad_as_any(op):
 
 
 def test_lower_precision_is_not_among_the_fastest():
-    trials = [
-        Trial(
-            Problem(op="qr", m=n, n=n),
-            {
-                "stock": Timing(1e-3),
-                "cpu": Timing(5e-4, 0.5),
-                "rough": Timing(1e-4, 0.1, relative_error=n * 1e-6),
-            },
-        )
-        for n in (10, 20)
-    ]
-    found = Profile(trials=trials)
+    timings = {"stock": Timing(1e-3), "cpu": Timing(5e-4, 0.5), "rough": Timing(1e-4, 0.1, relative_error=1e-5)}
+    found = Profile(trials=[Trial(Problem(op="qr", m=n, n=n), timings) for n in (10, 20)])
     (line,) = summary.summaries(found, summary.winners(found))
     assert (line.fastest, line.speedup) == ("cpu", pytest.approx(2.0))
     assert {winner.candidate for winner in summary.winners(found)} == {"cpu"}
@@ -198,6 +179,10 @@ def test_the_fastest_candidates_are_counted_where_none_always_wins():
 # --- the caller's own data --------------------------------------------------------------------------------------------
 
 
+TWICE = "rough+other+rough"
+CHECKED = [TWICE, TWICE, "rough", TWICE, *["rough"] * 3, TWICE, "rough"]
+
+
 def served(op, times: int) -> list[str]:
     """Return what ran for so many calls."""
     call, found, a = dispatch.route(op), [], normal(4, 4)
@@ -210,8 +195,7 @@ def served(op, times: int) -> list[str]:
 
 def test_it_is_checked_at_calls_that_double_in_number(op):
     dispatch.reset(ROUGHLY).adopt(profile())
-    checked = "rough+other+rough"
-    assert served(op, 9) == [checked, checked, "rough", checked, *["rough"] * 3, checked, "rough"]
+    assert served(op, 9) == CHECKED
 
 
 def test_where_it_errs_more_on_the_callers_data_it_gives_way(op):
@@ -240,8 +224,7 @@ def test_blocks_in_a_loop_are_checked_as_one(op):
     for _ in range(9):
         with autokern.using(accuracy="approximate"):
             found += served(op, 1)
-    checked = "rough+other+rough"
-    assert found == [checked, checked, "rough", checked, *["rough"] * 3, checked, "rough"]
+    assert found == CHECKED
 
 
 def test_what_has_failed_on_the_data_stays_out_of_later_blocks(op):

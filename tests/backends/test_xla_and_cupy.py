@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from support import fakes, tiling
 from support.outcomes import outcome
+from support.programs import python
 from support.tiling import KERNELS, NONE, prepared, random, read
 
 from autokern import covariance
@@ -207,10 +207,7 @@ assert torch.allclose(first, usual)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forks_warn_only_after_jax_was_used_and_children_use_tiles(tmp_path):
     one = {"OMP_NUM_THREADS": "1"}  # torch itself does not survive a fork once it has used threads
-    environment = {**os.environ, "AUTOKERN_HOME": str(tmp_path), **one}
-    told = subprocess.run(
-        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    told = python("-c", CHILD, AUTOKERN_HOME=str(tmp_path), **one)
     assert told.stdout.strip() == "0", told.stderr
 
 

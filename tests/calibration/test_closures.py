@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import closures
 import numpy as np
 import pytest
@@ -41,7 +39,7 @@ def test_a_run_compares_all_ways(monkeypatch):
     assert fit["pairs"] >= 5
 
 
-def test_the_table(tmp_path):
+def test_the_table(refreshed):
     seconds = {"off": 1.5e-3, "on": 1.2e-4, "lapack": 6e-5}
     figure = {"ratio": 12.5, "quartiles": [12.0, 13.0], "difference": 1e-12}
     results = {
@@ -51,16 +49,10 @@ def test_the_table(tmp_path):
         "versions": {"python": "3", "torch": "2"},
         "date": "2026-01-01",
     }
-    text = closures.block(results)
+    text = refreshed(closures, results, "closures")
     assert (
         "| loss and gradient in BoTorch's closure, n = 20 | 1.50 ms | 120 µs | 12.50× (12.00–13.00) | 60.0 µs |  |"
         in text
     )
     assert "| BoTorch fit, n = 20 | 60.0 ms | 10.0 ms | 6.00× (12.00–13.00) | | | 1e-12 (2e-09) |" in text
-    document, output = tmp_path / "README.md", tmp_path / "closures.json"
-    document.write_text("<!-- closures: by a script -->\n<!-- /closures -->\n")
-    output.write_text(json.dumps(results))
-    assert closures.main(["--check", str(document), "--output", str(output)]) == 1
-    assert closures.main(["--readme", str(document), "--output", str(output)]) == 0
-    assert closures.main(["--check", str(document), "--output", str(output)]) == 0
-    assert "a machine" in document.read_text()
+    assert "a machine" in text

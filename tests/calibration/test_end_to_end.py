@@ -10,7 +10,6 @@ import importlib.util
 import io
 import json
 import os
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import gpytorch
 import pytest
 import torch
+from support.programs import python
 
 pytest.importorskip("sklearn", reason="needs scikit-learn for the diabetes data")
 pytest.importorskip("statsmodels", reason="needs statsmodels for the CO2 series")
@@ -91,9 +91,6 @@ def assert_compared(figure: dict[str, Any], pairs: int) -> None:
     assert min(figure["off"], figure["on"]) > 0
     low, high = figure["quartiles"]
     assert 0 < low <= figure["ratio"] <= high
-
-
-# data
 
 
 # measuring
@@ -359,8 +356,7 @@ def test_a_function_runs_in_a_fresh_process_or_the_reason_is_told(script: Module
 def test_a_peak_is_what_came_on_top(script: ModuleType) -> None:
     children = sys.modules["children"]
     code = "import children, torch; peak = children.Peak(); torch.ones(2**24); print(peak.bytes())"
-    command, surroundings = [sys.executable, "-c", code], {**os.environ, **children.MALLOC}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=children.FOLDER, env=surroundings, check=True)
+    done = python("-c", code, cwd=children.FOLDER, env={**os.environ, **children.MALLOC}, check=True)
     assert 2**25 <= int(done.stdout) < 2**27
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import programs
 import pytest
+from support.programs import python
 
 SCRIPT = '''"""GPyTorch: a program that needs no model."""
 
@@ -68,7 +65,7 @@ def test_sides_are_compared_pair_by_pair(monkeypatch, tmp_path, script):
     assert "+2 MiB" in line
 
 
-def test_the_readme_holds_the_table_of_the_json(tmp_path, capsys):
+def test_the_readme_holds_the_table_of_the_json(refreshed):
     figures = {
         "what": "a loop", "pairs": 5, "seconds": {"off": 4.0, "on": 2.0, "new": 2.5}, "peak": {"off": 1, "on": 2},
         "on": {"ratio": 2.0, "quartiles": [1.9, 2.1], "cpu_ratio": 1.8, "difference": 1e-12},
@@ -77,13 +74,7 @@ def test_the_readme_holds_the_table_of_the_json(tmp_path, capsys):
     host = {"cpu": {"model": "a processor", "torch_threads": 2}}
     results = {"date": "2026-01-01", "host": host, "versions": {"torch": "2"}, "pairs": 5}
     results["programs"] = {"bo_loop": figures, "gp_loop": figures}
-    stored, readme = tmp_path / "programs.json", tmp_path / "README.md"
-    stored.write_text(json.dumps(results))
-    readme.write_text("a\n<!-- programs: written by a script -->\nold\n<!-- /programs -->\nb\n")
-    assert programs.main(["--output", str(stored), "--check", str(readme)]) == 1
-    assert programs.main(["--output", str(stored), "--readme", str(readme)]) == 0
-    assert programs.main(["--output", str(stored), "--check", str(readme)]) == 0
-    text = readme.read_text()
+    text = refreshed(programs, results, "programs")
     assert (
         "**BoTorch, 1 programs, geometric mean** | | | 2.00× (least 2.00) | 1.80× (least 1.80) | 1.60× (least" in text
     )
@@ -110,5 +101,4 @@ def test_a_program_ends_alike_with_autokern(tmp_path):
 
 @pytest.mark.slow
 def test_help_runs_as_a_script():
-    command = [sys.executable, programs.__file__, "--help"]
-    assert "whole programs" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "whole programs" in python(programs.__file__, "--help", check=True).stdout
