@@ -32,7 +32,7 @@ GP = """
 import sys, torch, gpytorch
 gpytorch.kernels.RBFKernel()(torch.rand(30, 2)).to_dense()
 """
-QUIET = "import sys\nprint('noise')\n"
+QUIET = "import sys\nprint('chatter')\n"
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_the_command_says_what_is_saved(script):
     assert "not known to 3 %" in result.stderr
     assert "served no call" not in result.stderr
     result = CliRunner().invoke(app, ["compare", "--pairs", "1", script(QUIET)])
-    assert "noise" not in result.stdout
+    assert "chatter" not in result.stdout
     assert "served no call" in result.stderr
 
 
