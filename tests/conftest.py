@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import abc
+import gc
+import importlib.util
 import itertools
 import os
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +39,11 @@ from autokern.tuning import chooser
 registry.load()  # before a test module imports one by itself, which would leave its candidates without a source
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "also run the tortures of tests/torture, in minutes (ci) or in earnest (full)"
+    parser.addoption("--torture", choices=("ci", "full"), help=told)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """A worker takes seconds to start and a gigabyte: some for the whole, none for a file or what measures."""
@@ -49,6 +58,27 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     thinned.mark_the_rest(items)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays; no collection of garbage in between has to look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    unwanted = collection_path.name == "torture" and config.getoption("--torture") is None
+    return True if unwanted or (_NO_BOTORCH and _needs_botorch(collection_path)) else None
+
+
+_NO_BOTORCH = importlib.util.find_spec("botorch") is None
+
+
+def _needs_botorch(path: Path) -> bool:
+    """Whether a test file imports BoTorch, of which Python 3.10 has no version that is served."""
+    if path.name == "differential":
+        return True
+    return path.suffix == ".py" and re.search(r"^(from|import) botorch", path.read_text(), re.MULTILINE) is not None
 
 
 def _bare(patch: pytest.MonkeyPatch, home: object) -> None:
