@@ -8,7 +8,6 @@ fits them, and is imported on first use.
 from __future__ import annotations
 
 import math
-import statistics
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -249,7 +248,9 @@ def table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Any, A
 
 def weights(trials: Iterable[Trial]) -> list[float]:
     """Return the weight of each trial, low where other programs disturbed it."""
-    noise = (statistics.median(timing.noise for timing in trial.usual.values()) for trial in trials)
+    from statistics import median
+
+    noise = (median(timing.noise for timing in trial.usual.values()) for trial in trials)
     return [1 / (1 + (one / 0.1) ** 2) for one in noise]
 
 
