@@ -48,6 +48,11 @@ class Row(NamedTuple):
     orders: Callable[[Any, Any], bool]  # whether a value is an order, given the default
     of: tuple[str, ...]  # the purposes whose iterations it affects
 
+    @property
+    def name(self) -> str:
+        """The name of the setting."""
+        return str(self.setting.__name__)
+
     def value(self) -> Any:
         """Return the value in force; of a switch, whether it is on."""
         return self.setting.on() if hasattr(self.setting, "on") else self.setting.value()
@@ -83,9 +88,8 @@ _OF = {what: tuple(row for row in ROWS if what in row.of) for what in (SOLVES, T
 
 def orders(*what: str) -> str:
     """Return the words for a problem's variant that state the user's orders for these purposes."""
-    rows = (row for each in what for row in _OF[each])
-    found = {row.setting: value for row in rows if row.orders(value := row.value(), row.default)}
-    return "".join(f"/order:{setting.__name__}={float(value):g}" for setting, value in found.items())
+    found = {row.name: value for each in what for row in _OF[each] if row.orders(value := row.value(), row.default)}
+    return "".join(f"/order:{name}={float(value):g}" for name, value in found.items())
 
 
 def words(exact: bool, *what: str) -> str:

@@ -191,7 +191,7 @@ def problem(op: str, **fields: Any) -> Problem:
     there += [trial.problem for trial in profile().trials if trial.problem.op == op]
     plain, *orders = f"/{fields.get('variant', '')}".split("/order:")
     plain = plain.strip("/") or usual.variant
-    names = [row.setting.__name__ for row in ROWS]
+    names = [row.name for row in ROWS]
     for order in orders:
         name, _, value = order.partition("=")
         if name not in names or not value.replace(".", "", 1).replace("e-", "", 1).isdigit():

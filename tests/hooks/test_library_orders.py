@@ -164,7 +164,7 @@ def test_an_order_has_the_effect_that_it_has_in_stock(name, what, monkeypatch):
 
 
 def test_the_orders_tried_are_all_of_the_table():
-    assert list(ORDERS) == [row.setting.__name__ for row in library_orders.ROWS]
+    assert list(ORDERS) == [row.name for row in library_orders.ROWS]
 
 
 ROUGHER = {
