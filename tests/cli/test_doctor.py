@@ -172,22 +172,21 @@ def precisions():
         one.fp32_precision = precision
 
 
-def test_tf32_is_a_problem(precisions):
+@pytest.mark.parametrize(
+    ("set_", "words"),
+    [
+        (lambda flags: torch.set_float32_matmul_precision("high"), ()),
+        (lambda flags: setattr(flags[0], "fp32_precision", "tf32"), ("tf32 on", "CUDA")),
+        (lambda flags: setattr(flags[1], "fp32_precision", "bf16"), ("bf16 on", "CPU")),
+    ],
+)
+def test_tf32_is_a_problem_by_whichever_api_it_was_set(precisions, set_, words):
+    """torch's older functions raise once the newer ones were used."""
     assert doctor._tf32().status == "ok"
-    torch.set_float32_matmul_precision("high")
-    assert doctor._tf32().status == "problem"
-    torch.set_float32_matmul_precision("highest")
-    assert doctor._tf32().status == "ok"
-
-
-@pytest.mark.parametrize(("which", "precision", "word"), [(0, "tf32", "CUDA"), (1, "bf16", "CPU")])
-def test_precision_set_by_the_newer_api_is_seen(precisions, which, precision, word):
-    """torch's older functions raise once that was used."""
-    precisions[which].fp32_precision = precision
+    set_(precisions)
     found = doctor._tf32()
     assert found.status == "problem"
-    assert f"{precision} on" in found.found
-    assert word in found.found
+    assert all(word in found.found for word in words)
 
 
 def test_a_plugin_is_judged_by_the_accelerator_if_there_is_one(monkeypatch):

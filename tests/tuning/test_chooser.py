@@ -6,8 +6,8 @@ import math
 
 import pytest
 from support.bases import fit_base
+from support.synthetic import square, with_candidates
 
-from autokern.core.problem import Features, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.system import host
@@ -18,10 +18,6 @@ from autokern.tuning.profile import Kept, Profile, Timing, Trial, group_key
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
 
-def square(n: int, op: str = "synthetic", **more) -> Problem:
-    return Problem(op=op, m=n, n=n, **more)
-
-
 def trials(ratio: float = 0.5, sizes=SIZES, op: str = "synthetic", name: str = "fast", **more) -> list[Trial]:
     stock = {n: 1e-6 + 1e-11 * n**3 for n in sizes}
     timings = {n: {"stock": Timing(s), name: Timing(s * ratio, ratio, 0.01, 5)} for n, s in stock.items()}
@@ -30,11 +26,7 @@ def trials(ratio: float = 0.5, sizes=SIZES, op: str = "synthetic", name: str = "
 
 @pytest.fixture
 def op(make_op):
-    made = make_op("synthetic", features=lambda p: Features(1, float(p.m * p.n * p.n)))
-    for name in ("stock", "fast", "other"):
-        made.candidate(name)(lambda a: a)
-    made.candidate("sloppy", accuracy="approximate")(lambda a: a)
-    return made
+    return with_candidates(make_op)
 
 
 @pytest.fixture

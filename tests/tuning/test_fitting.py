@@ -7,6 +7,7 @@ import math
 import msgspec
 import pytest
 from support.bases import fit_base
+from support.synthetic import square, with_candidates
 
 from autokern.core.problem import Problem
 from autokern.tuning.forest import Forest, fit_own
@@ -17,17 +18,7 @@ SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 @pytest.fixture
 def op(make_op):
-    made = make_op("synthetic")
-    for name in ("stock", "fast", "other", "third"):
-        made.candidate(name)(lambda a: a)
-    made.candidate("tall-only", unsupported=lambda p: None if p.m >= 2 * p.n else "not tall")(lambda a: a)
-    made.candidate("sloppy", accuracy="approximate")(lambda a: a)
-    made.candidate("slow-start", compiles=True)(lambda a: a)
-    return made
-
-
-def square(n: int, **more) -> Problem:
-    return Problem(op="synthetic", m=n, n=n, **more)
+    return with_candidates(make_op)
 
 
 def trial(problem: Problem, noise: float = 0.005, **ratios: float) -> Trial:
@@ -112,9 +103,9 @@ def test_own_trials_correct_the_base(op, shipped):
 
 
 def test_a_candidate_that_the_base_does_not_know_gets_what_was_measured(op, shipped):
-    own = fit_own(op, host(third=0.3, fast=0.8), shipped)
+    own = fit_own(op, host(exact=0.3, fast=0.8), shipped)
     assert own.candidates[: len(shipped.candidates)] == shipped.candidates, "rows of the base stay as they are"
-    assert ratio(own, square(64), "third") == pytest.approx(0.3, rel=0.02)
+    assert ratio(own, square(64), "exact") == pytest.approx(0.3, rel=0.02)
 
 
 def test_a_candidate_that_is_gone_is_no_obstacle(op, shipped):

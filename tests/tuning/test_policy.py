@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bases import fit_base
+from support.synthetic import square, with_candidates
 
 from autokern.core.decision import Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
@@ -23,18 +24,6 @@ ORDERS_NOTHING = Settings()
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
 
-def with_candidates(make_op, **options):
-    """An op whose stock takes flops, with candidates of every kind."""
-    made = make_op("synthetic", features=lambda p: Features(calls=1, flops=float(p.m * p.n * p.n)), **options)
-    for name in ("stock", "fast", "other"):
-        made.candidate(name)(lambda a: a)
-    made.candidate("exact", accuracy="better")(lambda a: a)
-    made.candidate("sloppy", accuracy="approximate")(lambda a: a)
-    made.candidate("slow-start", compiles=True)(lambda a: a)
-    made.candidate("tall-only", unsupported=lambda p: None if p.m >= 2 * p.n else "not tall")(lambda a: a)
-    return made
-
-
 @pytest.fixture
 def op(make_op):
     return with_candidates(make_op)
@@ -45,10 +34,6 @@ def by_threads(make_op, **threads: int):
     for name, count in {"stock": 0, "fast": 0, **threads}.items():
         op.candidate(name, threads=count)(lambda a: a)
     return op
-
-
-def square(n: int, **more: object) -> Problem:
-    return Problem(op="synthetic", m=n, n=n, **more)
 
 
 def seconds_of_stock(n: int) -> float:
