@@ -6,12 +6,11 @@ import importlib
 import importlib.metadata
 import json
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from support.fakes import install_entry_points
 from typer.testing import CliRunner
 
 import autokern
@@ -55,16 +54,12 @@ def outer(monkeypatch, tmp_path):
     monkeypatch.setattr(family_module, "_FAMILIES", dict(family_module._FAMILIES))
     monkeypatch.setattr(family_module, "_OF_KERNEL", dict(family_module._OF_KERNEL))
     monkeypatch.setattr(install, "_hooks", dict(install._hooks))
-    monkeypatch.setattr(registry, "_plugins", None)
     folder = tmp_path / "outer"
     folder.mkdir()
     for name, text in {"__init__": "", "op": OP, "cauchy": FAMILY, "library": LIBRARY, "hooks": HOOK}.items():
         (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    points = [EntryPoint(name, f"outer.{name}", registry.GROUP) for name in ("op", "cauchy", "hooks")]
-    for point in points:
-        vars(point).update(dist=SimpleNamespace(name="outer"))
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: points if group == registry.GROUP else [])
+    install_entry_points(monkeypatch, {f"outer:{name}": f"outer.{name}" for name in ("op", "cauchy", "hooks")})
     registry.load()
     assert {plugin.source: plugin.failure for plugin in registry.plugins()} == {
         f"outer:{name}": "" for name in ("op", "cauchy", "hooks")

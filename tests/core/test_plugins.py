@@ -7,12 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.fakes import install_entry_points
 
 import autokern
 from autokern.cli import doctor
@@ -57,16 +57,7 @@ def install(monkeypatch, tmp_path):
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(text)
             monkeypatch.delitem(sys.modules, name, raising=False)
-        found = []
-        for label, value in points.items():
-            package, _, name = label.partition(":")
-            point = EntryPoint(name, value, registry.GROUP)
-            vars(point).update(dist=SimpleNamespace(name=package))
-            found.append(point)
-        monkeypatch.setattr(
-            importlib.metadata, "entry_points", lambda *, group: found if group == registry.GROUP else []
-        )
-        monkeypatch.setattr(registry, "_plugins", None)
+        install_entry_points(monkeypatch, points)
         registry._announced.clear()
         return {plugin.source: plugin for plugin in registry.plugins()}
 
@@ -84,11 +75,8 @@ def test_autokern_brings_its_own():
 
 
 def test_a_function_and_a_module(install):
-    found = install(
-        {"pack:one": "theirs:register", "pack:two": "others"},
-        theirs=GOOD,
-        others="from autokern.core.registry import get\nget('fantasy').candidate('others')(lambda a: a)",
-    )
+    others = "from autokern.core.registry import get\nget('fantasy').candidate('others')(lambda a: a)"
+    found = install({"pack:one": "theirs:register", "pack:two": "others"}, theirs=GOOD, others=others)
     assert [p.state for p in found.values()] == ["loaded", "loaded"]
     assert get("qr")["theirs"].source == "pack:one"
     assert get("qr")["theirs"].summary == "Theirs."
@@ -217,12 +205,8 @@ def of_plugins():
 
 
 def test_doctor_lists_every_plugin(install):
-    install(
-        {"a:good": "theirs:register", "b:bad": "others", "c:idle": "idle"},
-        theirs=GOOD,
-        others="raise ValueError('no')",
-        idle="",
-    )
+    points = {"a:good": "theirs:register", "b:bad": "others", "c:idle": "idle"}
+    install(points, theirs=GOOD, others="raise ValueError('no')", idle="")
     good, bad, idle = of_plugins()
     assert good == Finding("plugin a:good", "ok", "qr.theirs: available", "")
     assert (bad.name, bad.status, bad.found) == ("plugin b:bad", "problem", "could not be loaded: ValueError: no")

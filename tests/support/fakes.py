@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import pickle
 import sys
+from importlib.metadata import EntryPoint
 from types import FunctionType, ModuleType, SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from autokern.backends import cupy_
+from autokern.core import registry
 
 
 class _WithoutAutokern(pickle.Unpickler):
@@ -30,6 +33,18 @@ def as_if_of_autokern(function: FunctionType) -> FunctionType:
     """The same function in a module of the package, so that its errors are autokern's own."""
     there = {**function.__globals__, "__name__": "autokern.fake"}
     return FunctionType(function.__code__, there, function.__name__, function.__defaults__, function.__closure__)
+
+
+def install_entry_points(monkeypatch: pytest.MonkeyPatch, points: dict[str, str]) -> None:
+    """Let there be these entry points of plugins, `package:name` to value, and no others."""
+    found = []
+    for label, value in points.items():
+        package, _, name = label.partition(":")
+        found.append(EntryPoint(name, value, registry.GROUP))
+        vars(found[-1]).update(dist=SimpleNamespace(name=package))
+    there = {registry.GROUP: found}
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: there.get(group, []))
+    monkeypatch.setattr(registry, "_plugins", None)
 
 
 class FakeCuPy:

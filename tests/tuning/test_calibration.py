@@ -63,13 +63,6 @@ def test_parts_are_measured_first_and_dispatched_inside_of_wholes(ops):
     assert dispatch.stats() == {}, "nobody but the calibration has called it"
 
 
-def test_a_whole_alone_is_published_once(ops):
-    _, whole, _ = ops
-    published = []
-    calibrate([whole], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"], publish=published.append)
-    assert len(published) == 1
-
-
 def test_progress_goes_from_begin_to_end_once(ops):
     part, whole, _ = ops
     shown = []
@@ -89,7 +82,9 @@ def test_first_use_does_not_calibrate_while_calibrating(ops, monkeypatch):
     monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
     dispatch.reset()
     monkeypatch.setattr(FirstUse, "_calibrate", lambda *_, **__: pytest.fail("a calibration inside of another"))
-    calibrate([whole], "quick", 0.5, ["cpu"], Profile(), dtypes=["float64"])
+    published = []
+    calibrate([whole], "quick", 0.5, ["cpu"], Profile(), dtypes=["float64"], publish=published.append)
+    assert len(published) == 1
 
 
 def test_what_was_disturbed_is_tried_once_more_and_not_kept(ops, monkeypatch):
