@@ -56,35 +56,11 @@ else:
 
 
 __all__ = [
-    "AutokernError",
-    "AutokernWarning",
-    "Compared",
-    "Decision",
-    "Explanation",
-    "MemoryBudgetError",
-    "Problem",
-    "Profile",
-    "ProfileError",
-    "RanksError",
-    "Served",
-    "SettingsError",
-    "Status",
-    "calibrate",
-    "compare",
-    "covariance",
-    "disable",
-    "enable",
-    "enabled",
-    "explain",
-    "is_enabled",
-    "linalg",
-    "op",
-    "profile",
-    "ranks",
-    "stats",
-    "status",
+    "AutokernError", "AutokernWarning", "Compared", "Decision", "Explanation", "MemoryBudgetError", "Problem",
+    "Profile", "ProfileError", "RanksError", "Served", "SettingsError", "Status", "calibrate", "compare", "covariance",
+    "disable", "enable", "enabled", "explain", "is_enabled", "linalg", "op", "profile", "ranks", "stats", "status",
     "using",
-]
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

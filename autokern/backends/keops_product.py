@@ -29,8 +29,8 @@ from autokern.kernels import embedded as forms
 from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
 from autokern.kernels.tree import Node, Tree, by_formula, by_leaf, families_of, peeled
-from autokern.ops._problems import needs_few
-from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, leaves, of_outputs
+from autokern.ops._problems import families, needs_few
+from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs
 
 _ADVICE = "see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out"
 
@@ -234,7 +234,7 @@ def _memory(problem: Problem) -> int:
 
 @KERNEL_MATMUL.candidate(
     "keops",
-    unsupported=lambda problem: needs_few(problem) or unsupported(problem.d * leaves(problem), problem.device),
+    unsupported=lambda problem: needs_few(problem) or unsupported(problem.d * len(families(problem)), problem.device),
     unavailable=keops_problem,
     memory=_memory,
     compiles=True,

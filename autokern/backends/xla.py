@@ -28,8 +28,8 @@ from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
 from autokern.kernels.tiles import sides
 from autokern.kernels.tree import Node, Tree, by_formula, families_of, peeled
-from autokern.ops._problems import needs_few
-from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, leaves, of_outputs
+from autokern.ops._problems import families, needs_few
+from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs
 from autokern.system import host, threads
 
 _BLOCK = {"cpu": 2**22, "cuda": 2**26}  # approximate bytes of a block of rows, by kind of device
@@ -86,7 +86,7 @@ def _rows_at_once(n: int, m: int, itemsize: int, device: str) -> int:
 def _memory(problem: Problem) -> int:
     """Return the bytes of a block of rows for each leaf and for the result, and of copies of points and columns."""
     n, m = _padded(problem.m), _padded(problem.n)
-    blocks = (1 + leaves(problem)) * _rows_at_once(n, m, problem.itemsize, problem.device) * m * problem.itemsize
+    blocks = (1 + len(families(problem))) * _rows_at_once(n, m, problem.itemsize, problem.device) * m * problem.itemsize
     whole = blocks + 2 * of_outputs(problem)
     return max(whole, in_tiles(768)(problem)) if problem.grad else whole
 

@@ -147,13 +147,7 @@ def decisions(found: Served, saved: Callable[[Served], str] | None = None) -> Ta
 
 
 def counted(count: int, word: str) -> str:
-    """Return a number of things in words.
-
-    Examples
-    --------
-    >>> counted(2, "problem"), counted(0, "note")
-    ('2 problems', 'no notes')
-    """
+    """Return a number of things in words: ``2 problems``, ``no notes``."""
     return f"{count or 'no'} {word}{'' if count == 1 else 's'}"
 
 

@@ -3,8 +3,8 @@
 The function takes the raw parameters, so constraints and lengthscales add no nodes to the graph. The forward pass
 computes the gradients and the backward pass scales them. Second derivatives differentiate the plain torch formula.
 
-`log_prob` is of a Gaussian with a kernel and noise, `loss` the marginal likelihood ``mll(model(x), y)`` with noise,
-kernel and priors. Mean and points of both are those of the model's prior, so that any `forward` may compute them.
+`log_prob` is of a Gaussian with kernel and noise, `loss` the marginal likelihood with priors too. Any `forward` may
+compute mean and points of the prior.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.models import ExactGP
 
 from autokern.core.autograd import computed, readable
 from autokern.core.state import Lock
 from autokern.density import gaussian
-from autokern.density.exact_objective import DTYPES, Readings, Single, terms_of
+from autokern.density.exact_objective import DTYPES, Readings, Single, modules_of, terms_of
 from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.array_distances import arranged
@@ -42,7 +41,6 @@ MOST = {"float64": 1000, "float32": 500}
 MOST_ROWS = 2000
 """Most points of all models of a batch together: above, a Python loop over the models is too slow."""
 _NO_BATCH = torch.Size()
-_INHERITED = ("added_loss_terms", "named_added_loss_terms", "named_priors")
 
 
 class KernelReading:
@@ -77,10 +75,9 @@ class KernelReading:
     def computed(
         self, scale: float, moving: bool, x: Array, mean: Array, value: Array, noise: Array | None = None
     ) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
-        """Return the log densities times `scale`, and their gradients by the four arrays and the raw parameters.
+        """Return the log densities times `scale` and their gradients by arrays and raw parameters; None if one fails.
 
-        The gradient by the points is computed only if `moving`. Returns None if a factorisation fails or a density is
-        not finite.
+        The gradient by the points is computed only if `moving`.
         """
         for parameter in self.parameters:
             parameter.refresh()
@@ -116,10 +113,9 @@ _readings = Readings(KernelReading)
 def evaluated(
     reading: KernelReading, lazy: Any, scale: float, plainly: Callable[..., torch.Tensor], *tensors: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the log densities of a reading as one autograd function; None if arrays cannot compute them.
+    """Return the log densities of points, mean, value and, if given, noise; None if arrays cannot compute them.
 
-    `tensors` are points, mean, value and, if given, noise. The lazy covariance remembers the parameters. Second
-    derivatives are those of `plainly`, which takes the raw parameters after `tensors`.
+    The lazy covariance remembers the parameters. `plainly` takes the raw parameters after `tensors`.
     """
     if reading.lock.entered() or not readable(*tensors):
         return None
@@ -134,10 +130,7 @@ def evaluated(
 
 
 def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:
-    """Return the sorted families of a kernel's leaves, None for an unsupported kernel.
-
-    With `exact`, KeOps kernels count as their plain classes, since gpytorch forms the matrix to factorise it.
-    """
+    """Return the sorted families of a supported kernel; if `exact`, gpytorch forms the matrix of KeOps kernels too."""
     node = trees.form(kernel, keops=exact)
     if node is not None:
         return sorted(trees.leaves(node))
@@ -147,10 +140,7 @@ def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:
 
 
 def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
-    """Return the log density of values ``(..., n)``, with one kernel for each batch element.
-
-    None for an unsupported kernel or batch shape, if a factorisation fails, or if a density is not finite.
-    """
+    """Return the log density of values ``(..., n)``; None for an unsupported kernel or batch, or if it fails."""
     x, noise, mean, kernel = marginal.lazy.x1, marginal.noise, marginal.distribution.loc, marginal.lazy.kernel
     if any(t.shape[:-1] not in (kernel.batch_shape, _NO_BATCH) for t in (x[..., 0], noise, mean, value)):
         return None
@@ -171,16 +161,12 @@ class StepReading(KernelReading):
     def __init__(
         self, mll: Any, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
-        if type(mll) is not ExactMarginalLogLikelihood:
+        if type(mll) is not ExactMarginalLogLikelihood or dtype not in DTYPES:
             raise UnreadError("another marginal likelihood")
         seen = Inspected(dtype, torch.Size(shape[:-1]), None if device.type == "cpu" else Mirrors())
-        model, noisy = seen.module(mll, "model"), seen.module(mll, "likelihood")
-        if not isinstance(model, ExactGP) or seen.module(model, "likelihood") is not noisy or dtype not in DTYPES:
-            raise UnreadError("a likelihood that is not the model's")
+        model, noisy = modules_of(seen, mll)
         if type(noisy) not in (GaussianLikelihood, *FIXED):
             raise UnreadError("noise that depends on the points")
-        if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
-            raise UnreadError("a model that redefines what an exact one is")
         self._kernel, self.mll = weakref.ref(kernel), weakref.ref(mll)
         self._how = dims, shape[: None if type(noisy) in FIXED else -1], dtype, device
         points = np.empty((shape[-1], 0))
@@ -245,8 +231,7 @@ def loss(step: Step) -> torch.Tensor | None:
 
     def plain(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         density = log_density(gaussian.dense(kernel, x), mll.likelihood.noise, value - mean)
-        found: torch.Tensor = mll._add_other_terms(density, ()) / value.shape[-1]
-        return found
+        return mll._add_other_terms(density, ()) / value.shape[-1]
 
     plainly = gaussian.replacing(mll, reading.names, plain)
     return evaluated(reading, lazy, 1.0 / value.shape[-1], plainly, lazy.x1, mean, value)

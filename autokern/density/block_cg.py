@@ -5,16 +5,17 @@ The coefficients are those of a Lanczos process and give ``w^T log(M) w`` of eac
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
+from autokern.kernels import matmul
+from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree
 
-Multiply = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[torch.Tensor], torch.Tensor]
 _SEEN = 8
 """Iterations before the rate of convergence is extrapolated."""
 _NEARLY = 1e-3
@@ -26,7 +27,7 @@ class UnfitError(Exception):
 
 
 class Gradients(NamedTuple):
-    """Gradients by the noise of each point, ``(n,)``, and by the tensors of a tree, in the order of `parts.apart`."""
+    """Gradients by the noise of each point, ``(n,)``, and by the tensors of a tree, in order."""
 
     noise: torch.Tensor
     tensors: list[torch.Tensor]
@@ -43,27 +44,19 @@ class Probed(NamedTuple):
     ku: torch.Tensor  # ``K S u``
 
 
-class Preconditioner(abc.ABC):
-    """A square matrix ``S`` for which ``M = S^T K S`` is near the identity."""
+class Preconditioner:
+    """A square matrix ``S`` for which ``M = S^T K S`` is near the identity.
+
+    `gradients` are those of ``log |K|`` less the mean of ``(S u)^T dK (S w)`` over the probes: the sum of both is an
+    unbiased estimate, whose variance vanishes as M approaches the identity.
+    """
 
     logdet: float  # ``-2 log |det S|``, near ``log |K|``
+    apply: Product  # ``S v``
+    turned: Product  # ``S^T v``
+    gradients: Callable[[Probed], Gradients]
     _tree: Tree
     _noise: torch.Tensor
-
-    @abc.abstractmethod
-    def apply(self, v: torch.Tensor) -> torch.Tensor:
-        """Return ``S v`` for columns ``(n, t)``."""
-
-    @abc.abstractmethod
-    def turned(self, v: torch.Tensor) -> torch.Tensor:
-        """Return ``S^T v`` for columns ``(n, t)``."""
-
-    @abc.abstractmethod
-    def gradients(self, by: Probed) -> Gradients:
-        """Return the gradients of ``log |K|`` less the mean of ``(S u)^T dK (S w)`` over the probes.
-
-        The sum of both is an unbiased estimate, whose variance vanishes as M approaches the identity.
-        """
 
     def _data(self, *more: torch.Tensor) -> dict[str, Sequence[torch.Tensor | str]]:
         """Return the inputs that ranks must agree on, by the names that the error about a difference uses."""
@@ -74,6 +67,17 @@ class Preconditioner(abc.ABC):
             "hyperparameters": [self._noise, *tree.shapes, *tree.weights],
             "vectors": more,
         }
+
+
+def product_with(tree: Tree, noise: torch.Tensor, dtype: torch.dtype) -> Product:
+    """Return the product with a noisy covariance, of the noise's dtype, whose kernel is evaluated in `dtype`."""
+    own, added = tree.each(lambda t: t.to(dtype)), noise.unsqueeze(-1)
+
+    def multiply(v: torch.Tensor) -> torch.Tensor:
+        found = matmul.product(own, None, v.to(dtype), usual(v.device)).to(noise.dtype)
+        return found.addcmul_(added, v.to(noise.dtype))
+
+    return multiply
 
 
 def views(flat: torch.Tensor, shapes: list[torch.Size]) -> list[torch.Tensor]:
@@ -109,13 +113,12 @@ class Solution(NamedTuple):
 
 
 def solve(
-    multiply: Multiply, by: Preconditioner, rhs: torch.Tensor, probes: torch.Tensor,
+    multiply: Product, by: Preconditioner, rhs: torch.Tensor, probes: torch.Tensor,
     tolerances: tuple[float, float], most: int, patience: float,
 ) -> Solution:  # fmt: skip
-    """Solve ``K a = r`` and ``S^T K S u = w`` for all probes w, each column to its tolerance.
+    """Solve ``K a = r`` and ``S^T K S u = w`` for all probes w; `tolerances` are relative residuals of both.
 
-    `multiply` returns K times columns ``(n, t)``; `tolerances` are relative residuals of `rhs` and of the probes. The
-    iteration stops after `most` products, or when it expects to need more than `patience`.
+    The iteration stops after `most` products, or when it expects to need more than `patience`.
     """
     count = probes.shape[1] + 1
     r = torch.cat((by.turned(rhs.unsqueeze(-1)), probes), 1)
@@ -173,12 +176,12 @@ def solve(
 
 
 def refined(
-    nearly: Multiply, multiply: Multiply, by: Preconditioner, rhs: torch.Tensor, probes: torch.Tensor,
+    nearly: Product, multiply: Product, by: Preconditioner, rhs: torch.Tensor, probes: torch.Tensor,
     tolerances: tuple[float, float], most: int, patience: float,
 ) -> Solution:  # fmt: skip
-    """Solve as `solve` does, mostly by products ``K' v`` in a lower precision, with residuals of K itself.
+    """Solve as `solve` does, mostly by products `nearly` ``K' v`` in a lower precision, with residuals of K itself.
 
-    `nearly` returns ``K' v``. The log determinant is corrected for ``K - K'`` to first order: ``u^T S^T (K - K') S w``.
+    The log determinant is corrected for ``K - K'`` to first order: ``u^T S^T (K - K') S w``.
     """
     goals = (max(tolerances[0], _NEARLY), tolerances[1])
     found = solve(nearly, by, rhs, probes, goals, most, patience)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,30 +30,14 @@ from autokern.model.originals import DENSITY
 from autokern.model.parameters import Mirrored, Mirrors, sent
 from autokern.model.priors import Term, term
 
-_INHERITED = ("__call__", "__getattr__", "train_targets", "added_loss_terms", "named_added_loss_terms", "named_priors")
 DTYPES = (torch.float32, torch.float64)
 """Supported dtypes of models."""
-_TRANSFORM = ("botorch.models.model", "Model.transform_inputs")
+_TRANSFORM = ["botorch.models.model", "Model.transform_inputs"]
 _NEW: Any = object()
 
 
-def _named(function: Any) -> tuple[str, str]:
-    return getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-
-
-class _Held(Protocol):
-    def holds(self, *how: Any) -> bool:
-        """Whether the reading is still valid."""
-
-
-Read = TypeVar("Read", bound=_Held)
-
-
 class Single:
-    """One model of a batch.
-
-    A mean of None stands for zero. `by_residual` is the gradient by the residual, of the last evaluation.
-    """
+    """One model of a batch; a mean of None stands for zero, `by_residual` is of the last evaluation."""
 
     __slots__ = ("_kernel", "_mean", "_targets", "_terms", "_x", "by_residual", "noise")
 
@@ -67,10 +51,7 @@ class Single:
         return self
 
     def evaluate(self, scale: float, by_x: Array | None = None) -> float | None:
-        """Return the log marginal likelihood times `scale`, and add its gradients to parameters and `by_x`.
-
-        Returns None if the factorisation fails or the value is not finite.
-        """
+        """Return the log density times `scale`, None if it fails, and add its gradients to parameters and `by_x`."""
         targets, (k, kept) = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
         k.flat[:: len(targets) + 1] += self.noise.value()
         residual = targets if self._mean is None else targets - self._mean.value()
@@ -100,11 +81,21 @@ def terms_of(seen: Inspected, model: Any) -> list[Term]:
     return found
 
 
+def modules_of(seen: Inspected, mll: Any, *inherited: str) -> tuple[Any, Any]:
+    """Return model and likelihood; UnreadError where these are not each other's, or the model overrides a name."""
+    model, likelihood = seen.module(mll, "model"), seen.module(mll, "likelihood")
+    if not isinstance(model, ExactGP) or seen.module(model, "likelihood") is not likelihood:
+        raise UnreadError("a likelihood that is not the model's")
+    names = (*inherited, "added_loss_terms", "named_added_loss_terms", "named_priors")
+    if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in names):
+        raise UnreadError("a model that redefines what an exact one is")
+    return model, likelihood
+
+
 class Reading:
     """A model, or a batch of independent models, in NumPy; raises UnreadError if any part is unsupported.
 
-    A model on an accelerator is computed from copies on the CPU. `key` is the number of points, dimensions and models,
-    dtype, device type, and the kernel families, sorted and joined by ``+``.
+    `key` is the number of points, dimensions and models, dtype, device type, and the kernel families joined by ``+``.
     """
 
     def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
@@ -119,11 +110,7 @@ class Reading:
             raise UnreadError(f"inputs of {self.dtype}, or no targets")
         seen = self._seen = Inspected(self.dtype, self.batch, None if targets.is_cpu else Mirrors())
         seen.relies(*DENSITY)
-        likelihood = seen.module(mll, "likelihood")
-        if seen.module(mll, "model") is not model or seen.module(model, "likelihood") is not likelihood:
-            raise UnreadError("a likelihood that is not the model's")
-        if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
-            raise UnreadError("a model that redefines what an exact one is")
+        model, likelihood = modules_of(seen, mll, "__call__", "__getattr__", "train_targets")
         self._forward, self._lock = type(model).forward, Lock()
         self._code = self._forward.__code__
         self._transform = getattr(type(model), "transform_inputs", None)
@@ -162,9 +149,9 @@ class Reading:
         seen.view(x, fixed=True)
         seen.unchanging(x)
         if transforms:
-            of_botorch = getattr(type(model), "transform_inputs", None)
             transform = seen.module(model, "input_transform")
-            if _named(of_botorch) != _TRANSFORM or not model.training:
+            named = [getattr(self._transform, name, "") for name in ("__module__", "__qualname__")]
+            if named != _TRANSFORM or not model.training:
                 raise UnreadError("another input transform")
             x = x if transform is None else transformed(seen, transform, x)
         batches = (torch.Size(), self.batch)
@@ -196,10 +183,7 @@ class Reading:
         return wanted == {id(tensor) for tensor in parameters.values()}
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
-        """Return the losses and the gradients of their sum, which are also written to the parameters' ``grad``.
-
-        Returns None, for a fallback to the library, if a factorisation fails or a loss is not finite.
-        """
+        """Return the losses and the gradients of their sum, also written to each ``grad``; None if the library must."""
         if self._lock.entered():
             return None
         with self._lock.here(), np.errstate(all="ignore"):
@@ -252,18 +236,14 @@ class Reading:
         torch.autograd.graph.increment_version(list(parameters.values()))
 
 
-class Readings(Generic[Read]):
-    """A cache of readings by their objects, which it does not keep alive.
+class Readings:
+    """A cache of readings by their objects, which it does not keep alive; what `make` cannot read is not read again."""
 
-    `make` raises UnreadError for an unsupported object; such an object is never read again, since a reading costs as
-    much as some evaluations.
-    """
-
-    def __init__(self, make: Callable[..., Read]) -> None:
+    def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
-        self._known = Weak[Read | None]()
+        self._known = Weak[Any]()
 
-    def of(self, owner: Any, *how: Any) -> Read | None:
+    def of(self, owner: Any, *how: Any) -> Any:
         """Return a valid reading of an object, None if the object is unsupported."""
         known = self._known.get(owner, _NEW)
         if known is None or (known is not _NEW and known.holds(*how)):

@@ -30,14 +30,18 @@ CACHED = 2**20
 """Bytes of a block of rows that stays in a CPU's cache; a dozen such blocks are held beside the matrix."""
 
 
+class State(NamedTuple):
+    """Results of the forward pass that the backward pass needs."""
+
+    factor: torch.Tensor  # lower
+    blocks: Blocks
+    white: torch.Tensor  # ``L^-1 r``, ``(..., n, 1)``
+
+
 def log_prob(
     tree: Tree, noise: torch.Tensor, residual: torch.Tensor, gradients: Gradients | None = None
 ) -> torch.Tensor:
-    """Return the log density of a residual ``(..., n)``.
-
-    The tree is without noise; `noise` is ``(..., 1)`` or ``(..., n)``. `gradients` computes the first derivatives, by
-    default from potri's inverse.
-    """
+    """Return the log density of a residual ``(..., n)`` with noise ``(..., 1)`` or ``(..., n)`` on the tree."""
     parts, shape, tensors = arranged(tree, noise, residual)
     differentiated, most = torch.is_grad_enabled() and any(t.requires_grad for t in tensors), threads.current()
     with torch.no_grad():
@@ -50,7 +54,7 @@ def log_prob(
     def found(wanted: Sequence[bool]) -> list[torch.Tensor | None]:
         # a second backward pass factorises again, since the first one overwrote the factor
         state = states.pop() if states else _stated(parts, tensors, keep=True)
-        return (gradients or _by_potri)(parts.tree(tensors[2:]), state, tensors[0], wanted)
+        return (gradients or gradients_by)(parts.tree(tensors[2:]), state, tensors[0], wanted)
 
     def plainly(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         return reference(parts.tree(rest), noise, residual)
@@ -58,10 +62,6 @@ def log_prob(
     del state
     out = computed(density, threads.limited(found, most), plainly, saved=tensors)
     return out if out.shape == shape else out.view(shape)
-
-
-def _by_potri(tree: Tree, state: State, noise: torch.Tensor, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
-    return gradients_by(state, inverted, noise, wanted)
 
 
 def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> tuple[Parts, torch.Size, list[torch.Tensor]]:
@@ -76,18 +76,14 @@ def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.
 
 
 def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:
-    """Return a kernel's matrix by plain torch steps, differentiable to any order; active dimensions are selected.
-
-    The library would add and multiply operators, some of which it factorises with jitter of its own.
-    """
+    """Return a kernel's matrix by plain torch steps; the library's operators may be factorised with jitter."""
     if trees.form(kernel, keops=True) is not None:
         return trees.dense(trees.read(kernel, x, centre_of(x)))
     kind = type(kernel)
     if kind is ScaleKernel:
         return kernel.outputscale[..., None, None] * dense(kernel.base_kernel, x)
     if kind not in trees.BRANCHES:
-        found: torch.Tensor = to_dense(kernel.forward(x, x))
-        return found
+        return to_dense(kernel.forward(x, x))
     chosen = [(child, child.active_dims) for child in kernel.kernels]
     parts = [dense(child, x if active is None else x.index_select(-1, active)) for child, active in chosen]
     total = parts[0]
@@ -101,11 +97,7 @@ class _Calling(torch.nn.Module):
 
     def __init__(self, root: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        self.root, self._function = root, function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        """Return the function's result."""
-        return self._function(*args)
+        self.root, self.forward = root, function
 
 
 def replacing(
@@ -120,8 +112,7 @@ def replacing(
         given = {id(raw): tensors[own + names.index(name)] for name, raw in places if name in names}
         replaced = {f"root.{name}": given[id(raw)] for name, raw in places if id(raw) in given}  # tied ones too
         # torch does not restore tied weights of modules that are shared, as `root` is
-        found: torch.Tensor = functional_call(_Calling(root, function), replaced, tensors[:own], tie_weights=False)
-        return found
+        return functional_call(_Calling(root, function), replaced, tensors[:own], tie_weights=False)
 
     return of
 
@@ -150,13 +141,13 @@ def at_once(
     """Return log density, LAPACK's info and the wanted gradients without synchronising with the device."""
     noise, residual, *rest = tensors
     buffer = residual.new_empty((*residual.shape, residual.shape[-1]))
-    blocks = Blocks(parts.tree(rest), mirrored=True, look=False)
+    tree = parts.tree(rest)
+    blocks = Blocks(tree, mirrored=True, look=False)
     _assemble(blocks, noise, buffer, keep=True)
     factor, info = torch.linalg.cholesky_ex(buffer)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
-    density = _density(factor, white)
     state = State(factor, blocks, white)
-    return density, info, gradients_by(state, _inverse, noise, wanted)
+    return _density(factor, white), info, gradients_by(tree, state, noise, wanted, _inverse)
 
 
 def _inverse(factor: torch.Tensor) -> torch.Tensor:
@@ -168,10 +159,7 @@ def _inverse(factor: torch.Tensor) -> torch.Tensor:
 
 
 def _factorise(tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> torch.Tensor:
-    """Return the lower factor of the noisy covariance, in `buffer` if that is faster.
-
-    With `keep`, a small matrix is evaluated with the intermediate results for its gradients.
-    """
+    """Return the lower factor of the noisy covariance; with `keep`, a small matrix keeps what its gradients read."""
     _assemble(blocks, noise, buffer, keep)
     lower, info = factorised(buffer)
     if not (torch.any(info) if info.dim() else info.item()):
@@ -182,14 +170,6 @@ def _factorise(tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Te
     if buffer.isnan().any():  # the error counts all NaNs, and blocks set the diagonal without computing it
         buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
     return psd_safe_cholesky(buffer)  # raises, or warns and adds jitter
-
-
-class State(NamedTuple):
-    """Results of the forward pass that the backward pass needs."""
-
-    factor: torch.Tensor  # lower
-    blocks: Blocks
-    white: torch.Tensor  # ``L^-1 r``, ``(..., n, 1)``
 
 
 def _stated(parts: Parts, tensors: Sequence[torch.Tensor], keep: bool) -> State:
@@ -203,7 +183,7 @@ def _stated(parts: Parts, tensors: Sequence[torch.Tensor], keep: bool) -> State:
 
 
 def gradients_by(
-    state: State, inverse_of: Inverse, noise: torch.Tensor, wanted: Sequence[bool]
+    tree: Tree, state: State, noise: torch.Tensor, wanted: Sequence[bool], inverse_of: Inverse | None = None
 ) -> list[torch.Tensor | None]:
     """Return the gradients by noise, residual and the tree's tensors; `inverse_of` may overwrite the factor."""
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True)
@@ -213,7 +193,7 @@ def gradients_by(
         found[1] = -vector
     if not (wanted[0] or any(wanted[2:])):
         return found
-    inverse = inverse_of(state.factor)
+    inverse = (inverse_of or inverted)(state.factor)
     if wanted[0]:
         by_noise = vector.square().sub_(inverse.diagonal(dim1=-2, dim2=-1))
         if noise.shape[-1] == 1 < vector.shape[-1]:

@@ -48,10 +48,7 @@ class _State(NamedTuple):
 def log_prob(
     tree: Tree, noise: torch.Tensor, residual: torch.Tensor, kept: Kept, probes: int, tolerance: float
 ) -> torch.Tensor | None:
-    """Return the log density of a residual and note how it was solved; None if the iteration does not converge.
-
-    The tree is on the CPU and without noise; `tolerance` is a relative residual.
-    """
+    """Return the log density of a residual, and note how it was solved; None if the iteration does not converge."""
     parts, shape, tensors = gaussian.arranged(tree, noise, residual)
     if residual.numel() != residual.shape[-1] or shape.numel() != 1:
         return None
@@ -98,9 +95,8 @@ def _solved(
 ) -> tuple[str, Preconditioner, Solution] | None:  # fmt: skip
     """Return the preconditioner that needs the fewest products, with its solutions; None if none converges.
 
-    The likeliest one is tried first. The other is tried if the first fails, or needs more than `_FEW` products and more
-    than twice those of the last choice (pivots that explain little are not tried after Vecchia's approximation served).
-    It is given up when it expects to need more products than the first.
+    The other one is tried if the first fails, or needs more than `_FEW` products and more than twice those of the last
+    choice (pivots that explain little are not tried after Vecchia's approximation served), until it needs more.
     """
     if kept.rests():
         return None
@@ -119,7 +115,9 @@ def _solved(
             if solved.products <= max(_FEW, 2 * kept.products) or (name == "vecchia" and kept.leaves_much(tree, noise)):
                 break
         elif best is None and solved.left > 1:
-            missed.append(_missed(solved, name, tolerances))
+            number = int(solved.residual <= tolerance)  # of the targets, or else of the probes
+            goal, left = tolerances[number], (solved.residual, solved.left * tolerances[1])[number]
+            missed.append(Solved(left, solved.products, name, signs.shape[1], goal=goal, missed=1))
     for report in missed if best is None else ():
         note(report)
     if kept.served is None or tried > 1:
@@ -127,49 +125,29 @@ def _solved(
     return best
 
 
-def _missed(solved: Solution, name: str, tolerances: tuple[float, float]) -> Solved:
-    """Return the record of a solve that missed the tolerance of the targets, or else of the probes."""
-    residual, goal = solved.residual, tolerances[0]
-    if residual <= goal:
-        goal = tolerances[1]
-        residual = solved.left * goal
-    return Solved(residual, solved.products, name, solved.probed.w.shape[1], goal=goal, missed=1)
-
-
 class _Matrix:
     """A noisy kernel matrix for products with few columns, held if it is at most `DENSE` bytes."""
 
     def __init__(self, tree: Tree, noise: torch.Tensor) -> None:
-        self._tree, self._noise, n = tree, noise, len(noise)
-        self._plan = usual(noise.device)
-        self._held: torch.Tensor | None = None
-        self._low: Tree | None = None
+        n, self._low = len(noise), None
+        self._multiply = block_cg.product_with(tree, noise, noise.dtype)
         if n * n * noise.element_size() <= DENSE:
-            self._held = memory.huge((n, n), noise)
-            products.filled(tree, None, self._held, self._plan).diagonal().add_(noise)
-
-    def multiply(self, v: torch.Tensor) -> torch.Tensor:
-        """Return the product with columns ``(n, t)``."""
-        if self._held is not None:
-            return self._held @ v
-        return matmul.product(self._tree, None, v, self._plan).addcmul_(self._noise.unsqueeze(-1), v)
+            held = memory.huge((n, n), noise)
+            products.filled(tree, None, held, usual(noise.device)).diagonal().add_(noise)
+            self._multiply = lambda v: held @ v
+        elif noise.dtype is torch.float64:
+            self._low = block_cg.product_with(tree, noise, torch.float32)
 
     def solved(
         self, by: Preconditioner, rhs: torch.Tensor, signs: torch.Tensor, tolerances: tuple[float, float],
         patience: float,
     ) -> Solution:  # fmt: skip
         """Solve for targets and probes; in double precision, most products use tiles in single precision."""
-        if self._held is None and rhs.dtype is torch.float64 and tolerances[1] >= _REFINED:
-            found = block_cg.refined(self._nearly, self.multiply, by, rhs, signs, tolerances, _LONGEST, patience)
+        if self._low is not None and tolerances[1] >= _REFINED:
+            found = block_cg.refined(self._low, self._multiply, by, rhs, signs, tolerances, _LONGEST, patience)
             if found.left <= 1 or patience < found.expected < math.inf:
                 return found
-        return block_cg.solve(self.multiply, by, rhs, signs, tolerances, _LONGEST, patience)
-
-    def _nearly(self, v: torch.Tensor) -> torch.Tensor:
-        if self._low is None:
-            self._low = self._tree.each(lambda t: t.float())
-        found = matmul.product(self._low, None, v.float(), self._plan).double()
-        return found.addcmul_(self._noise.unsqueeze(-1), v)
+        return block_cg.solve(self._multiply, by, rhs, signs, tolerances, _LONGEST, patience)
 
 
 def _gradients(

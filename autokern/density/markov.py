@@ -10,23 +10,9 @@ from typing import NamedTuple
 import torch
 
 from autokern.core.autograd import computed
-from autokern.density.markov_chain import (
-    BLOCK,
-    Around,
-    Blocks,
-    Conditional,
-    around,
-    conditional,
-    cut,
-    density,
-    filtered,
-    inverse_of_unit_plus,
-    root_of,
-)
-from autokern.kernels.state_space import Leaf, chain, leaves_of
+from autokern.density import markov_chain
+from autokern.kernels.state_space import chain, leaves_of
 from autokern.kernels.tree import Tree
-
-__all__ = ["BLOCK", "MOST", "Chained", "chained", "has_digits", "is_clear", "log_prob"]
 
 _LEAST, _LEAST_ITERATED = 1e-8, 1e-12
 """Shares of the prior variance that the noise must exceed if stock factorises, and if it iterates."""
@@ -36,25 +22,20 @@ _ROWS = 8
 """Rows of the system at which a solution is checked."""
 
 
-class _Order(threading.local):
-    """The permutation that sorted the previous points of this thread; `sorting` checks it before it is used again."""
-
-    last: torch.Tensor | None = None
+_order = threading.local()
+"""Its `last` is the permutation that sorted this thread's previous points, checked before it is used again."""
 
 
-_order = _Order()
-
-
-def _sorted(points: torch.Tensor) -> bool:
-    return bool((points[1:] >= points[:-1]).all())
-
-
-def sorting(points: torch.Tensor) -> torch.Tensor | None:
+def _sorting(points: torch.Tensor) -> torch.Tensor | None:
     """Return a permutation that sorts points ``(n)``, None if they are sorted."""
-    if _sorted(points):
+
+    def is_sorted(points: torch.Tensor) -> bool:
+        return bool((points[1:] >= points[:-1]).all())
+
+    if is_sorted(points):
         return None
-    last = _order.last
-    if last is None or last.shape != points.shape or not _sorted(points[last]):
+    last: torch.Tensor | None = getattr(_order, "last", None)
+    if last is None or last.shape != points.shape or not is_sorted(points[last]):
         last = _order.last = points.argsort()
     return last
 
@@ -63,9 +44,9 @@ def plain(
     families: tuple[str, ...], noise: torch.Tensor, residual: torch.Tensor, weights: torch.Tensor, *points: torch.Tensor
 ) -> torch.Tensor:
     """Return the log density by plain torch steps, differentiable to any order."""
-    blocks = cut(families, weights, list(points))
-    of = conditional(blocks, noise.expand(len(residual)), residual)
-    return density(of, around(of.element, blocks.stationary), len(residual))
+    blocks = markov_chain.cut(families, weights, list(points))
+    of = markov_chain.conditional(blocks, noise.expand(len(residual)), residual)
+    return markov_chain.density(of, markov_chain.around(of.element, blocks.stationary), len(residual))
 
 
 class Chained(NamedTuple):
@@ -83,11 +64,13 @@ def chained(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Chained:
     """Return the arguments of `log_prob`, sorted by point and in double precision."""
     leaves = leaves_of(tree.node)
     assert leaves is not None
-    weights = torch.stack([_variance(leaf, tree.weights, residual) for leaf in leaves]).double()
+    one = residual.new_ones(())
+    variances = [functools.reduce(torch.mul, (tree.weights[number] for number in leaf.weights), one) for leaf in leaves]
+    weights = torch.stack(variances).double()
     points = [z.squeeze(-1).double() for z in tree.points]
     noise, residual = noise.double(), residual.double()
     with torch.no_grad():
-        order = sorting(points[0])
+        order = _sorting(points[0])
     if order is not None:
         points, residual = [z[order] for z in points], residual[order]
         noise = noise if noise.shape[-1] == 1 else noise[order]
@@ -95,25 +78,19 @@ def chained(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Chained:
 
 
 def is_clear(data: Chained, exact: bool) -> bool:
-    """Whether the noise is a large enough share of the prior variance for states to be accurate.
-
-    `exact` says that stock factorises; less noise suffices if it iterates.
-    """
+    """Whether the noise is a large enough share of the prior variance; less suffices where stock iterates."""
     least = _LEAST if exact else _LEAST_ITERATED
     return bool(data.noise.detach().amin() > least * data.weights.detach().sum())
 
 
 def has_digits(data: Chained, solved: torch.Tensor, most: float) -> bool:
-    """Whether ``K solved`` equals the residual at `_ROWS` rows, up to the share `most` of ``|K| |solved|``.
-
-    The scan may lose as many digits as the ratio of variance to noise has, and more with several leaves.
-    """
+    """Whether ``K solved`` equals the residual at `_ROWS` rows, up to the share `most` of ``|K| |solved|``."""
     n = len(solved)
     rows = torch.linspace(0, n - 1, _ROWS).long()
     kernel = solved.new_zeros(len(rows), n)
     for family, weight, z in zip(data.families, data.weights.detach(), data.points, strict=True):
         one = chain(family)
-        kernel += one.correlation((z.detach() - z.detach()[rows, None]).abs_().mul_(root_of(one))) * weight
+        kernel += one.correlation((z.detach() - z.detach()[rows, None]).abs_().mul_(markov_chain.root_of(one))) * weight
     own = (data.noise.detach().expand(n) * solved)[rows]
     left = kernel @ solved + own - data.residual.detach()[rows]
     return bool((left.abs() <= most * (kernel @ solved.abs() + own.abs())).all())
@@ -132,15 +109,15 @@ class Responses(NamedTuple):
     carried: torch.Tensor  # covariance of the next state with that state, ``(k, d, d)``
 
 
-def responses(of: Conditional, beside: Around) -> Responses:
+def responses(of: markov_chain.Conditional, beside: markov_chain.Around) -> Responses:
     """Return the responses of all blocks."""
     element, d = of.element, of.element.b.shape[1]
     columns = of.root.mT @ of.white
     by_state, by_next, by_data = columns[..., :d], columns[..., d : 2 * d], columns[..., 2 * d :]
-    mean, covariance = filtered(beside.mean, beside.covariance, of.element)
+    mean, covariance = markov_chain.filtered(beside.mean, beside.covariance, of.element)
     carried = element.a @ covariance
     next_covariance = carried @ element.a.mT + element.q
-    told = inverse_of_unit_plus(beside.j @ next_covariance)
+    told = markov_chain.inverse_of_unit_plus(beside.j @ next_covariance)
     following = told @ (beside.h - beside.j @ (element.a @ mean + element.b))
     curved = told @ beside.j
     gain = torch.baddbmm(by_next, by_state, carried.mT)
@@ -149,7 +126,7 @@ def responses(of: Conditional, beside: Around) -> Responses:
 
 
 def gradients(
-    blocks: Blocks, of: Conditional, beside: Around, n: int
+    blocks: markov_chain.Blocks, of: markov_chain.Conditional, beside: markov_chain.Around, n: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Return the derivatives by noise and residual ``(n)``, weights ``(leaves)`` and points, each ``(n)``.
 
@@ -184,7 +161,9 @@ def gradients(
     by_seen = g @ smooth - spread + known @ carried - 2 * (weighted @ stationary) - between @ (transition @ stationary)
     by_transition = g_next @ smooth - curved @ carried - (crossed + 2 * (of_next @ transition)) @ stationary
     by_stationary = of_next - of.seen.mT @ weighted - (transition.mT @ of_next + crossed.mT) @ transition
-    by_stationary = by_stationary.sum(0) + _by_first(beside, stationary)
+    told = markov_chain.inverse_of_unit_plus(beside.whole_j @ stationary)
+    first = told @ beside.whole_h
+    by_stationary = by_stationary.sum(0) + 0.5 * (first @ first.mT - told @ beside.whole_j)
     by_points = []
     for i, own in enumerate(blocks.own):
         one, weight, start = blocks.chains[i], blocks.weights[i], blocks.starts[i]
@@ -199,34 +178,23 @@ def gradients(
         total[1:, 0] += after[:-1]
         flat = total.view(-1)
         flat[n - 1] += flat[n:].sum() + after[-1]
-        by_points.append(flat[:n] * root_of(one))
+        by_points.append(flat[:n] * markov_chain.root_of(one))
     residual = g[..., 0].reshape(-1)[:n].neg()
     return by_noise.view(-1)[:n], residual, by_weights, by_points
 
 
-def _by_first(beside: Around, stationary: torch.Tensor) -> torch.Tensor:
-    """Return the derivative by the covariance of the first state."""
-    told = inverse_of_unit_plus(beside.whole_j @ stationary)
-    g = told @ beside.whole_h
-    return 0.5 * (g @ g.mT - told @ beside.whole_j)
-
-
 def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor, exact: bool = False) -> torch.Tensor | None:
-    """Return the log density of a residual, None if it is inaccurate or the covariance is not positive definite.
-
-    The tree is a sum of Matérn leaves of points ``(n, 1)``; `noise` is ``(1)`` or ``(n)``; `exact` says that stock
-    factorises.
-    """
+    """Return the log density of a residual, None if it is inaccurate or not defined; `exact`: stock factorises."""
     data = chained(tree, noise, residual)
     if not is_clear(data, exact):
         return None
     families, _, own, values, weights, points = data
     n = len(values)
     with torch.no_grad():
-        blocks = cut(families, weights, points)
-        of = conditional(blocks, own.expand(n), values)
-        beside = around(of.element, blocks.stationary)
-        value = density(of, beside, n).item()
+        blocks = markov_chain.cut(families, weights, points)
+        of = markov_chain.conditional(blocks, own.expand(n), values)
+        beside = markov_chain.around(of.element, blocks.stationary)
+        value = markov_chain.density(of, beside, n).item()
         if not of.valid or math.isnan(value):
             return None
         by_noise, by_residual, by_weights, by_points = gradients(blocks, of, beside, n)
@@ -236,10 +204,3 @@ def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor, exact: boo
     listed = (by_noise, by_residual, by_weights, *by_points)
     differentiable = functools.partial(plain, families)
     return computed(value, listed, differentiable, own, values, weights, *points).to(residual.dtype)
-
-
-def _variance(leaf: Leaf, weights: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    found = like.new_ones(())
-    for number in leaf.weights:
-        found = found * weights[number]
-    return found

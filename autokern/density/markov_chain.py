@@ -36,7 +36,7 @@ class Element(NamedTuple):
     j: torch.Tensor
 
     def part(self, which: slice) -> Element:
-        """Return a slice of the elements."""
+        """Return some of the elements."""
         return Element(*(t[which] for t in self))
 
 
@@ -57,8 +57,7 @@ def _unit(like: torch.Tensor) -> torch.Tensor:
 
 def inverse_of_unit_plus(product: torch.Tensor) -> torch.Tensor:
     """Return ``(I + product)^-1``."""
-    found: torch.Tensor = torch.linalg.inv_ex(_unit(product) + product).inverse
-    return found
+    return torch.linalg.inv_ex(_unit(product) + product).inverse
 
 
 def _symmetric(matrix: torch.Tensor) -> torch.Tensor:
@@ -93,7 +92,7 @@ def _combined(one: Element, two: Element) -> Element:
 
 
 def _even(of: Element) -> Element:
-    """Return an even number of elements, adding if need be one without data that leaves the state unchanged."""
+    """Return an even number of elements: one without data, which leaves the state unchanged, may be added."""
     k, d = of.b.shape[:2]
     if k % 2 == 0:
         return of
@@ -244,10 +243,8 @@ def density(of: Conditional, beside: Around, n: int) -> torch.Tensor:
     """Return the log density of n residuals, summed over blocks that are each conditional on all before."""
     _, _, _, h, j = of.element
     mean, covariance = beside.mean, beside.covariance
-    unit = torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
     later, _ = filtered(mean, covariance, of.element)
     # h^T m - m^T J m / 2 + (h - J m)^T (m' - m) / 2, with the mean m' given the data of the block too
     quadratic = (h * (mean + later) - (j @ mean) * later).sum()
-    logdet = torch.linalg.slogdet(unit + j @ covariance).logabsdet.sum()
-    found: torch.Tensor = of.constant.sum() + 0.5 * (quadratic - logdet) - 0.5 * n * _LOG_2_PI
-    return found
+    logdet = torch.linalg.slogdet(_unit(j) + j @ covariance).logabsdet.sum()
+    return of.constant.sum() + 0.5 * (quadratic - logdet) - 0.5 * n * _LOG_2_PI

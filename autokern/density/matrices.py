@@ -1,15 +1,12 @@
 """Cholesky factors, inverses and log densities of covariances that are given as matrices.
 
 On tensors, factor and inverse overwrite their matrix. On small arrays SciPy's bindings of LAPACK serve: at some tens of
-rows their calls take a third of NumPy's time, and NumPy lacks potri, the inverse from a factor. Importing
-`scipy.linalg` takes as long as some thousand densities, so only its extension module `_flapack` is loaded, in a few
-milliseconds.
+rows their calls take a third of NumPy's time, and NumPy lacks potri, the inverse from a factor. Only SciPy's extension
+module `_flapack` is loaded, since importing `scipy.linalg` takes as long as some thousand densities.
 
-`log_prob` is the density of one matrix and noise, `log_prob_of_tasks` that of several tasks observed at the same
-points. There the covariance is ``Kx (x) Kt + I (x) S``. In the basis P of the tasks in which ``P' S P = 1`` and
-``P' Kt P`` is diagonal, the tasks are independent (Rakitsch et al. 2013, "It is all in the noise", section 2): instead
-of one matrix of all points and tasks, an ``(n, n)`` matrix is factorised per task. Second derivatives differentiate
-`plain`.
+Of several tasks observed at the same points the covariance is ``Kx (x) Kt + I (x) S``. In the basis P of the tasks in
+which ``P' S P = 1`` and ``P' Kt P`` is diagonal, the tasks are independent (Rakitsch et al. 2013, "It is all in the
+noise", section 2): instead of one matrix of all points and tasks, an ``(n, n)`` matrix is factorised per task.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -43,13 +40,9 @@ _SMALL = 2**14
 
 
 def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lower Cholesky factor of a row-major matrix, of which the lower triangle is read, and LAPACK's info.
-
-    The factor overwrites the matrix where that is faster. `torch.linalg.cholesky_ex` is called once, so patches see it.
-    """
+    """Return the lower factor of a row-major matrix, by its lower triangle and perhaps in place, and LAPACK's info."""
     if matrix.numel() < _SMALL or not matrix.is_cpu:
-        lower, info = torch.linalg.cholesky_ex(matrix)
-        return lower, info
+        return torch.linalg.cholesky_ex(matrix)
     turned = matrix.mT  # column-major for LAPACK: its upper triangle is the matrix's lower one
     info = torch.empty(matrix.shape[:-2], dtype=torch.int32, device="cpu")
     torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
@@ -62,36 +55,12 @@ def fits(n: int, like: Any) -> bool:
 
 
 def inverted(lower: torch.Tensor) -> torch.Tensor:
-    """Return the symmetric inverse for a lower factor by LAPACK's potri; overwrites the factor where that is faster."""
+    """Return the symmetric inverse for a lower factor by LAPACK's potri, in its place where that is faster."""
     if lower.numel() < _SMALL:
         return torch.cholesky_inverse(lower)
     upper = lower.is_contiguous()
     turned = lower.mT if upper else lower
     return torch.cholesky_inverse(turned, upper=upper, out=turned)
-
-
-def inv_quad_logdet_gradients(
-    inverse: Callable[[], torch.Tensor],  # returns ``K^-1``, which is overwritten; called only if needed
-    found: torch.Tensor,  # ``K^-1 B``, ``(..., n, t)``
-    cotangents: tuple[torch.Tensor, torch.Tensor],  # of inv_quad ``(..., t)`` and logdet ``(...)``
-    diagonal: torch.Size | None,  # shape of the diagonal that was added to the matrix
-    wanted: Sequence[bool],  # of the three gradients
-) -> list[torch.Tensor | None]:
-    """Return the gradients of inv_quad and logdet by the matrix, the added diagonal, and the columns B."""
-    by_quadratic, by_logdet = cotangents
-    weighted = found * by_quadratic.unsqueeze(-2)
-    grads: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None]
-    if wanted[0] or wanted[1]:
-        inner = inverse()
-        inner.mul_(by_logdet[..., None, None])
-        if inner.dim() == 2:
-            inner.addmm_(weighted, found.mT, alpha=-1)
-        else:
-            inner.sub_(weighted @ found.mT)
-        grads[0] = inner if wanted[0] else None
-        if wanted[1] and diagonal is not None:
-            grads[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(diagonal)
-    return grads
 
 
 class _Solved(torch.autograd.Function):
@@ -121,11 +90,11 @@ def solved(matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tens
 
 
 class Density(NamedTuple):
-    """A log density, and its gradients times a factor."""
+    """A log density, and its gradients by the covariance and the residual times a factor."""
 
     value: float
-    by_matrix: Array  # gradient by the covariance, ``(n, n)``, symmetric
-    by_residual: Array  # gradient by the residual, ``(n,)``
+    by_matrix: Array
+    by_residual: Array
 
 
 def density(k: Array, residual: Array, factor: float) -> Density | None:
@@ -152,10 +121,7 @@ def density(k: Array, residual: Array, factor: float) -> Density | None:
 
 @functools.cache
 def _extension() -> Any:
-    """Return SciPy's LAPACK extension: as SciPy imported it, or loaded alone, or with SciPy if that fails.
-
-    The extension alone is removed from `sys.modules`, so that a later import of SciPy is unaffected.
-    """
+    """Return SciPy's LAPACK extension: as imported, or alone without a trace in `sys.modules`, or else with SciPy."""
     name = "scipy.linalg._flapack"
     found: Any = sys.modules.get(name)
     if found is None:
@@ -181,33 +147,16 @@ def log_density(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) ->
     lower = torch.linalg.cholesky(k + diagonal)
     white = torch.linalg.solve_triangular(lower, residual.unsqueeze(-1), upper=False).squeeze(-1)
     logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    density: torch.Tensor = -0.5 * (white.square().sum(-1) + logdet + n * LOG_2_PI)
-    return density
+    return -0.5 * (white.square().sum(-1) + logdet + n * LOG_2_PI)
 
 
-def log_prob(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
-    """Return the log density of a value ``(n,)``; None if the factorisation fails or the density is not finite.
-
-    `k` is any covariance ``(n, n)`` on the CPU, without noise; autograd differentiates how it was computed. `noise` is
-    ``(1,)`` or ``(n,)``.
-    """
-    return _by_arrays(_of_one, noisy, k, noise, mean, value)
-
-
-def log_prob_of_tasks(
-    kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
-) -> torch.Tensor | None:
-    """Return the log density of a value, None if a factorisation fails or the density is not finite.
-
-    `kx` ``(n, n)`` and `kt` ``(t, t)`` are the covariances of points and tasks, `noise` ``(t, t)`` that of the
-    observations at one point; mean and value are ``(n, t)``.
-    """
-    return _by_arrays(_of_tasks, of_tasks, kx, kt, noise, mean, value)
-
-
-def _by_arrays(
+def log_prob(
     evaluate: Callable[..., Found], matrix: Callable[..., torch.Tensor], *tensors: torch.Tensor
 ) -> torch.Tensor | None:
+    """Return the log density of covariances, mean and value on the CPU, by `of_one` or `of_tasks` for `evaluate`.
+
+    None if a factorisation fails or the density is not finite. `matrix` is the function for `plain`.
+    """
     if not readable(*tensors):
         return None
     with np.errstate(all="ignore"):
@@ -218,7 +167,8 @@ def _by_arrays(
     return computed(found[0], gradients, functools.partial(plain, matrix), *tensors)
 
 
-def _of_one(k: Array, noise: Array, mean: Array, value: Array) -> Found:
+def of_one(k: Array, noise: Array, mean: Array, value: Array) -> Found:
+    """Return the density under one covariance ``(n, n)``, with noise ``(1,)`` or ``(n,)``, and its gradients."""
     k = np.ascontiguousarray(k)
     k.flat[:: len(k) + 1] += noise
     found = density(k, value - mean, 1.0)
@@ -230,7 +180,8 @@ def _of_one(k: Array, noise: Array, mean: Array, value: Array) -> Found:
     return found.value, [found.by_matrix, by_noise, -found.by_residual, found.by_residual]
 
 
-def _of_tasks(kx: Array, kt: Array, noise: Array, mean: Array, value: Array) -> Found:
+def of_tasks(kx: Array, kt: Array, noise: Array, mean: Array, value: Array) -> Found:
+    """Return the same of values ``(n, t)``: covariances of points and tasks, and that of the noise at one point."""
     n = len(kx)
     if not all(np.isfinite(a).all() for a in (kt, noise)):
         return None
@@ -259,8 +210,7 @@ def _of_tasks(kx: Array, kt: Array, noise: Array, mean: Array, value: Array) -> 
     def between(products: Array, alone: Array) -> Array:
         products *= 0.5
         products.flat[:: len(kt) + 1] = alone
-        out: Array = basis @ products @ basis.T
-        return out
+        return basis @ products @ basis.T
 
     by_kt = between(solved.T @ (kx @ solved), by_weight)
     by_noise = between(solved.T @ solved, by_one)
@@ -276,11 +226,11 @@ def plain(matrix: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.
 
 
 def noisy(k: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Return a covariance ``(n, n)`` with noise ``(1,)`` or ``(n,)``."""
+    """Return the covariance of `of_one`, noise included."""
     return k + torch.diag(noise.expand(len(k)))
 
 
-def of_tasks(kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Return the covariance ``(n t, n t)`` of all points and tasks, noise included."""
+def kronecker(kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Return the covariance ``(n t, n t)`` of `of_tasks`, noise included."""
     eye = torch.eye(len(kx), dtype=kx.dtype, device=kx.device)
     return torch.kron(kx.contiguous(), kt.contiguous()) + torch.kron(eye, noise.contiguous())

@@ -4,9 +4,9 @@ Value, solution and log determinant come from the float64 factor. The inverse en
 ``tr(K^-1 dK)``. Rounding the factor to float32 hardly changes them; summing products in float32 does, most of all on
 the diagonal, which is therefore summed in float64. Two identities check the rest: ``tr(K^-1 K) = n``, and the solution
 by the inverse equals that by the factor. If either error is too large, a float64 inverse is used.
-The trace's error is relative to the effective degrees of freedom ``tr(K^-1 (K - noise))``, which may be few even for
-thousands of points. Other terms of a sum can hide the error of a term with few degrees of freedom, so random vectors
-estimate the error ``tr((W - K^-1) dK)`` of each hyperparameter (Hutchinson 1990) whenever one has changed by much.
+The trace's error is relative to the effective degrees of freedom ``tr(K^-1 (K - noise))``. Other terms of a sum can
+hide the error of a term with few of them, so random vectors estimate the error ``tr((W - K^-1) dK)`` of each
+hyperparameter (Hutchinson 1990) whenever one has changed by much.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 
 from autokern.core.state import Weak
 from autokern.density import gaussian
-from autokern.density.matrices import inverted
 from autokern.kernels import products
 from autokern.kernels.partition import Place, usual
 from autokern.kernels.tree import Node, Tree
@@ -49,10 +48,7 @@ _log = logging.getLogger("autokern")
 
 
 class Mixed:
-    """Gradients of the log densities of one kernel, for `likelihood.log_prob`.
-
-    It remembers failed attempts, and the hyperparameters at which the errors were last estimated.
-    """
+    """Gradients of one kernel's densities; remembers failures, and where the errors were last estimated."""
 
     def __init__(self) -> None:
         self._rests = dict.fromkeys(_SUMS, 0)
@@ -75,7 +71,7 @@ class Mixed:
                     self._sound[sums] = at
                 return [one * 0.5 if want else None for one, want in zip(found, wanted, strict=True)]
             self._rests[sums] = _RESTS
-        return gaussian.gradients_by(state, inverted, noise, wanted)
+        return gaussian.gradients_by(tree, state, noise, wanted)
 
 
 _kept = Weak[Mixed]()
@@ -89,10 +85,7 @@ def mixed_for(owner: Any) -> Mixed:
 def _by_single(
     tree: Tree, state: gaussian.State, noise: torch.Tensor, sums: torch.dtype, each: bool
 ) -> list[torch.Tensor] | None:
-    """Return twice the gradients by a float32 inverse with entries summed in `sums`, None if it is inaccurate.
-
-    With `each`, the error of every hyperparameter's gradient is estimated too.
-    """
+    """Return twice the gradients, or None if they are inaccurate; `each` estimates every hyperparameter's error too."""
     n, white = len(state.factor), state.white.squeeze(-1)
     outer = _outer(tree.node)
     if outer is None:  # a scale around the tree yields the sum over the whole covariance, as its gradient
@@ -150,7 +143,7 @@ def _weights(node: Node) -> int:
 
 
 def _invert(factor: torch.Tensor, out: torch.Tensor) -> None:
-    """Write the inverse of a lower factor into the lower triangle of `out`; diagonal blocks get zeros above it."""
+    """Write the inverse of a lower factor into `out`; only its diagonal blocks get zeros above the diagonal."""
     panels = _panels(len(factor))
     memory = out.new_empty(_PANEL * len(factor))
     for top, bottom in panels:
@@ -167,10 +160,9 @@ def _invert(factor: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _square(root: torch.Tensor, white: torch.Tensor, sums: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replace the lower triangle of a root X by that of ``X^T X``, with entries summed in the precision `sums`.
+    """Replace a lower root X by ``X^T X``, summed in `sums`; returns its diagonal and ``X^T white``, summed as `white`.
 
-    In place, since a panel of the result depends only on its own rows of X and those below. Returns the diagonal of
-    ``X^T X``, and ``X^T white``, both summed in the precision of `white`.
+    In place, since a panel of the result depends only on its own rows of X and those below.
     """
     memory = root.new_empty(_PANEL * len(root))
     diagonal, solved = torch.zeros_like(white), torch.zeros_like(white)
@@ -219,8 +211,7 @@ def _place(tree: Tree, noise: torch.Tensor) -> torch.Tensor:
 def _probes(factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``L^-T g`` and ``L g`` for random sign vectors g, the same in each call.
 
-    The mean of ``(W - K^-1) L g (L^-T g)^T`` is ``W - K^-1``. Whitened in this way, no term of the covariance has an
-    eigenvalue above one, so estimates of its trace have a low variance.
+    The mean of ``(W - K^-1) L g (L^-T g)^T`` is ``W - K^-1``; whitened so, no term has an eigenvalue above one.
     """
     draw = torch.Generator("cpu").manual_seed(0)
     g = torch.randint(2, (len(factor), _PROBES), generator=draw, device="cpu").to(factor).mul_(2).sub_(1)
@@ -240,7 +231,7 @@ def _worst(
     freedom: float,
     known: int | None,
 ) -> float:
-    """Return the largest estimated error of a hyperparameter's gradient in units of its bound; skips tensor `known`."""
+    """Return the largest estimated error of a hyperparameter's gradient in units of its bound, but for `known`."""
     probes, images = _probes(factor)
     missing = _multiplied(inverse, diagonal, images).sub_(probes)
     errors = _of_outer(tree, torch.cat([probes, missing], 1) / (2 * _PROBES), torch.cat([missing, probes], 1))

@@ -16,15 +16,7 @@ from typing import Any
 import torch
 
 from autokern.core.state import Weak
-from autokern.density.block_cg import (
-    Gradients,
-    Preconditioner,
-    Probed,
-    UnfitError,
-    cholesky,
-    in_double,
-    views,
-)
+from autokern.density.block_cg import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double, views
 from autokern.density.vecchia import Conditioning, Vecchia, conditioning
 from autokern.kernels import matmul, products
 from autokern.kernels import tree as trees
@@ -58,18 +50,8 @@ def most(n: int) -> int:
     return min(n // 4, math.isqrt(20 * n), _ELEMENTS // n, 512)
 
 
-def _candidates(n: int, rank: int) -> torch.Tensor:
-    """Return the indices among which pivots are chosen, which depend only on n and rank."""
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(n), device="cpu")
-    return order[: max(_CANDIDATES, 4 * rank)]
-
-
 def _greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float, rank: int) -> list[int]:
-    """Return pivots, each at the largest variance that the pivots before leave unexplained.
-
-    `left` holds the variances and is overwritten with the unexplained ones. The choice ends when they are small beside
-    `least`, the smallest noise variance.
-    """
+    """Return pivots, each at the largest variance that is `left`, until that is small beside the noise `least`."""
     enough = max(_LEFT * least, 1e-12 * float(left.max()))
     rows, chosen = left.new_empty(rank, len(left)), list[int]()
     for step in range(rank):
@@ -84,18 +66,10 @@ def _greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float
     return chosen
 
 
-def _factor(square: torch.Tensor) -> torch.Tensor:
-    """Return the lower factor of the pivots' covariance, to which a jitter is added in place."""
-    square.diagonal().add_(_JITTER * float(square.diagonal().max()))
-    return cholesky(square)
-
-
 def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, float]:
-    """Return the indices of at most `rank` pivots, and the mean unexplained variance in units of the noise.
-
-    Pivots are chosen among `_candidates`; fewer than `rank` are returned if they leave little beside the noise.
-    """
-    places, least = _candidates(len(noise), rank), float(noise.detach().min())
+    """Return the indices of at most `rank` pivots, and the mean unexplained variance in units of the noise."""
+    n, least = len(noise), float(noise.detach().min())
+    places = torch.randperm(n, generator=torch.Generator().manual_seed(n), device="cpu")[: max(_CANDIDATES, 4 * rank)]
     tree = in_double(tree).at(places)
     variance = float(trees.dense(tree.at(slice(1))))
     left = torch.full((len(places),), variance, dtype=torch.float64, device="cpu")
@@ -108,10 +82,7 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
 
 
 class Pivoted(Preconditioner):
-    """The factor ``S = D^-1/2 (I + B C B^T)`` with ``B = D^-1/2 K_nI L^-T`` and ``L L^T = K_II``.
-
-    The tree has no batch. Raises UnfitError if there is no pivot, or the pivots' covariance is not positive definite.
-    """
+    """The factor ``S = D^-1/2 (I + B C B^T)`` with ``B = D^-1/2 K_nI L^-T`` and ``L L^T = K_II``; may be unfit."""
 
     def __init__(self, tree: Tree, noise: torch.Tensor, chosen: torch.Tensor) -> None:
         if not len(chosen):
@@ -119,7 +90,9 @@ class Pivoted(Preconditioner):
         self._tree, self._chosen, self._dtype = in_double(tree), chosen, noise.dtype
         self._inner = self._tree.at(chosen)
         self._noise = noise.detach().double()
-        self._lower = _factor(trees.dense(self._inner))
+        square = trees.dense(self._inner)
+        square.diagonal().add_(_JITTER * float(square.diagonal().max()))
+        self._lower = cholesky(square)
         self._root = self._noise.rsqrt().unsqueeze(-1)
         n, r = len(noise), len(chosen)
 
@@ -174,7 +147,6 @@ class Pivoted(Preconditioner):
         return Gradients(noise, totals)
 
     def _stretch(self, part: slice, sw: torch.Tensor, of_probes: torch.Tensor) -> Gradients:
-        """Return the contribution of some rows to the gradients, and the gradients by their noise."""
         b, root, plan = self._b[part], self._root[part], usual(self._b.device)
         turned = b @ self._inverse
         noise = (1 + (turned * b).sum(-1)) / self._noise[part] - sw[part].square().sum(-1)
@@ -200,16 +172,12 @@ class Kept:
     """The cache of preconditioners for one kernel and its points."""
 
     def __init__(self, points: torch.Tensor) -> None:
-        self._points = points.detach().clone()
+        self.points = points.detach().clone()
         self.served: str | None = None  # name of the chosen preconditioner
         self.products = 0  # products that it needed when it was chosen, 0 without a choice
         self._rest = 0
         self._sets: tuple[Conditioning, torch.Tensor] | None = None
         self._pivots: tuple[torch.Tensor, float] | None = None
-
-    def is_of(self, points: torch.Tensor) -> bool:
-        """Whether these points have the same values."""
-        return self._points.dtype is points.dtype and torch.equal(self._points, points)
 
     def choose(self, name: str | None, products: int) -> None:
         """Cache a choice and drop the pivots of an earlier one; for None, skip the next `_RESTS` steps."""
@@ -233,13 +201,14 @@ class Kept:
         return self._chosen(tree, noise)[1] >= _EXPLAINED
 
     def made(self, name: str, tree: Tree, noise: torch.Tensor) -> Preconditioner:
-        """Return the preconditioner of this name for a tree and its noise, both detached and without a batch."""
+        """Return the preconditioner of this name."""
         if name == "pivoted":
             return Pivoted(tree, noise, self._chosen(tree, noise)[0])
         points = torch.cat([z.detach().double() for z in tree.points], -1)
         spread = points.std(0).clamp_min(1e-300)
         sets = self._sets  # read once, since another thread may replace it
-        if sets is None or len(sets[1]) != len(spread) or _stretched(spread / sets[1]):
+        ratio = spread / sets[1] if sets is not None and len(sets[1]) == len(spread) else None
+        if sets is None or ratio is None or ratio.max() > _STRETCHED * ratio.min():
             k = _FEW if len(points) <= _SOME else _NEIGHBOURS
             sets = self._sets = conditioning(points, min(k, len(points) - 1)), spread
         return Vecchia(tree, noise, sets[0])
@@ -251,10 +220,6 @@ class Kept:
         return found
 
 
-def _stretched(ratio: torch.Tensor) -> bool:
-    return bool(ratio.max() > _STRETCHED * ratio.min())
-
-
 def footprint(n: int) -> int:
     """Return the approximate peak memory in bytes of the larger preconditioner for n points."""
     return n * 8 * max(6 * most(n), 2 * _NUMBERS * (_NEIGHBOURS + 1))
@@ -264,6 +229,8 @@ _kept = Weak[Kept]()
 
 
 def kept_for(owner: Any, points: torch.Tensor) -> Kept:
-    """Return the cache of a kernel for these points; an empty one if its points were others."""
+    """Return the cache of a kernel, an empty one if its points were others."""
     found = _kept.get(owner)
-    return found if found is not None and found.is_of(points) else _kept.put(owner, Kept(points))
+    if found is not None and found.points.dtype is points.dtype and torch.equal(found.points, points):
+        return found
+    return _kept.put(owner, Kept(points))

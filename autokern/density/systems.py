@@ -1,8 +1,8 @@
 """Linear systems with a covariance plus noise, solved by preconditioned conjugate gradients to a stated residual.
 
-The likeliest preconditioner is tried first, the other if that does not converge. The final residual is checked by a
-product of its own. The iteration tracks the residual of the system itself; `block_cg` tracks that of the preconditioned
-system, which its probes need, and takes ten times as many products in single precision if the noise is small.
+The final residual is checked by a product of its own. The iteration tracks the residual of the system itself;
+`block_cg` tracks that of the preconditioned system, which its probes need, and takes ten times as many products in
+single precision if the noise is small.
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from autokern.core.decision import Solved, note
-from autokern.density.block_cg import UnfitError, still_needed
+from autokern.density.block_cg import Product, UnfitError, product_with, still_needed
 from autokern.density.preconditioners import Kept
-from autokern.kernels import matmul
-from autokern.kernels.partition import usual
-from autokern.kernels.tree import Tree
+from autokern.kernels.tree import Tree, apart
 from autokern.model.library_orders import LONGEST
-
-Product = Callable[[torch.Tensor], torch.Tensor]
 
 _ROUNDS = 3
 """Most restarts from the solution so far, if rounding made the iteration inaccurate."""
@@ -49,30 +44,17 @@ class _System:
 
     def is_of(self, tree: Tree, noise: torch.Tensor) -> bool:
         """Whether a tree and its noise have the same values."""
-        mine, yours = _tensors(self._tree, self._noise), _tensors(tree, noise)
-        return self._tree.node == tree.node and all(
-            a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(mine, yours, strict=True)
-        )
+        pairs = ((self._noise, *apart(self._tree)[1]), (noise, *apart(tree)[1]))
+        same = (a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+        return self._tree.node == tree.node and all(same)
 
     def products_with(self, multiply: Product) -> tuple[list[Product], Product]:
-        """Return the products to iterate with, in the order of trial, and the product that checks residuals.
-
-        For many points the first product is in single precision, which is too inaccurate to check its own residual.
-        """
+        """Return the products to iterate with, in order, and one accurate enough to check residuals of many points."""
         if len(self._noise) < _LARGE:
             return [multiply], multiply
         if self._noise.dtype is torch.float32:
-            return [multiply], self._product_in(torch.float64)
-        return [self._product_in(torch.float32), multiply], multiply
-
-    def _product_in(self, dtype: torch.dtype) -> Product:
-        """Return the product with the kernel evaluated in `dtype` and the result in double precision."""
-        tree, noise = self._tree.each(lambda t: t.to(dtype)), self._noise.double().unsqueeze(-1)
-
-        def multiply(v: torch.Tensor) -> torch.Tensor:
-            return matmul.product(tree, None, v.to(dtype), usual(v.device)).double().addcmul_(noise, v.double())
-
-        return multiply
+            return [multiply], product_with(self._tree, self._noise.double(), torch.float64)
+        return [product_with(self._tree, self._noise, torch.float32), multiply], multiply
 
     def inverse(self, name: str) -> Product:
         """Return the product with the approximate inverse of the preconditioner of this name."""
@@ -83,12 +65,8 @@ class _System:
         return made
 
 
-def _tensors(tree: Tree, noise: torch.Tensor) -> list[torch.Tensor]:
-    return [noise, *tree.points, *tree.shapes, *tree.weights]
-
-
 _latest: dict[str, tuple[_System, weakref.ref[torch.Tensor]]] = {}
-"""The last system, since predictions solve with the same one repeatedly; dropped when the caller frees its points."""
+"""The last system, for repeated predictions; dropped when the caller frees its points."""
 
 
 def of_tree(
@@ -110,16 +88,12 @@ def of_tree(
         except UnfitError:
             continue
         found = _all_columns(*system.products_with(multiply), inverse, rhs, goal)
-        _note(found, name, goal)
-        if found.residual <= goal:
+        missed = int(not found.residual <= goal)
+        note(Solved(found.residual, found.products, name, found.x.shape[1], goal=goal, missed=missed))
+        if not missed:
             system.sets.served = name
             return found.x
     return None
-
-
-def _note(found: _Found, name: str, goal: float) -> None:
-    missed = int(not found.residual <= goal)
-    note(Solved(found.residual, found.products, name, found.x.shape[1], goal=goal, missed=missed))
 
 
 def _all_columns(multiply: list[Product], check: Product, inverse: Product, rhs: torch.Tensor, goal: float) -> _Found:

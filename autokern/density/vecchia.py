@@ -14,15 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from autokern.density.block_cg import (
-    Gradients,
-    Preconditioner,
-    Probed,
-    UnfitError,
-    cholesky,
-    in_double,
-    views,
-)
+from autokern.density.block_cg import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double, views
 from autokern.kernels import matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import Tree, apart
@@ -45,9 +37,8 @@ class Conditioning(NamedTuple):
 def conditioning(points: torch.Tensor, k: int) -> Conditioning:
     """Return a random order of points ``(n, d)``, fixed for each n, and at most k near predecessors of each point.
 
-    In a random order a point's predecessors are spread like all points. Neighbours are searched in blocks that double
-    in size: about half or more of the nearest points up to a block's end precede a point, so a few near predecessors
-    may be missed.
+    Neighbours are searched in blocks that double in size: about half or more of the nearest points up to a block's end
+    precede a point, so a few near predecessors may be missed.
     """
     from scipy.spatial import cKDTree
 
@@ -81,12 +72,14 @@ class Vecchia(Preconditioner):
 
         self._tree, self._noise, self._given = in_double(tree), noise.detach().double(), given
         n, size = given.sets.shape
-        elements = _COST * n * size**2
+        elements, unit = _COST * n * size**2, self._noise.new_zeros(size, 1)
+        unit[-1] = 1
 
         def columns(out: torch.Tensor, first: int, end: int) -> None:
             def column(start: int, stop: int) -> None:
                 lower, info = torch.linalg.cholesky_ex(self._covariances(self._tree, start, stop))
-                out.view(n, size)[start:stop] = torch.where(info.unsqueeze(-1) > 0, math.nan, _last(lower))
+                last = torch.linalg.solve_triangular(lower.mT, unit.expand(*lower.shape[:-1], 1), upper=True)
+                out.view(n, size)[start:stop] = torch.where(info.unsqueeze(-1) > 0, math.nan, last.squeeze(-1))
 
             self._in_chunks(lambda _: column, first, end)
 
@@ -112,8 +105,8 @@ class Vecchia(Preconditioner):
         """Return the gradients through S: of ``-2 sum log S_ii`` and ``u^T dS^T K S w + u^T S^T K dS w``."""
         parts, own = apart(self._tree)
         points = len(self._tree.points)
-        count, like = threads.members(own[0].device), (self._noise, *own)
-        sums = [[torch.zeros_like(t) for t in like] for _ in range(count)]
+        like = (self._noise, *own)
+        sums = [[torch.zeros_like(t) for t in like] for _ in range(threads.members(own[0].device))]
         double = Probed(*(t.double() for t in by))
 
         def chunk(number: int) -> Callable[[int, int], None]:
@@ -142,14 +135,8 @@ class Vecchia(Preconditioner):
 
         shapes = [t.shape for t in like]
         elements = _BACKWARD * _COST * self._given.sets.numel() * self._given.sets.shape[1]
-        found = matmul.by_points(
-            len(self._noise),
-            elements,
-            sum(map(torch.Size.numel, shapes)),
-            self._noise,
-            self._data(double.u, double.ku),
-            write,
-        )
+        count, data = sum(map(torch.Size.numel, shapes)), self._data(double.u, double.ku)
+        found = matmul.by_points(len(self._noise), elements, count, self._noise, data, write)
         noise, *totals = views(found, shapes)
         return Gradients(noise, totals)
 
@@ -189,10 +176,3 @@ class Vecchia(Preconditioner):
                 step(start, min(end, start + each))
 
         threads.together(work, threads.members(self._noise.device))
-
-
-def _last(lower: torch.Tensor) -> torch.Tensor:
-    """Return the last column of ``L^-T`` for each lower factor L."""
-    unit = lower.new_zeros(lower.shape[-1], 1)
-    unit[-1] = 1
-    return torch.linalg.solve_triangular(lower.mT, unit.expand(*lower.shape[:-1], 1), upper=True).squeeze(-1)

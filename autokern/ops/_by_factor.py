@@ -14,7 +14,7 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.ops._iterations import or_iterate
-from autokern.ops._problems import Bytes, iterates
+from autokern.ops._problems import Bytes, iterates, only
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.inverse_factor import Conditioned
@@ -29,26 +29,16 @@ _SOLVING = 30
 """Iterations of conjugate gradients on the samples, to the library's tolerance for predictions."""
 
 
-def is_fast(problem: Problem) -> bool:
-    """Whether `fast_pred_var` is on."""
-    return "fast" in problem.words
-
-
-def is_grown(problem: Problem) -> bool:
-    """Whether the inverse factor grew by new data, so that no Cholesky factor exists."""
-    return "grown" in problem.words
-
-
 def stock_features(problem: Problem) -> Features:
     """Return the cost of stock, which forms the joint covariance, and iterates above `max_cholesky_size`."""
     joint, square = problem.batch * problem.m**2, float(problem.n**2)
     flops = problem.elements * (problem.n + 2.0 * problem.d) + joint * 2.0 * (problem.n + problem.d)
     bytes = ((12.0 if problem.grad else 6.0) * problem.elements + 6.0 * joint) * problem.itemsize
-    if is_grown(problem):  # its root must be assembled
+    if "grown" in problem.words:  # no Cholesky factor exists, and its root must be assembled
         return Features(60.0, flops, bytes + 4.0 * problem.batch * square * problem.itemsize)
     if not iterates(problem):
         return Features(60.0, flops, bytes)
-    columns, steps = (1.0, _LANCZOS) if is_fast(problem) else (1.0 + problem.m, _SOLVING)
+    columns, steps = (1.0, _LANCZOS) if "fast" in problem.words else (1.0 + problem.m, _SOLVING)
     flops += 2.0 * steps * square * columns
     return Features(60.0 + 20.0 * steps, flops, bytes + steps * square * problem.itemsize)
 
@@ -68,19 +58,7 @@ def memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Bytes:
     return memory
 
 
-def stock_memory(problem: Problem) -> int:
-    """Return stock's bytes: prior, explained and posterior covariance, and products of the cross covariance."""
-    return memory_of(3, 2 if is_fast(problem) else 3, 2, kept=2)(problem)
-
-
-def _rows_unsupported(problem: Problem) -> str | None:
-    if problem.grad:
-        return "gradients keep the blocks anyway"
-    return None if problem.m > BLOCK else f"no more than {BLOCK} test points"
-
-
 def factor(strategy: Any) -> Conditioned:
-    """Return the factor of a strategy with a plain covariance."""
     known = factor_cache.of(strategy)
     assert known is not None
     return known
@@ -92,15 +70,13 @@ def complete() -> bool:
 
 
 def explains(query: Query, known: Conditioned) -> Explains:
-    """Return the object that computes explained covariances ``k(x, X) K^-1 k(X, x')`` for a query."""
     return factor_cache.for_covariances(query.strategy, known, query.fast, query.prior.kernel)
 
 
 def _mean(query: Query, known: Conditioned, rows: torch.Tensor, which: slice = slice(None)) -> torch.Tensor:
     """Return the posterior mean of the points `which`, by the library if observations are missing."""
     own = query.mean[..., which]
-    found: torch.Tensor = known.mean(rows) + own if complete() else query.strategy.exact_predictive_mean(own, rows)
-    return found
+    return known.mean(rows) + own if complete() else query.strategy.exact_predictive_mean(own, rows)
 
 
 def _kept(query: Query, multiply: bool) -> Prediction:
@@ -110,14 +86,12 @@ def _kept(query: Query, multiply: bool) -> Prediction:
 
 
 def register(op: Op) -> None:
-    """Register the candidates."""
-
     def anew(query: Query) -> Prediction:
         factor_cache.forget(query.strategy)
-        found: Prediction = op.stock.run(query)
-        return found
+        return op.stock.run(query)
 
-    or_anew = or_iterate(anew, is_exact=lambda query: query.exact, numbers=lambda found: found[:1])
+    gathered = "gradients keep the blocks anyway"
+    or_anew = or_iterate(anew, numbers=lambda found: found[:1])
 
     @op.candidate("eager", accuracy="better", memory=memory_of(3, 1, 1, kept=2), parts=True)
     @or_anew
@@ -138,7 +112,7 @@ def register(op: Op) -> None:
     @op.candidate(
         "lazy-product",
         accuracy="better",
-        unsupported=lambda p: "the inverse factor is all there is" if is_grown(p) else None,
+        unsupported=only("the inverse factor is all there is", lambda p: "grown" not in p.words),
         memory=memory_of(0, 2, 2, kept=1),
         parts=True,
     )
@@ -150,7 +124,7 @@ def register(op: Op) -> None:
     @op.candidate(
         "rows",
         accuracy="better",
-        unsupported=_rows_unsupported,
+        unsupported=lambda p: gathered if p.grad else None if p.m > BLOCK else f"no more than {BLOCK} test points",
         memory=lambda p: memory_of(0, 3.5, 1)(p.replace(m=min(p.m, BLOCK))),
         parts=True,
     )

@@ -25,11 +25,13 @@ from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residua
 from autokern.ops._problems import (
     LOW_RANK,
     Bytes,
+    every,
     families,
     iterates,
     needs_accelerator,
     of_trees,
     on_other_devices,
+    only,
     with_one_thread,
 )
 from autokern.system.threads import one_thread
@@ -38,8 +40,7 @@ from autokern.system.threads import one_thread
 def in_place(single: float, batched: float) -> Bytes:
     """Return a memory rule: `single` matrices and strips of rows of constant size, or `batched` matrices and more.
 
-    In a batch these are whole matrices too: for each family the derivative, and values and slopes (the same for an
-    RBF); and a product of two of them, except for a single RBF.
+    In a batch these are whole: for each family derivative, values and slopes (the same for an RBF), and a product.
     """
 
     def memory(problem: Problem) -> int:
@@ -55,19 +56,12 @@ def in_place(single: float, batched: float) -> Bytes:
 
 
 def arrays_unsupported(problem: Problem) -> str | None:
-    """Return why `arrays` cannot serve a problem, None if it can."""
     most = array_density.MOST.get(problem.dtype, 0)
     if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
         return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
     if families(problem) == ["linear"]:
         return LOW_RANK
     return None if set(families(problem)) <= kernel_parts.FAMILIES else "for kernels that are taken apart"
-
-
-def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    tree, added, residual = ingredients(marginal, value)
-    away = tree.each(lambda t: t.to(there))
-    return gaussian.log_prob(away, added.to(there), residual.to(there)).to(value.device)
 
 
 _LEAST = 1000
@@ -78,18 +72,27 @@ _TILES = 2**26
 """Bytes of the tiles in which kernels and derivatives are formed."""
 
 
-def _too_small(problem: Problem) -> str | None:
-    if problem.n < _LEAST or problem.batch > 1 or problem.device != "cpu":
-        return f"for one matrix of {_LEAST} points or more on the CPU"
-    return of_trees(problem) or ("the points require gradients" if "x" in problem.grad.split("/") else None)
-
-
-def _mixed_unsupported(problem: Problem) -> str | None:
-    if not iterates(problem):
-        return "the covariance is factorised, and gradients to the last digit are expected"
-    if TIGHT in problem.words:
-        return "its check lets more pass than your cg_tolerance"
-    return _too_small(problem) if problem.dtype == "float64" else "for double precision"
+_large = every(
+    only(
+        f"for one matrix of {_LEAST} points or more on the CPU",
+        lambda p: p.n >= _LEAST and p.batch <= 1 and p.device == "cpu",
+    ),
+    of_trees,
+    only("the points require gradients", lambda p: "x" not in p.grad.split("/")),
+)
+_mixed_unsupported = every(
+    only("the covariance is factorised, and gradients to the last digit are expected", iterates),
+    only("its check lets more pass than your cg_tolerance", lambda p: TIGHT not in p.words),
+    only("for double precision", lambda p: p.dtype == "float64"),
+    _large,
+)
+_CHECKED = Error(
+    "checked",
+    "the value is exact; the single-precision inverse of the gradients is checked on your system (tr(K^-1 K) to "
+    f"{OF_TRACE:.0e} degrees of freedom, the solution to {OF_SOLUTION:.0e}, each gradient to {OF_EACH:.0e} of its "
+    "terms by an estimate), else one in double precision serves",
+    gradients=_CANCELLED * OF_EACH,
+)
 
 
 def _mixed_memory(problem: Problem) -> int:
@@ -97,26 +100,13 @@ def _mixed_memory(problem: Problem) -> int:
     return int(1.55 * problem.n**2 * problem.itemsize) + _TILES * min(2, len(families(problem)))
 
 
-def _mixed_error(problem: Problem) -> Error:
-    check = (
-        f"tr(K^-1 K) to {OF_TRACE:.0e} degrees of freedom, the solution to {OF_SOLUTION:.0e}, "
-        f"each gradient to {OF_EACH:.0e} of its terms by an estimate"
-    )
-    words = f"the value is exact; the single-precision inverse of the gradients is checked on your system ({check})"
-    return Error("checked", f"{words}, else one in double precision serves", gradients=_CANCELLED * OF_EACH)
-
-
-def _is_held(problem: Problem) -> bool:
-    return problem.n**2 * problem.itemsize <= iterated_density.DENSE
-
-
 def _iterated_memory(problem: Problem) -> int:
-    matrix = problem.n**2 * problem.itemsize if _is_held(problem) else _TILES
-    return matrix + footprint(problem.n) + problem.n * 210 * 8
+    matrix = problem.n**2 * problem.itemsize
+    held = matrix if matrix <= iterated_density.DENSE else _TILES
+    return held + footprint(problem.n) + problem.n * 210 * 8
 
 
 def register(op: Op) -> None:
-    """Register the candidates."""
     stock = op.stock.run
 
     @op.candidate("fused", accuracy="better", unsupported=of_trees)
@@ -146,14 +136,19 @@ def register(op: Op) -> None:
 
     on_other_devices(
         op,
-        _elsewhere,
+        gaussian.log_prob,
         "All of it on the {}: only points and gradients are copied.",
-        on_accelerator=lambda p: of_trees(p) or needs_accelerator(p),
+        read=lambda marginal, value, exact: ingredients(marginal, value),
+        on_accelerator=every(of_trees, needs_accelerator),
         accuracy="better",
     )
 
     @op.candidate(
-        "mixed-inverse", accuracy="better", unsupported=_mixed_unsupported, memory=_mixed_memory, error=_mixed_error
+        "mixed-inverse",
+        accuracy="better",
+        unsupported=_mixed_unsupported,
+        memory=_mixed_memory,
+        error=lambda p: _CHECKED,
     )
     @or_iterate(stock)
     def by_single(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -164,7 +159,7 @@ def register(op: Op) -> None:
     @op.candidate(
         "preconditioned",
         accuracy="better",
-        unsupported=lambda p: _too_small(p) if iterates(p) else "the covariance is factorised",
+        unsupported=every(only("the covariance is factorised", iterates), _large),
         memory=_iterated_memory,
         parts=True,
         as_stock=True,

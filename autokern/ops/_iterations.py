@@ -5,6 +5,7 @@ The numbers come from a study, whose counts `calibration/large.py --ship` writes
 
 from __future__ import annotations
 
+import bisect
 import functools
 import importlib.resources
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from autokern.core.op import tensors_in
 from autokern.core.problem import Candidate, Error, Problem, Run
 from autokern.core.state import once
 from autokern.model.library_orders import LONGEST, TOLERANCE
-from autokern.ops._problems import iterates
+from autokern.ops._problems import OpOfParts, iterates
 
 _MAY_COST = 1.3
 """Exact gradients may take this many times stock's time at least, where stock's own are inaccurate."""
@@ -27,59 +28,42 @@ _REST = 12.0
 
 
 class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Results of the study.
+    """Results of the study."""
 
-    `least`: smallest number of products of any system; `usual`: typical numbers at the sizes `points`; `errors`: lowest
-    and highest relative error of stock's gradients; `alone`: the library's time over that of the candidate `stock`,
-    whose parts are dispatched; `exact`: points up to which exact candidates serve without measurements.
-    """
-
-    least: int
+    least: int  # smallest number of products of any system
     points: list[int]
-    usual: list[float]
-    errors: list[float]
-    alone: float
-    exact: int
+    usual: list[float]  # typical numbers of products at the sizes `points`
+    errors: list[float]  # lowest and highest relative error of stock's gradients
+    alone: float  # the library's time over that of the candidate `stock`, whose parts are dispatched
+    exact: int  # points up to which exact candidates serve without measurements
 
 
 @functools.cache
 def counted() -> Counted:
-    """Return the results that the package ships."""
     text = importlib.resources.files("autokern.ops").joinpath("iterations.json").read_bytes()
     return msgspec.json.decode(text, type=Counted)
 
 
-def _usual(n: int) -> float:
-    """Return the typical number of products for a system of n points: that of the next smaller size of the study."""
-    below = [usual for size, usual in zip(counted().points, counted().usual, strict=True) if size <= n]
-    return below[-1] if below else counted().usual[0]
-
-
-class Loose:
-    """Mixin, before `Op`, for ops whose stock iterates to a loose tolerance above `max_cholesky_size`."""
+class Loose(OpOfParts):
+    """An op whose stock iterates to a loose tolerance above `max_cholesky_size`, with the error `looseness`."""
 
     looseness: Error
-    """Expected error of stock where it iterates."""
 
     def approximates(self, problem: Problem) -> bool:
-        """Whether stock iterates."""
         return iterates(problem)
 
     def expected_error(self, problem: Problem, candidate: Candidate) -> Error | None:
-        """Return stock's error for candidates that iterate like stock (`loose`), else the candidate's own."""
         return self.looseness if iterates(problem) and candidate.loose else candidate.error(problem)
 
     def remark(self, problem: Problem) -> str:
-        """Return a sentence on the error of stock, empty where it factorises."""
         return self.looseness.words if iterates(problem) else ""
 
 
 class Iterated(Loose):
-    """`Loose` for ops whose stock spends its time in products: densities and solves."""
+    """One whose stock spends its time in products: densities and solves."""
 
     @once
     def looseness(self) -> Error:  # type: ignore[override]
-        """Expected error of the gradients of a density."""
         low, high = (100 * error for error in counted().errors)
         worth = f"its gradients are off by {low:.0f} % to {high:.0f} % on models like this"
         return Error(f"{low:.0f}-{high:.0f} %", f"stock iterates, by default to a tolerance of 1: {worth}")
@@ -93,46 +77,38 @@ class Iterated(Loose):
         """
         if not iterates(problem) or (problem.device == "cpu" and problem.n > exact_up_to(problem)):
             return 1.0
-        harder = (max(_usual(problem.n), counted().least) + _REST) / (counted().least + _REST)
-        return harder * (max(_MAY_COST, counted().alone) if problem.device == "cpu" else _MAY_COST)
+        known = counted()
+        usual = known.usual[max(0, bisect.bisect_right(known.points, problem.n) - 1)]
+        harder = (max(usual, known.least) + _REST) / (known.least + _REST)
+        return harder * (max(_MAY_COST, known.alone) if problem.device == "cpu" else _MAY_COST)
 
 
 def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
-    """Return the error rule of a candidate that solves to the residual of `iterated.systems`; `more` ends the text."""
+    """Return the error rule of a candidate that solves by `density.systems`; `more` ends the text."""
 
     def error(problem: Problem) -> Error:
-        goal = TOLERANCE[torch.float32 if problem.dtype == "float32" else torch.float64]
-        return Error(
-            f"residual {goal:.0e}", f"solved to a relative residual of {goal:.0e}, or your tighter cg_tolerance{more}"
-        )
+        goal = f"{TOLERANCE[getattr(torch, problem.dtype)]:.0e}"
+        return Error(f"residual {goal}", f"solved to a relative residual of {goal}, or your tighter cg_tolerance{more}")
 
     return error
 
 
 def as_own_iterations(name: str, value: float, problem: Problem) -> bool:
     """Whether autokern's preconditioned iterations obey the library setting `name` at `value`."""
-    obeyed = name in ("max_cholesky_size", "terminate_cg_by_size", "num_trace_samples")
-    some = (name == "max_cg_iterations" and value >= LONGEST) or (
-        name == "min_preconditioning_size" and value <= problem.n
-    )
-    return obeyed or some
+    some = {"max_cg_iterations": value >= LONGEST, "min_preconditioning_size": value <= problem.n}
+    return some.get(name, name in ("max_cholesky_size", "terminate_cg_by_size", "num_trace_samples"))
 
 
-def or_iterate(
-    stock: Run,
-    is_exact: Callable[..., bool] = lambda *args: args[-1],
-    numbers: Callable[[Any], Iterable[torch.Tensor]] = tensors_in,
-) -> Callable[[Run], Run]:
+def or_iterate(stock: Run, numbers: Callable[[Any], Iterable[torch.Tensor]] = tensors_in) -> Callable[[Run], Run]:
     """Return a decorator of exact candidates: where stock iterates, it serves after a failed factorisation or a NaN.
 
-    `is_exact` tells from the arguments whether stock factorises (default: the last argument); `numbers` yields the
-    tensors of the result that must be finite.
+    The last argument, or its `exact`, says whether stock factorises; `numbers` are what must be finite.
     """
 
     def decorate(run: Run) -> Run:
         @functools.wraps(run)
         def either(*args: Any) -> Any:
-            exact = is_exact(*args)
+            exact = getattr(args[-1], "exact", args[-1])
             try:
                 found = run(*args)
             except (NanError, NotPSDError):

@@ -13,8 +13,8 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from msgspec import structs
 
 from autokern.core.errors import caught
-from autokern.core.op import Op, Run
-from autokern.core.problem import Problem, nothing
+from autokern.core.op import Op, Run, rebuilt, tensors_in
+from autokern.core.problem import Problem
 from autokern.kernels import embedded
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
@@ -29,6 +29,10 @@ CG_VECTORS = 150
 """Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
 _SMALL = {"float64": 400, "float32": 255}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+Rule = Callable[[Problem], "str | None"]
+"""Says why a candidate cannot serve a problem, or None."""
 
 
 class OpOfParts(Op):
@@ -50,7 +54,7 @@ class OpOfParts(Op):
 
 
 def is_ours(*tensors: torch.Tensor) -> bool:
-    """Whether all are plain, strided, non-empty float tensors of one dtype and device, with two dimensions or more."""
+    """Whether all are plain, strided, non-empty float matrices, perhaps batched, of one dtype and device."""
     return alike(*tensors) and all(
         t.dtype in _DTYPES and t.dim() >= 2 and t.numel() > 0 and t.layout is torch.strided for t in tensors
     )
@@ -63,7 +67,6 @@ def alike(*tensors: torch.Tensor) -> bool:
 
 
 def matrix_key(a: torch.Tensor, *_: Any) -> Any:
-    """Return the key of a single matrix."""
     return (a.__class__, a.shape, a.dtype, a.device, a.layout, a.requires_grad and torch.is_grad_enabled())
 
 
@@ -72,22 +75,13 @@ def matrix_problem(op: str, a: torch.Tensor, square: bool = False, **more: Any) 
     if not is_ours(a) or (square and a.shape[-1] != a.shape[-2]):
         return None
     *batch, m, n = a.shape
-    fields = {
-        "m": m,
-        "n": n,
-        "batch": math.prod(batch),
-        "grad": "a" if a.requires_grad and torch.is_grad_enabled() else "",
-        "dtype": _DTYPES[a.dtype],
-        "device": a.device.type,
-    }
-    return Problem(op=op, **{**fields, **more})
+    fields: dict[str, Any] = {"m": m, "n": n, "batch": math.prod(batch), "dtype": _DTYPES[a.dtype]}
+    grad = "a" if a.requires_grad and torch.is_grad_enabled() else ""
+    return Problem(op=op, **{**fields, "device": a.device.type, "grad": grad, **more})
 
 
 def kernel_problem(op: str, node: Node, kernel: Any, *tensors: torch.Tensor, more: str = "") -> Problem | None:
-    """Return the problem of a kernel on ``x1, x2`` (and columns ``rhs``); None if unsupported, so that stock runs.
-
-    The kernel may be an `Embedded` one; `more` are further words of the variant, each after a slash.
-    """
+    """Return the problem of a kernel, perhaps `Embedded`, on ``x1, x2`` (and columns ``rhs``); None if unsupported."""
     (x1, x2, *rhs), names, parameters = tensors, sorted(trees.leaves(node)), embedded.parameters(kernel)
     if not names or x1.shape[-1] != x2.shape[-1]:
         return None
@@ -98,33 +92,20 @@ def kernel_problem(op: str, node: Node, kernel: Any, *tensors: torch.Tensor, mor
     except caught(RuntimeError):
         return None
     wanted = {"theta": parameters, "x": (x1, x2), "rhs": rhs} if torch.is_grad_enabled() else {}
-    return matrix_problem(
-        op,
-        x1,
-        m=x1.shape[-2],
-        n=x2.shape[-2],
-        d=x1.shape[-1],
-        rhs=rhs[0].shape[-1] if rhs else 0,
-        batch=batch.numel(),
-        variant=f"{'+'.join(names)}/{'same' if x1 is x2 else 'cross'}{more}",
-        grad="/".join(word for word, of in wanted.items() if any(t.requires_grad for t in of)),
-    )
-
-
-def dtype_of(problem: Problem) -> torch.dtype:
-    """Return the torch.dtype of a problem."""
-    return torch.float32 if problem.dtype == "float32" else torch.float64
+    grad = "/".join(word for word, of in wanted.items() if any(t.requires_grad for t in of))
+    variant = f"{'+'.join(names)}/{'same' if x1 is x2 else 'cross'}{more}"
+    (m, d), n, columns = x1.shape[-2:], x2.shape[-2], rhs[0].shape[-1] if rhs else 0
+    return matrix_problem(op, x1, m=m, n=n, d=d, rhs=columns, batch=batch.numel(), grad=grad, variant=variant)
 
 
 def device_of(problem: Problem) -> torch.device:
-    """Return the device for the samples of a problem."""
     return torch.device("cpu") if problem.device == "cpu" else host.accelerator() or torch.device(problem.device)
 
 
 def random_matrix(problem: Problem, generator: torch.Generator, *shape: int) -> torch.Tensor:
     """Return a matrix of uniform random numbers of unit variance, with the problem's batch."""
     full = (problem.batch, *shape) if problem.batch > 1 else shape
-    drawn = torch.rand(full, generator=generator, dtype=dtype_of(problem), device="cpu")
+    drawn = torch.rand(full, generator=generator, dtype=getattr(torch, problem.dtype), device="cpu")
     return drawn.sub_(0.5).mul_(12**0.5).to(device_of(problem))
 
 
@@ -137,9 +118,14 @@ def positive_definite(problem: Problem, generator: torch.Generator) -> torch.Ten
     return k
 
 
-def only(words: str, serves: Callable[[Problem], bool]) -> Callable[[Problem], str | None]:
+def only(words: str, serves: Callable[[Problem], bool]) -> Rule:
     """Return the rule of a candidate that cannot serve other problems, for the reason `words`."""
     return lambda problem: None if serves(problem) else words
+
+
+def every(*rules: Rule) -> Rule:
+    """Return the rule of a candidate that must keep several; the first reason counts."""
+    return lambda problem: next((why for rule in rules if (why := rule(problem)) is not None), None)
 
 
 needs_few = only("only for batches of at most 64 matrices", lambda p: p.batch <= 64)
@@ -165,15 +151,10 @@ def squares(plain: float, graded: float | None = None) -> Bytes:
     return memory
 
 
-def moved(run: Run) -> Run:
-    """Return `run` with a device as its first argument: tensors move there, and the results move back."""
-
-    def detour(there: torch.device, *args: Any) -> Any:
-        home = next(a.device for a in args if isinstance(a, torch.Tensor))
-        out = run(*(a.to(there) if isinstance(a, torch.Tensor) else a for a in args))
-        return tuple(o.to(home) for o in out) if isinstance(out, tuple) else out.to(home)
-
-    return detour
+def moved(run: Run, there: torch.device, args: tuple[Any, ...]) -> Any:
+    """Run with all tensors of the arguments on a device, and return the results on the device of the arguments."""
+    home = next(tensors_in(args)).device
+    return rebuilt(run(*rebuilt(args, lambda t: t.to(there))), lambda t: t.to(home))
 
 
 def on_other_devices(
@@ -181,32 +162,38 @@ def on_other_devices(
     run: Run,
     summary: str,
     *,
-    on_cpu: Callable[[Problem], str | None] = needs_cpu_detour,
-    on_accelerator: Callable[[Problem], str | None] = needs_accelerator,
+    read: Callable[..., tuple[Any, ...]] = lambda *args: args,
+    on_cpu: Rule = needs_cpu_detour,
+    on_accelerator: Rule = needs_accelerator,
     **options: Any,
 ) -> None:
-    """Register the candidates ``cpu`` and ``accelerator``; `run` takes the device first, ``{}`` stands for its name."""
+    """Register the candidates ``cpu`` and ``accelerator``, whose name stands for ``{}`` in `summary`.
 
-    def register(name: str, to: Callable[[], Any], unsupported: Any, unavailable: Callable[[str], str | None]) -> None:
+    `read` makes the arguments of `run` of those of the op; the tensors among them move to the device.
+    """
+
+    def register(name: str, unsupported: Rule) -> None:
+        def there() -> Any:
+            return torch.device("cpu") if name == "cpu" else host.accelerator()
+
         def detour(*args: Any) -> Any:
-            return run(to(), *args)
+            return moved(run, there(), read(*args))
+
+        def unavailable(device: str) -> str | None:
+            return "this machine has no accelerator" if there() is None else None
 
         detour.__doc__ = summary.format("CPU" if name == "cpu" else name)
         op.candidate(name, unsupported=unsupported, unavailable=unavailable, **options)(detour)
 
-    def unavailable(device: str) -> str | None:
-        return "this machine has no accelerator" if host.accelerator() is None else None
-
-    register("cpu", lambda: torch.device("cpu"), on_cpu, nothing)
-    register("accelerator", host.accelerator, on_accelerator, unavailable)
+    register("cpu", on_cpu)
+    register("accelerator", on_accelerator)
 
 
 def with_one_thread(op: Op, name: str) -> None:
     """Register a candidate for one thread, its backward pass included, as ``name@1``."""
     whole = op[name]
 
-    def unsupported(problem: Problem) -> str | None:
-        return whole.unsupported(problem) if problem.device == "cpu" else "the number of threads matters only on a CPU"
+    on_cpu = only("the number of threads matters only on a CPU", lambda p: p.device == "cpu")
 
     def unavailable(device: str) -> str | None:
         if not threads.allowed():
@@ -216,20 +203,17 @@ def with_one_thread(op: Op, name: str) -> None:
         return whole.unavailable(device)
 
     own = {"name": f"{name}@1", "summary": f"{whole.summary.rstrip('.')}; one thread.", "threads": 1}
-    run = threads.limited(whole.run, 1)
-    op.listed.append(structs.replace(whole, run=run, unsupported=unsupported, unavailable=unavailable, **own))
+    own |= {"unsupported": every(on_cpu, whole.unsupported), "unavailable": unavailable}
+    op.listed.append(structs.replace(whole, run=threads.limited(whole.run, 1), **own))
 
 
 def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which stock factorises n rows if `exact`; real calls have such settings already."""
-    if exact and n > library.max_cholesky_size.value():
-        settings: contextlib.AbstractContextManager[Any] = library.fast_computations(False, False, False)
-        return settings
-    return contextlib.nullcontext()
+    asked = exact and n > library.max_cholesky_size.value()
+    return library.fast_computations(False, False, False) if asked else contextlib.nullcontext()
 
 
 def iterates(problem: Problem) -> bool:
-    """Whether stock runs conjugate gradients."""
     return "cg" in problem.words
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, NamedTuple
+import operator
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -16,8 +18,8 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from gpytorch.priors import LogNormalPrior
 
 from autokern.core.problem import Problem
-from autokern.kernels import family
-from autokern.ops._problems import device_of, dtype_of, iterates, random_matrix
+from autokern.kernels.family import family
+from autokern.ops._problems import device_of, iterates, random_matrix
 
 
 def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
@@ -25,29 +27,20 @@ def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
     batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
     words = problem.variant.split("/")
     options = {"batch_shape": batch, **({} if "iso" in words else {"ard_num_dims": problem.d})}
-    total: Kernel | None = None
-    for name in words[0].split("+"):
+
+    def scaled(name: str) -> Kernel:
         base = family(name).sampled(**options)
         drawn = torch.rand(base.lengthscale.shape, generator=generator, device="cpu")
         base.lengthscale = drawn.to(base.lengthscale.device) * 0.5 + 0.75 * problem.d**0.5
-        one = ScaleKernel(base, batch_shape=batch)
-        total = one if total is None else total + one
-    assert total is not None
-    return total.to(dtype=dtype_of(problem), device=device_of(problem))
+        return ScaleKernel(base, batch_shape=batch)
+
+    total = functools.reduce(operator.add, map(scaled, words[0].split("+")))
+    return total.to(dtype=getattr(torch, problem.dtype), device=device_of(problem))
 
 
-class Trained(NamedTuple):
-    """A prediction strategy with its kernel, training points and targets."""
-
-    strategy: DefaultPredictionStrategy
-    kernel: Kernel
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-def trained(problem: Problem, generator: torch.Generator) -> Trained:
-    """Return a model of `n` points in `d` dimensions; where stock iterates, trials start without caches."""
-    like: dict[str, Any] = {"dtype": dtype_of(problem), "device": device_of(problem)}
+def trained(problem: Problem, generator: torch.Generator) -> Any:
+    """Return the strategy of a model of `n` points in `d` dimensions; where stock iterates, trials have no caches."""
+    like: dict[str, Any] = {"dtype": getattr(torch, problem.dtype), "device": device_of(problem)}
     kernel = ScaleKernel(MaternKernel(2.5) if "line" in problem.words else RBFKernel(ard_num_dims=problem.d))
     kernel.base_kernel.lengthscale = 0.5 * problem.d**0.5
     likelihood = GaussianLikelihood()
@@ -61,7 +54,7 @@ def trained(problem: Problem, generator: torch.Generator) -> Trained:
     prior = MultivariateNormal(torch.zeros_like(y), LazyEvaluatedKernelTensor(x, x, kernel=kernel))
     strategy = DefaultPredictionStrategy([x], prior, y, likelihood)
     strategy.cold = iterates(problem)
-    return Trained(strategy, kernel, x, y)
+    return strategy
 
 
 class _Model(ExactGP):  # type: ignore[misc]

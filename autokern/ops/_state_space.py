@@ -13,7 +13,7 @@ from autokern.core.problem import Problem
 from autokern.core.state import Beside
 from autokern.kernels import tree as trees
 from autokern.model.marginal import Marginal, ingredients, variances
-from autokern.ops._problems import families
+from autokern.ops._problems import every, families, only
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.lazy_covariance import PosteriorCovariance
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 LINE = "line"
 """Word in the variant of a problem: a single model, a sum of Matérn kernels, many one-dimensional points."""
 ENOUGH = 400
-"""Training points from which on the state-space form is faster than a factor on any CPU; fewer get no `LINE`.
-
-No grid measures it: the counts of operations leave no doubt."""
+"""Training points from which on counts of operations favour the state-space form on any CPU; fewer get no `LINE`."""
 
 
 def word(marginal: Marginal, value: torch.Tensor) -> str:
@@ -49,27 +47,26 @@ def _word_of(kernel: Any) -> str:
     return f"/{LINE}" if once else ""
 
 
-def unsupported(problem: Problem) -> str | None:
-    """Return why the candidate cannot serve a density, None if it can."""
-    if LINE not in problem.words:
-        return "for sums of Matérn kernels on points of one dimension"
-    return "on the CPU, without gradients by the points" if problem.device != "cpu" or "x" in problem.grad else None
-
-
-def _order(problem: Problem) -> int:
-    return sum({"matern12": 1, "matern32": 2}.get(name, 3) for name in families(problem))
+_LINES = "for sums of Matérn kernels on points of one dimension"
+unsupported = every(
+    only(_LINES, lambda p: LINE in p.words),
+    only("on the CPU, without gradients by the points", lambda p: p.device == "cpu" and "x" not in p.grad),
+)
+predicts = every(
+    only(_LINES, lambda p: LINE in p.words and "grown" not in p.words),
+    only("on the CPU, without gradients", lambda p: p.device == "cpu" and not p.grad),
+)
 
 
 def _memory(problem: Problem) -> int:
-    from autokern.density import markov
+    from autokern.density.markov_chain import BLOCK
 
-    n, d, parts = problem.n + markov.BLOCK, _order(problem), len(families(problem))
-    return 8 * n * (markov.BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
+    d = sum({"matern12": 1, "matern32": 2}.get(name, 3) for name in families(problem))
+    n, parts = problem.n + BLOCK, len(families(problem))
+    return 8 * n * (BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
 
 
 def register(op: Op) -> None:
-    """Register the candidate."""
-
     @op.candidate("state-space", accuracy="better", unsupported=unsupported, memory=_memory)
     def state_space(marginal: Marginal, value: torch.Tensor, exact: bool) -> Any:
         """Markov chains of Matérn kernels in one dimension, exact in linear time: blocks, and a scan over them."""
@@ -100,22 +97,10 @@ def prediction_word(query: Query) -> str:
     return _word_of(lazy.kernel)
 
 
-def predicts(problem: Problem) -> str | None:
-    """Return why the candidate cannot serve a prediction, None if it can."""
-    if LINE not in problem.words or "grown" in problem.words:
-        return "for sums of Matérn kernels on points of one dimension"
-    return None if problem.device == "cpu" and not problem.grad else "on the CPU, without gradients"
-
-
 def _prediction_memory(problem: Problem) -> int:
-    from autokern.density import markov
+    from autokern.density.markov_chain import BLOCK
 
-    return 8 * markov.BLOCK * (8 * problem.n + 4 * markov.BLOCK * min(problem.m, 2048)) + 64 * problem.m + 2**20
-
-
-def _origin(x: torch.Tensor) -> torch.Tensor:
-    """Return the first point, from which distances along the line are measured."""
-    return x[:1].detach()
+    return 8 * BLOCK * (8 * problem.n + 4 * BLOCK * min(problem.m, 2048)) + 64 * problem.m + 2**20
 
 
 def _conditioned(strategy: Any, exact: bool) -> LinePosterior:
@@ -128,14 +113,12 @@ def _conditioned(strategy: Any, exact: bool) -> LinePosterior:
         assert parts is not None
         lazy, diagonal = parts
         residual = strategy.train_labels - strategy.train_prior_dist.loc
-        tree = trees.read(lazy.kernel, lazy.x1, _origin(lazy.x1))
+        tree = trees.read(lazy.kernel, lazy.x1, lazy.x1[:1].detach())
         found = _posteriors.put(strategy, LinePosterior(markov.chained(tree, variances(diagonal), residual), most))
     return found
 
 
 def register_prediction(op: Op) -> None:
-    """Register the candidate of `predict`."""
-
     @op.candidate("state-space", accuracy="better", unsupported=predicts, memory=_prediction_memory, parts=True)
     def state_space(query: Query) -> Any:
         """Markov chains of 1-D Matérn kernels: mean and variances in linear time, the joint covariance when read."""
@@ -144,7 +127,7 @@ def register_prediction(op: Op) -> None:
         known, prior = _conditioned(query.strategy, query.exact), query.prior
         if not known.valid or not markov.is_clear(known.data, query.exact):
             return op["lazy"].run(query)
-        tree = trees.read(prior.kernel, prior.x1, _origin(query.cross.x2))
+        tree = trees.read(prior.kernel, prior.x1, query.cross.x2[:1].detach())
         mean, own = known.at([z.squeeze(-1) for z in tree.points])
         if not mean.isfinite().all():
             return op["lazy"].run(query)

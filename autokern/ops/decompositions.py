@@ -24,12 +24,14 @@ from autokern.core.problem import Features, Problem
 from autokern.model import originals
 from autokern.ops._problems import (
     EPS,
+    every,
     matrix_key,
     matrix_problem,
     moved,
     needs_cpu_detour,
     needs_tall,
     on_other_devices,
+    only,
     positive_definite,
     random_matrix,
     squares,
@@ -72,11 +74,8 @@ class _Cholesky(Op):
     def features(self, problem: Problem) -> Features:
         backward = 4 if problem.grad else 1
         elements = problem.batch * problem.n**2
-        return Features(
-            calls=2 + problem.batch * backward,
-            flops=backward * elements * problem.n / 3,
-            bytes=backward * 4.0 * elements * problem.itemsize,
-        )
+        flops, passed = backward * elements * problem.n / 3, backward * 4.0 * elements * problem.itemsize
+        return Features(2 + problem.batch * backward, flops, passed)
 
     memory = staticmethod(squares(1.05, 5.2))
 
@@ -101,40 +100,28 @@ def with_ladder(factor: Run) -> Run:
     return run
 
 
-def _factor(a: torch.Tensor) -> Pair:
-    lower, info = torch.linalg.cholesky_ex(a)
-    return lower, info
-
-
-def _factor_elsewhere(there: torch.device, a: torch.Tensor, *options: Any) -> Any:
-    return with_ladder(functools.partial(moved(_factor), there))(a, *options)
-
-
 on_other_devices(
     CHOLESKY,
-    _factor_elsewhere,
+    with_ladder(torch.linalg.cholesky_ex),
     "Cholesky factorisation on the {}; the time includes both copies.",
     memory=squares(2.05, 6.2),
 )
-
-
-def _pages_unsupported(problem: Problem) -> str | None:
-    if problem.grad or problem.device != "cpu" or problem.batch != 1:
-        return "only for a single matrix on the CPU, without gradients"
-    return None if problem.n >= 1000 else "below 1,000 rows huge pages gain nothing"
+_WITHIN = "only for a single matrix on the CPU, without gradients"
 
 
 @CHOLESKY.candidate(
     "huge-pages",
-    unsupported=_pages_unsupported,
+    unsupported=every(
+        only(_WITHIN, lambda p: not p.grad and p.device == "cpu" and p.batch == 1),
+        only("below 1,000 rows huge pages gain nothing", lambda p: p.n >= 1000),
+    ),
     unavailable=lambda device: None if memory.has_huge() else "this system provides no huge pages",
 )
 @with_ladder
 def in_huge_pages(a: torch.Tensor) -> Pair:
     """The same factorisation with the factor in huge pages."""
     out = (memory.huge(a.shape, a).mT, torch.empty(a.shape[:-2], dtype=torch.int32, device="cpu"))
-    lower, info = torch.linalg.cholesky_ex(a, out=out)
-    return lower, info
+    return torch.linalg.cholesky_ex(a, out=out)
 
 
 def _memory_of(problem: Problem, matrices: float) -> int:
@@ -182,14 +169,9 @@ class _Qr(Op):
         return problems + [p.replace(grad="a") for p in problems]
 
     def features(self, problem: Problem) -> Features:
-        k = min(problem.m, problem.n)
         backward = 3 if problem.grad else 1
-        elements = problem.elements
-        return Features(
-            calls=1 + 2 * problem.batch * backward,
-            flops=backward * 4.0 * elements * k,
-            bytes=backward * 4.0 * elements * problem.itemsize,
-        )
+        each = backward * 4.0 * problem.elements
+        return Features(1 + 2 * problem.batch * backward, each * min(problem.m, problem.n), each * problem.itemsize)
 
     def memory(self, problem: Problem) -> int:
         """Return the bytes of both factors, and of LAPACK's workspace, a quarter of the matrix."""
@@ -202,6 +184,7 @@ class _Qr(Op):
 
 
 QR = _Qr()
+_SAME = "the same as stock for this problem"
 
 
 def _library_uses_cpu(problem: Problem) -> bool:
@@ -212,28 +195,22 @@ def _library_uses_cpu(problem: Problem) -> bool:
 def stock_qr(a: torch.Tensor) -> Pair:
     """The library's rule: on the CPU up to 128 columns, else on the tensor's own device."""
     if a.device.type != "cpu" and a.shape[-1] <= library.stable_qr_cpu_threshold.value():
-        out: Pair = _elsewhere(torch.device("cpu"), a)
-        return out
+        return moved(native, torch.device("cpu"), (a,))
     return native(a)
 
 
-@QR.candidate("native", unsupported=lambda p: None if _library_uses_cpu(p) else "the same as stock for this problem")
+@QR.candidate("native", unsupported=only(_SAME, _library_uses_cpu))
 def native(a: torch.Tensor) -> Pair:
     """Householder QR on the tensor's own device (geqrf and orgqr)."""
     q, r = torch.linalg.qr(a)
     return q, r
 
 
-def _cpu_unsupported(problem: Problem) -> str | None:
-    return needs_cpu_detour(problem) or ("the same as stock for this problem" if _library_uses_cpu(problem) else None)
-
-
-_elsewhere = moved(native)
 on_other_devices(
     QR,
-    _elsewhere,
+    native,
     "Householder QR on the {}; the time includes both copies.",
-    on_cpu=_cpu_unsupported,
+    on_cpu=every(needs_cpu_detour, only(_SAME, lambda p: not _library_uses_cpu(p))),
 )
 
 
@@ -264,11 +241,7 @@ def _cholesky_qr2(a: torch.Tensor) -> Pair:
 
 def differentiable_qr(factorise: Run, a: torch.Tensor) -> Pair:
     """Run `factorise` on a matrix with m >= n, differentiably to any order."""
-    if a.requires_grad and torch.is_grad_enabled():
-        out = _QR.apply(a, factorise)
-        return out[0], out[1]
-    q, r = factorise(a)
-    return q, r
+    return _QR.apply(a, factorise) if a.requires_grad and torch.is_grad_enabled() else factorise(a)
 
 
 class _QR(torch.autograd.Function):

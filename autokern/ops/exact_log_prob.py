@@ -35,19 +35,19 @@ from autokern.ops._iterations import Iterated, exact_up_to
 from autokern.ops._problems import (
     CG_ITERATIONS,
     CG_VECTORS,
-    OpOfParts,
     as_asked,
+    every,
     families,
     is_ours,
     iterates,
     matrix_problem,
     needs_few,
     of_trees,
+    only,
     random_matrix,
 )
 from autokern.ops._sample_models import kernel_of
 
-_stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _FUSED = 1500
 """Number of points up to which `fused` was faster than stock's factorisation on every recorded CPU."""
@@ -61,7 +61,7 @@ def _stock_memory(problem: Problem) -> int:
     return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
 
 
-class _ExactLogProb(Iterated, OpOfParts):
+class _ExactLogProb(Iterated):
     name = "exact_log_prob"
     summary = "log density of a Gaussian process prior with noise, gradients included"
     nesting = 3
@@ -97,20 +97,12 @@ class _ExactLogProb(Iterated, OpOfParts):
             return None
         if not any(t.requires_grad for t in (x, *tensors)):
             return None
-        more = state_space.word(marginal, value) + words(exact, TRACES)
-        return matrix_problem(
-            "exact_log_prob",
-            x,
-            m=n,
-            n=n,
-            d=x.shape[-1],
-            batch=batch.numel(),
-            grad="theta/x" if x.requires_grad else "theta",
-            variant=f"{'+'.join(names)}/{'cholesky' if exact else 'cg'}{more}",
-        )
+        grad, how = "theta/x" if x.requires_grad else "theta", "cholesky" if exact else "cg"
+        variant = f"{'+'.join(names)}/{how}{state_space.word(marginal, value)}{words(exact, TRACES)}"
+        return matrix_problem(self.name, x, m=n, n=n, d=x.shape[-1], batch=batch.numel(), grad=grad, variant=variant)
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        _, _, lazy, noise = marginal
+        lazy, noise = marginal.lazy, marginal.noise
         return log_density(gaussian.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
@@ -151,7 +143,6 @@ class _ExactLogProb(Iterated, OpOfParts):
     memory = staticmethod(in_place(1.03, 1.0))
 
     def default_candidate(self, problem: Problem) -> str:
-        """Prefer structure, then `arrays` for small models, then candidates that won on all recorded hosts."""
         if state_space.unsupported(problem) is None:
             return "state-space"
         most = exact_up_to(problem) if iterates(problem) else _FUSED
@@ -172,12 +163,12 @@ EXACT_LOG_PROB = _ExactLogProb()
 def stock(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's own: autograd through kernel and Cholesky, or conjugate gradients above `max_cholesky_size`."""
     with as_asked(exact, marginal.distribution.loc.shape[-1]):
-        return _stock(marginal.noisy(), value)
+        return originals.log_prob(marginal.noisy(), value)
 
 
 @EXACT_LOG_PROB.candidate(
     "matrix-free",
-    unsupported=lambda p: needs_few(p) if iterates(p) else "the covariance is factorised",
+    unsupported=every(only("the covariance is factorised", iterates), needs_few),
     memory=lambda p: CG_VECTORS * p.batch * p.n * p.itemsize,  # the op `kernel_matmul` checks its tiles
     parts=True,
     as_stock=True,

@@ -19,13 +19,11 @@ from linear_operator.utils.memoize import get_from_cache
 from autokern.core.problem import Error, Features, Problem
 from autokern.model import originals
 from autokern.ops._iterations import Loose
-from autokern.ops._problems import OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._problems import as_asked, is_ours, iterates, matrix_problem, random_matrix
 from autokern.ops._sample_models import trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Update
 from autokern.prediction.lazy_covariance import evaluated
-
-_stock = originals.get_fantasy_strategy
 
 
 def _graph(full_inputs: Any, targets: Any) -> str:
@@ -34,15 +32,7 @@ def _graph(full_inputs: Any, targets: Any) -> str:
     return "x" if wanted else ""
 
 
-def _refit(update: Update) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noisy covariance and residual of old and new data together, for a refit."""
-    strategy, _, targets, _, full_targets, full_output, _, _ = update
-    k = strategy.likelihood(full_output).lazy_covariance_matrix.to_dense()
-    old = full_targets[..., : full_targets.shape[-1] - targets.shape[-1]]
-    return k, torch.cat((old, targets), dim=-1) - full_output.mean
-
-
-class _Fantasy(Loose, OpOfParts):
+class _Fantasy(Loose):
     name = "fantasy"
     summary = "caches of a model after new observations"
     nesting = 4
@@ -71,39 +61,35 @@ class _Fantasy(Loose, OpOfParts):
             return None
         if strategy.train_inputs[0].shape[-2] != n or len(lead) - len(own) > 1:
             return None
-        return matrix_problem(
-            "fantasy",
-            x,
-            m=total - n,
-            n=n,
-            d=x.shape[-1],
-            batch=own.numel(),
-            rhs=lead.numel() // max(1, own.numel()),
-            grad=_graph(full_inputs, targets),
-            variant="cholesky" if exact else "lanczos/cg",
-        )
+        sizes = {"m": total - n, "n": n, "d": x.shape[-1], "batch": own.numel()}
+        sizes["rhs"] = lead.numel() // max(1, own.numel())
+        variant = "cholesky" if exact else "lanczos/cg"
+        return matrix_problem(self.name, x, **sizes, grad=_graph(full_inputs, targets), variant=variant)
 
     def reference(self, update: Update) -> tuple[torch.Tensor, torch.Tensor]:
-        k, residual = _refit(update)
+        strategy, _, targets, _, full_targets, full_output, _, _ = update
+        k = strategy.likelihood(full_output).lazy_covariance_matrix.to_dense()
+        old = full_targets[..., : full_targets.shape[-1] - targets.shape[-1]]
+        residual = torch.cat((old, targets), dim=-1) - full_output.mean
         lower = torch.linalg.cholesky(k)
         alpha = torch.cholesky_solve(residual.unsqueeze(-1), lower).squeeze(-1)
         ones = torch.ones_like(k[..., :1])
         return alpha, torch.linalg.solve_triangular(lower, ones, upper=False).square().sum(-2)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-        model = trained(problem, generator)
-        x = random_matrix(problem, generator, problem.m, problem.d)
-        imagined = torch.linspace(-1, 1, problem.rhs, device="cpu").to(x).view(-1, *[1] * (x.dim() - 1))
-        targets = x.sum(-1).sin() + 0.1 * (imagined if problem.rhs > 1 else 0.0)
-        full_x = torch.cat((model.x.expand(*x.shape[:-2], -1, -1), x), dim=-2)
-        full_y = torch.cat((model.y.expand(*targets.shape[:-1], -1), targets), dim=-1)
+        strategy = trained(problem, generator)
+        kernel, (x,) = strategy.train_prior_dist.lazy_covariance_matrix.kernel, strategy.train_inputs
+        new = random_matrix(problem, generator, problem.m, problem.d)
+        imagined = torch.linspace(-1, 1, problem.rhs, device="cpu").to(new).view(-1, *[1] * (new.dim() - 1))
+        targets = new.sum(-1).sin() + 0.1 * (imagined if problem.rhs > 1 else 0.0)
+        full_x = torch.cat((x.expand(*new.shape[:-2], -1, -1), new), dim=-2)
+        full_y = torch.cat((strategy.train_labels.expand(*targets.shape[:-1], -1), targets), dim=-1)
         targets = targets.contiguous().requires_grad_(bool(problem.grad))
         with torch.set_grad_enabled(bool(problem.grad)):
-            output = MultivariateNormal(
-                torch.zeros_like(full_x[..., 0]), LazyEvaluatedKernelTensor(full_x, full_x, kernel=model.kernel)
-            )
-        model.strategy.cold = False  # a fantasy starts from the caches of earlier predictions
-        return (Update(model.strategy, [x], targets, [full_x], full_y, output, None, not iterates(problem)),)
+            covariance = LazyEvaluatedKernelTensor(full_x, full_x, kernel=kernel)
+            output = MultivariateNormal(torch.zeros_like(full_x[..., 0]), covariance)
+        strategy.cold = False  # a fantasy starts from the caches of earlier predictions
+        return (Update(strategy, [new], targets, [full_x], full_y, output, None, not iterates(problem)),)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         full = level == "full"
@@ -129,8 +115,7 @@ class _Fantasy(Loose, OpOfParts):
 
     def materialize(self, out: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if not isinstance(out, DefaultPredictionStrategy):
-            found: tuple[torch.Tensor, torch.Tensor] = out
-            return found
+            return out
         with gpytorch.settings.detach_test_caches(False):  # as BoTorch reads caches
             known = factor_cache.found(out)
             if known is not None:
@@ -145,10 +130,6 @@ class _Fantasy(Loose, OpOfParts):
 FANTASY = _Fantasy()
 
 
-def _noise(noise: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    return {} if noise is None else {"noise": noise}
-
-
 @FANTASY.candidate("stock", memory=lambda p: 6 * p.batch * (p.n + p.m) ** 2 * p.itemsize)
 def stock(update: Update) -> Any:
     """gpytorch's own; its mean cache is kept, which the library would not find again (gpytorch #2669).
@@ -158,7 +139,8 @@ def stock(update: Update) -> Any:
     """
     strategy, *data, noise, exact = update
     with as_asked(exact, strategy.num_train):
-        made = _stock(strategy, *data, **_noise(noise))
+        more = {} if noise is None else {"noise": noise}
+        made = originals.get_fantasy_strategy(strategy, *data, **more)
     factor_cache.keep_mean(made, get_from_cache(made, "mean_cache"))
     return made
 
@@ -172,7 +154,7 @@ def rows(update: Update) -> Any:
     with torch.set_grad_enabled(graph and torch.is_grad_enabled()):
         known = factor_cache.of(strategy, graph=graph)
         assert known is not None
-        more = _noise(noise)
+        more = {} if noise is None else {"noise": noise}
         likelihood = strategy.likelihood.get_fantasy_likelihood(**more)
         new = MultivariateNormal(mean[..., n:], covariance[..., n:, n:])
         corner = likelihood(new, inputs, **more).covariance_matrix

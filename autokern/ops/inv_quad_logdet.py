@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from linear_operator import to_linear_operator
@@ -25,14 +25,13 @@ from linear_operator.operators import (
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
 from autokern.core.op import tensors_in
 from autokern.core.problem import Features, Problem
-from autokern.density.matrices import factorised, inv_quad_logdet_gradients, inverted
+from autokern.density.matrices import factorised, inverted
 from autokern.model import originals
 from autokern.model.library_orders import TRACES, words
 from autokern.model.marginal import DIAGONAL, SUMS, is_unstructured, variances
 from autokern.ops._iterations import Iterated, exact_up_to, or_iterate
 from autokern.ops._problems import (
     CG_ITERATIONS,
-    OpOfParts,
     as_asked,
     is_ours,
     iterates,
@@ -45,20 +44,13 @@ from autokern.ops._problems import (
 )
 from autokern.system import threads
 
-_stock, _ladder = originals.inv_quad_logdet, originals.psd_safe_cholesky
 Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-def with_diagonal(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
-    """Return ``matrix + diag(diagonal)``, differentiable."""
-    if diagonal is None:
-        return matrix
-    return matrix + torch.diag_embed(diagonal.expand(matrix.shape[:-1]))
 
 
 def plain(matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor) -> Pair:
     """Return the quadratic form of each column and the log determinant, by autograd through Cholesky."""
-    lower = torch.linalg.cholesky(with_diagonal(matrix, diagonal))
+    added = 0.0 if diagonal is None else torch.diag_embed(diagonal.expand(matrix.shape[:-1]))
+    lower = torch.linalg.cholesky(matrix + added)
     white = torch.linalg.solve_triangular(lower, rhs, upper=False)
     return white.square().sum(-2), 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
@@ -66,19 +58,6 @@ def plain(matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor
 def summed(pair: Pair, reduce: bool) -> Pair:
     """Return the pair with its quadratic forms summed if `reduce`."""
     return (pair[0].sum(-1), pair[1]) if reduce else pair
-
-
-def factorise(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
-    """Return the lower factor of ``matrix + diag(diagonal)`` in new memory, with the library's jitter if needed."""
-
-    def assembled() -> torch.Tensor:
-        k = matrix.clone(memory_format=torch.contiguous_format)
-        if diagonal is not None:
-            k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-        return k
-
-    lower, info = factorised(assembled())
-    return _ladder(assembled()) if torch.any(info) else lower
 
 
 class _ClosedForm(torch.autograd.Function):
@@ -107,23 +86,43 @@ class _ClosedForm(torch.autograd.Function):
             except IndexError:  # a second backward pass: the first one overwrote the factor
                 lower, white, _ = _white(*ctx.arguments.unchanged())
             solved = torch.linalg.solve_triangular(lower.mT, white, upper=True)
+            weighted = solved * cotangents[0].unsqueeze(-2)
+            found: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None]
             if not (wanted[0] or wanted[1]):
                 ctx.factor.append(lower)
-            return inv_quad_logdet_gradients(lambda: inverted(lower), solved, cotangents, ctx.shape, wanted)
+                return found
+            inner = inverted(lower).mul_(cotangents[1][..., None, None])
+            if inner.dim() == 2:
+                inner.addmm_(weighted, solved.mT, alpha=-1)
+            else:
+                inner.sub_(weighted @ solved.mT)
+            found[0] = inner if wanted[0] else None
+            if wanted[1] and ctx.shape is not None:
+                found[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(ctx.shape)
+            return found
 
         return tuple(threads.limited(gradients, ctx.threads)())
 
 
 def closed_form(matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor, reduce: bool = False) -> Pair:
     """Return the quadratic forms and the log determinant of ``matrix + diag(diagonal)``, with closed-form gradients."""
-    return summed(cast("Pair", _ClosedForm.apply(matrix, diagonal, rhs)), reduce)
+    return summed(_ClosedForm.apply(matrix, diagonal, rhs), reduce)
 
 
 def _white(
     matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the factor L, ``L^-1 B`` and the quadratic forms."""
-    lower = factorise(matrix, diagonal)
+    """Return the factor L in new memory, with the library's jitter if needed, ``L^-1 B`` and the quadratic forms."""
+
+    def assembled() -> torch.Tensor:
+        k = matrix.clone(memory_format=torch.contiguous_format)
+        if diagonal is not None:
+            k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        return k
+
+    lower, info = factorised(assembled())
+    if torch.any(info):
+        lower = originals.psd_safe_cholesky(assembled())
     white = torch.linalg.solve_triangular(lower, rhs, upper=False)
     return lower, white, white.square().sum(-2)
 
@@ -146,7 +145,7 @@ def _parts(operator: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
 
 
 def dense_and_diagonal(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the dense part in the full batch shape, and the sum of the diagonals, None if the operator has none."""
+    """Return the dense part in the full batch shape, and the sum of the diagonals or None."""
     matrix, diagonal = _parts(operator)
     assert matrix is not None
     shape = operator.shape
@@ -173,7 +172,7 @@ def system_of(problem: Problem, generator: torch.Generator) -> tuple[AddedDiagLi
     return operator, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_(wanted)
 
 
-class _InvQuadLogdet(Iterated, OpOfParts):
+class _InvQuadLogdet(Iterated):
     name = "inv_quad_logdet"
     summary = "quadratic forms with the inverse of a dense positive definite matrix, and its log determinant"
     nesting = 2
@@ -192,8 +191,8 @@ class _InvQuadLogdet(Iterated, OpOfParts):
             return None
         grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((operator, rhs)))
         variant = "cholesky" if exact else "cg" + words(exact, TRACES)
-        given: dict[str, Any] = {"grad": "a" if grad else "", "variant": variant}
-        return matrix_problem(self.name, rhs, n=rhs.shape[-2], rhs=rhs.shape[-1], **given)
+        columns, word = rhs.shape[-1], "a" if grad else ""
+        return matrix_problem(self.name, rhs, n=rhs.shape[-2], rhs=columns, grad=word, variant=variant)
 
     def reference(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
         return summed(plain(*dense_and_diagonal(operator), rhs), reduce)
@@ -225,7 +224,6 @@ class _InvQuadLogdet(Iterated, OpOfParts):
     memory = staticmethod(squares(1.1))
 
     def default_candidate(self, problem: Problem) -> str:
-        """Return `potri` up to sizes at which a factorisation takes no longer than loose iterations."""
         return "potri" if problem.device == "cpu" and problem.n <= exact_up_to(problem) else "stock"
 
 
@@ -237,7 +235,7 @@ def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """linear_operator: Cholesky with autograd, or conjugate gradients above `max_cholesky_size`."""
     whole = to_linear_operator(operator)
     with as_asked(exact, operator.shape[-1]):
-        return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
+        return originals.inv_quad_logdet(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
 
 
 @INV_QUAD_LOGDET.candidate("potri", accuracy="better")
@@ -250,16 +248,10 @@ def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
 with_one_thread(INV_QUAD_LOGDET, "potri")
 
 
-def _elsewhere(there: torch.device, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
-    matrix, diagonal = dense_and_diagonal(operator)
-    away = None if diagonal is None else diagonal.to(there)
-    quadratic, logdet = closed_form(matrix.to(there), away, rhs.to(there), reduce)
-    return quadratic.to(rhs.device), logdet.to(rhs.device)
-
-
 on_other_devices(
     INV_QUAD_LOGDET,
-    _elsewhere,
+    closed_form,
     "potri on the {}; the time includes all copies.",
+    read=lambda operator, rhs, reduce, exact: (*dense_and_diagonal(operator), rhs, reduce),
     accuracy="better",
 )

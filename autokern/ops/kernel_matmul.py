@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
 from linear_operator import to_linear_operator
 
 from autokern.core.op import Op
@@ -25,11 +24,13 @@ from autokern.kernels.family import known_family
 from autokern.kernels.partition import Plan, usual
 from autokern.ops._problems import (
     Bytes,
+    every,
     families,
     is_ours,
     kernel_problem,
     needs_few,
     on_other_devices,
+    only,
     random_matrix,
 )
 from autokern.ops._sample_models import kernel_of
@@ -42,20 +43,10 @@ Stock makes several passes over the matrix. On an H100, tiles of smaller matrice
 """
 
 
-def is_same(problem: Problem) -> bool:
-    """Whether both sets are the same points."""
-    return "same" in problem.words
-
-
-def leaves(problem: Problem) -> int:
-    """Return the number of leaves of the kernel's tree."""
-    return len(families(problem))
-
-
 def of_outputs(problem: Problem) -> int:
     """Return the bytes of results and of copies of the points, embedded and centred with norms, also for gradients."""
-    sets = (3 if problem.grad else 2) if is_same(problem) else (5 if problem.grad else 3)
-    sides = sets * (problem.m + problem.n) * (problem.d + 2) * leaves(problem)
+    sets = (3 if problem.grad else 2) if "same" in problem.words else (5 if problem.grad else 3)
+    sides = sets * (problem.m + problem.n) * (problem.d + 2) * len(families(problem))
     return problem.itemsize * (sides + problem.batch * 3 * problem.rhs * (problem.m + problem.n))
 
 
@@ -63,7 +54,7 @@ def in_tiles(tile: int) -> Callable[[Problem], int]:
     """Return the memory rule of a product tile by tile."""
 
     def memory(problem: Problem) -> int:
-        held = leaves(problem) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
+        held = len(families(problem)) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
         workers = threads.members(torch.device(problem.device))
         one = min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
         return of_outputs(problem) + workers * held * one
@@ -72,7 +63,7 @@ def in_tiles(tile: int) -> Callable[[Problem], int]:
 
 
 def in_matrices(matrices: float) -> Bytes:
-    """Return the memory rule of a product with the whole matrix; gradients take `matrices` matrices."""
+    """Return the memory rule of a product with the whole matrix, with gradients with `matrices` of them."""
 
     def memory(problem: Problem) -> int:
         each = matrices if problem.grad else 1.0
@@ -86,13 +77,11 @@ class _KernelMatmul(Op):
     summary = "covariance matrix of two sets of points times few columns, of any size"
     nesting = 1
 
-    def key(self, kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Any:
+    def key(self, kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Any:
         tensors = [(t.__class__, t.shape, t.dtype, t.device, t.layout, t.requires_grad) for t in (x1, x2, rhs)]
         return forms.key(kernel), *tensors, x1 is x2, torch.is_grad_enabled()
 
-    def problem_of(
-        self, kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor
-    ) -> Problem | None:
+    def problem_of(self, kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Problem | None:
         node = forms.node_of(kernel)
         if node is None or not is_ours(x1, x2, rhs) or rhs.shape[-2] != x2.shape[-2]:
             return None
@@ -105,7 +94,7 @@ class _KernelMatmul(Op):
         wanted = problem.grad.split("/")
         kernel = kernel_of(problem, generator).requires_grad_("theta" in wanted)
         x1 = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in wanted)
-        x2 = x1 if is_same(problem) else random_matrix(problem, generator, problem.n, problem.d)
+        x2 = x1 if "same" in problem.words else random_matrix(problem, generator, problem.n, problem.d)
         return kernel, x1, x2, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_("rhs" in wanted)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
@@ -132,7 +121,7 @@ class _KernelMatmul(Op):
         passes = sum(
             of.stock_passes(problem.d) if (of := known_family(name)) else 60.0 * problem.d for name in families(problem)
         )
-        backward, parts = 1 + 2 * bool(problem.grad), leaves(problem)
+        backward, parts = 1 + 2 * bool(problem.grad), len(families(problem))
         count = problem.elements * backward
         flops = 2.0 * count * (parts * (problem.d + 2) + problem.rhs)
         return Features(10.0 * parts * backward * problem.batch, flops, count * problem.itemsize * passes)
@@ -143,9 +132,11 @@ class _KernelMatmul(Op):
         most = _MANY if problem.device == "cpu" else _MANY_ELSEWHERE
         if problem.m * problem.n < most or needs_few(problem) is not None:
             return "stock"
-        if _pays_over_ranks(problem):
+        here = None if _distributed_unsupported(problem) or inside.measuring else ranks.active()
+        if here and products.pays(here, problem.m * problem.n, problem.m * problem.rhs * problem.itemsize):
             return "distributed"
-        return ("tiled-symmetric" if is_same(problem) else "tiled") + ("" if problem.device == "cpu" else "@4096")
+        name = "tiled-symmetric" if "same" in problem.words else "tiled"
+        return name if problem.device == "cpu" else f"{name}@4096"
 
 
 KERNEL_MATMUL = _KernelMatmul()
@@ -160,7 +151,7 @@ def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) ->
 
 
 def _unsupported(plan: Plan, problem: Problem) -> str | None:
-    if plan.symmetric and not is_same(problem):
+    if plan.symmetric and "same" not in problem.words:
         return "x1 and x2 are different points"
     if (problem.device == "cpu") != (plan.tile <= 2048):
         return f"tiles of {plan.tile} are for {'an accelerator' if plan.tile > 2048 else 'a CPU'}"
@@ -172,11 +163,7 @@ def _add(name: str, plan: Plan, summary: str) -> None:
         return products.matmul(*forms.both(kernel, x1, x2), rhs, plan)
 
     run.__doc__ = summary
-    KERNEL_MATMUL.candidate(
-        name,
-        unsupported=functools.partial(_unsupported, plan),
-        memory=in_tiles(plan.tile),
-    )(run)
+    KERNEL_MATMUL.candidate(name, unsupported=functools.partial(_unsupported, plan), memory=in_tiles(plan.tile))(run)
 
 
 _add("tiled", Plan(1024, symmetric=False), "Tile by tile: evaluate, multiply, drop.")
@@ -187,41 +174,26 @@ _add("tiled@8192", Plan(8192, symmetric=False), "The same with larger tiles.")
 _add("tiled-symmetric@4096", Plan(4096), "Tiles for an accelerator; each serves both halves of the matrix.")
 
 
-def _elsewhere(there: torch.device, kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    tree, others = forms.both(kernel, x1, x2)
-    away = tree.each(lambda t: t.to(there))
-    columns = None if others is None else [z.to(there) for z in others]
-    return products.matmul(away, columns, rhs.to(there), usual(away.points[0].device)).to(rhs.device)
-
-
 on_other_devices(
     KERNEL_MATMUL,
-    _elsewhere,
+    lambda tree, others, rhs: products.matmul(tree, others, rhs, usual(rhs.device)),
     "Tile by tile on the {}; points and columns are copied, the matrix is not.",
+    read=lambda kernel, x1, x2, rhs: (*forms.both(kernel, x1, x2), rhs),
     memory=of_outputs,
 )
 
 
-def _distributed_unsupported(problem: Problem) -> str | None:
-    if problem.device != "cpu":
-        return "for the CPU"
-    if problem.m * problem.n < products.LEAST:
-        return f"for matrices of {products.LEAST} elements or more"
-    return needs_few(problem)
+_distributed_unsupported = every(
+    only("for the CPU", lambda p: p.device == "cpu"),
+    only(f"for matrices of {products.LEAST} elements or more", lambda p: p.m * p.n >= products.LEAST),
+    needs_few,
+)
 
 
 def _distributed_unavailable(device: str) -> str | None:
     if inside.measuring:
         return "it is not measured by itself: ranks measure their links and products when they join"
     return None if ranks.active() else "this process shares its work with no other rank (AUTOKERN_RANKS)"
-
-
-def _pays_over_ranks(problem: Problem) -> bool:
-    """Whether sharing a product among ranks pays, by the measurements made when they joined."""
-    here = ranks.active()
-    if here is None or _distributed_unsupported(problem) is not None or inside.measuring:
-        return False
-    return products.pays(here, problem.m * problem.n, problem.m * problem.rhs * problem.itemsize)
 
 
 @KERNEL_MATMUL.candidate(

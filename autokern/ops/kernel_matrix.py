@@ -24,24 +24,14 @@ from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
 from autokern.kernels.matrix import both, bytes_on
-from autokern.ops._problems import (
-    families,
-    is_ours,
-    kernel_problem,
-    on_other_devices,
-    only,
-    random_matrix,
-)
+from autokern.ops._problems import every, families, is_ours, kernel_problem, on_other_devices, only, random_matrix
 from autokern.ops._sample_models import kernel_of
 
 _MAIN = ("rbf", "matern12", "matern32", "matern52")
 
 
 def _by_family(forward: Sequence[int], with_gradients: Sequence[int], **others: int) -> Callable[[Problem], int]:
-    """Return a memory rule from the number of matrices at the peak, without and with gradients, of each main family.
-
-    `others` are numbers of further families with gradients; the rest counts as the largest.
-    """
+    """Return a memory rule from the matrices at the peak of each main family; others count as the largest."""
 
     def memory(problem: Problem) -> int:
         counts = dict(zip(_MAIN, with_gradients if problem.grad else forward, strict=True))
@@ -80,15 +70,9 @@ def _strips_memory(problem: Problem) -> int:
 
 
 def _differences_memory(problem: Problem) -> int:
-    """Return the bytes of all coordinate differences ``(m, n, d)`` and of their squares."""
     wide = sum(2 if name == "periodic" else 1 for name in families(problem))
     each = problem.elements * problem.itemsize * (2 if problem.grad else 1)
     return each * (2 * problem.d * wide + 1)
-
-
-def _compiled_memory(problem: Problem) -> int:
-    """Return the bytes of the matrix, and of a mask that clears the diagonal of distances between the same points."""
-    return problem.elements * problem.itemsize * (2 if "same" in problem.words else 1)
 
 
 _single = _by_family((1, 1, 2, 2), (1, 2, 2, 3), rq=1, periodic=1)
@@ -158,8 +142,7 @@ KERNEL_MATRIX = _KernelMatrix()
 @KERNEL_MATRIX.candidate("stock", memory=_stock_memory)
 def stock(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The kernel's own forward."""
-    found: torch.Tensor = to_dense(kernel.forward(x1, x2))
-    return found
+    return to_dense(kernel.forward(x1, x2))
 
 
 def _of_numbers(run: Run) -> Run:
@@ -168,10 +151,8 @@ def _of_numbers(run: Run) -> Run:
     @functools.wraps(run)
     def checked(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
         points = (x1,) if x1 is x2 else (x1, x2)
-        found: torch.Tensor = (run if all(math.isfinite(x.detach().sum().item()) for x in points) else stock)(
-            kernel, x1, x2
-        )
-        return found
+        numbers = all(math.isfinite(x.detach().sum().item()) for x in points)
+        return (run if numbers else stock)(kernel, x1, x2)
 
     return checked
 
@@ -182,10 +163,10 @@ def gemm(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     return matrices.matrix(*both(kernel, x1, x2), "whole")
 
 
-def _strips_unsupported(problem: Problem) -> str | None:
-    if problem.batch > 1:
-        return "strips of rows are for a single matrix"
-    return None if problem.m >= 64 else "too few rows for strips"
+_strips_unsupported = every(
+    only("strips of rows are for a single matrix", lambda p: p.batch <= 1),
+    only("too few rows for strips", lambda p: p.m >= 64),
+)
 
 
 @KERNEL_MATRIX.candidate("tiled", unsupported=_strips_unsupported, memory=_strips_memory)
@@ -204,13 +185,17 @@ def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tenso
     return KERNEL_MATRIX.reference(kernel, x1, x2)
 
 
-def _vmap_unsupported(problem: Problem) -> str | None:
-    if problem.grad:
-        return "its second derivatives at equal points are wrong"
-    return "vmap goes over single matrices" if problem.batch > 1 else _explicit_unsupported(problem)
+_no_second = only("its second derivatives at equal points are wrong", lambda p: not p.grad)
+_several = only(
+    "compiled for single matrices of two points and dimensions at least",
+    lambda p: p.batch <= 1 and min(p.m, p.n, p.d) >= 2,
+)
+_of_one = only("vmap goes over single matrices", lambda p: p.batch <= 1)
 
 
-@KERNEL_MATRIX.candidate("vmap", unsupported=_vmap_unsupported, memory=_differences_memory)
+@KERNEL_MATRIX.candidate(
+    "vmap", unsupported=every(_no_second, _of_one, _explicit_unsupported), memory=_differences_memory
+)
 @_of_numbers
 def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.vmap of the covariance of two points, over both sets."""
@@ -229,19 +214,12 @@ def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
     return graph.by_cdist(first, None if x1 is x2 else trees.read(kernel, x2).points)
 
 
-def _compiled_unsupported(problem: Problem) -> str | None:
-    if problem.grad:
-        return "torch.compile has no second derivatives"
-    few = problem.batch > 1 or min(problem.m, problem.n, problem.d) < 2
-    return "compiled for single matrices of two points and dimensions at least" if few else None
-
-
 @KERNEL_MATRIX.candidate(
     "compiled",
-    unsupported=_compiled_unsupported,
+    unsupported=every(only("torch.compile has no second derivatives", lambda p: not p.grad), _several),
     unavailable=lambda device: graph.compiler_problem(),
     compiles=True,
-    memory=_compiled_memory,
+    memory=lambda p: p.elements * p.itemsize * (2 if "same" in p.words else 1),  # a mask clears the diagonal
 )
 def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.compile of the formula on raw tensors."""
@@ -250,7 +228,7 @@ def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
 
 @KERNEL_MATRIX.candidate(
     "torchscript",
-    unsupported=only("its second derivatives at equal points are wrong", lambda p: not p.grad),
+    unsupported=_no_second,
     unavailable=lambda device: graph.script_problem(),
     memory=_by_family((4, 4, 4, 5), (6, 8, 9, 11)),
 )
@@ -259,10 +237,4 @@ def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
     return graph.scripted(*both(kernel, x1, x2))
 
 
-def _elsewhere(there: torch.device, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    tree, others, same = both(kernel, x1, x2)
-    columns = None if others is None else [z.to(there) for z in others]
-    return matrices.matrix(tree.each(lambda t: t.to(there)), columns, same).to(x1.device)
-
-
-on_other_devices(KERNEL_MATRIX, _elsewhere, "One GEMM on the {}; the time includes all copies.")
+on_other_devices(KERNEL_MATRIX, matrices.matrix, "One GEMM on the {}; the time includes all copies.", read=both)

@@ -4,8 +4,7 @@ Arguments: ``forward, *tensors``. `forward` computes the density from the tensor
 operators that it holds. Gradients must be required.
 
 `dense_log_prob` takes ``k, noise, mean, value``: `k` ``(n, n)`` is a covariance that the library forms as a matrix (for
-example of a user's kernel, or of a product of kernels), without its noise ``(1,)`` or ``(n,)``; mean and value are
-``(n,)``. Stock factorises the matrix.
+example of a user's kernel), without its noise ``(1,)`` or ``(n,)``; mean and value are ``(n,)``.
 
 `task_log_prob` takes ``kx, kt, noise, mean, value``: the covariances `kx` ``(n, n)`` of points and `kt` ``(t, t)`` of
 tasks, the noise ``(t, t)`` of the tasks at each point; `mean` and `value` are ``(n, t)``. The joint covariance is
@@ -44,7 +43,9 @@ class _OfMatrices(OpOfParts):
     most: int  # points times tasks up to which `arrays` needs no measurement
     quick: tuple[tuple[int, int], ...]  # points and tasks of the grid, no tasks for a single output
     full: tuple[tuple[int, int], ...]  # more of them
+    work: tuple[float, float, int]  # calls and passes of stock, and the matrices of points that `arrays` holds
     matrix: Callable[..., torch.Tensor]  # of the covariances and the noise
+    evaluate: Callable[..., Any]
     tasks: Callable[..., int | None]  # the number of tasks, 0 for a single output, None for other shapes
 
     def key(self, forward: Forward, *tensors: Any) -> Any:
@@ -66,6 +67,15 @@ class _OfMatrices(OpOfParts):
         sizes = self.quick + self.full * (level == "full")
         return [Problem(op=self.name, m=n, n=n, d=t, dtype=dtype, device=device, grad="a") for n, t in sizes]
 
+    def features(self, problem: Problem) -> Features:
+        calls, passes, _ = self.work
+        rows = problem.n * max(1, problem.d)
+        elements = float(rows**2)
+        return Features(calls, elements * rows * 4 / 3, passes * elements * problem.itemsize)
+
+    def memory(self, problem: Problem) -> int:
+        return self.work[2] * 8 * problem.n**2
+
     def small(self, problem: Problem) -> bool:
         return problem.n * max(1, problem.d) <= self.most and _unsupported(problem) is None
 
@@ -75,7 +85,7 @@ def _unsupported(problem: Problem) -> str | None:
     return None if few else f"for {_MOST} points and {_MOST_TASKS} tasks at most on the CPU"
 
 
-def _register(op: _OfMatrices, log_prob: Callable[..., torch.Tensor | None], accuracy: str) -> None:
+def _register(op: _OfMatrices, accuracy: str) -> None:
     @op.candidate("stock", memory=lambda p: (8 if p.d else 7) * p.itemsize * (p.n * max(1, p.d)) ** 2)
     def stock(forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
         """gpytorch's own operators, and autograd through the Cholesky factor of the whole matrix."""
@@ -85,17 +95,17 @@ def _register(op: _OfMatrices, log_prob: Callable[..., torch.Tensor | None], acc
     def arrays(forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
         """NumPy and LAPACK in float64, one factor of the points (per task), and no autograd between the tensors."""
         with one_thread:
-            found = log_prob(*tensors)
+            found = matrices.log_prob(op.evaluate, op.matrix, *tensors)
         return forward(*tensors) if found is None else found
 
 
 class _DenseLogProb(_OfMatrices):
     name = "dense_log_prob"
     summary = "log density of a Gaussian process prior with noise, of a covariance that is a matrix"
-    most = 150
+    most, work = 150, (100.0, 20.0, 5)
     quick = (20, 0), (100, 0), (50, 0), (200, 0)
     full = (10, 0), (35, 0), (70, 0), (140, 0), (300, 0), (450, 0), (700, 0)
-    matrix = staticmethod(matrices.noisy)
+    matrix, evaluate = staticmethod(matrices.noisy), staticmethod(matrices.of_one)
 
     def tasks(self, *tensors: torch.Tensor) -> int | None:
         n, (_, noise, *others) = len(tensors[0]), tensors
@@ -106,31 +116,23 @@ class _DenseLogProb(_OfMatrices):
         value = random_matrix(problem, generator, problem.n)
         return _by_matrix, k, k.new_full((1,), 0.1).requires_grad_(), torch.zeros_like(value).requires_grad_(), value
 
-    def features(self, problem: Problem) -> Features:
-        elements = float(problem.n**2)
-        return Features(100.0, elements * problem.n * 4 / 3, 20.0 * elements * problem.itemsize)
-
-    def memory(self, problem: Problem) -> int:
-        return 5 * 8 * problem.n**2
-
 
 def _by_matrix(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     covariance = AddedDiagLinearOperator(DenseLinearOperator(k), ConstantDiagLinearOperator(noise, len(k)))
-    density: torch.Tensor = originals.log_prob(MultivariateNormal(mean, covariance), value)
-    return density
+    return originals.log_prob(MultivariateNormal(mean, covariance), value)
 
 
 DENSE_LOG_PROB = _DenseLogProb()
-_register(DENSE_LOG_PROB, matrices.log_prob, "same")
+_register(DENSE_LOG_PROB, "same")
 
 
 class _TaskLogProb(_OfMatrices):
     name = "task_log_prob"
     summary = "log density of several tasks observed at the same points"
-    most = 3000
+    most, work = 3000, (500.0, 30.0, 7)
     quick = (20, 2), (100, 2), (50, 4), (200, 2)
     full = (10, 2), (50, 2), (300, 2), (100, 4), (400, 2)
-    matrix = staticmethod(matrices.of_tasks)
+    matrix, evaluate = staticmethod(matrices.kronecker), staticmethod(matrices.of_tasks)
 
     def tasks(self, *tensors: torch.Tensor) -> int | None:
         kx, kt, *others = tensors
@@ -146,13 +148,6 @@ class _TaskLogProb(_OfMatrices):
         leaves = (a.requires_grad_() for a in (kx, kt, noise, torch.zeros_like(value)))
         return _by_tasks, *leaves, value
 
-    def features(self, problem: Problem) -> Features:
-        elements = float((problem.n * problem.d) ** 2)
-        return Features(500.0, elements * problem.n * problem.d * 4 / 3, 30.0 * elements * problem.itemsize)
-
-    def memory(self, problem: Problem) -> int:
-        return 7 * 8 * problem.n**2
-
 
 def _by_tasks(
     kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
@@ -161,9 +156,8 @@ def _by_tasks(
     added = KroneckerDiagonal(eye, DiagLinearOperator(noise.diagonal()))
     product = KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # it takes views
     prior = MultivariateNormal(mean.flatten(), product + added)
-    density: torch.Tensor = originals.log_prob(prior, value.flatten())
-    return density
+    return originals.log_prob(prior, value.flatten())
 
 
 TASK_LOG_PROB = _TaskLogProb()
-_register(TASK_LOG_PROB, matrices.log_prob_of_tasks, "better")
+_register(TASK_LOG_PROB, "better")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -22,7 +22,7 @@ from autokern.core.problem import Features, Problem
 from autokern.density import array_density
 from autokern.density.array_density import Step, step_of
 from autokern.density.exact_objective import Reading
-from autokern.ops._problems import LOW_RANK, OpOfParts, families, squares
+from autokern.ops._problems import LOW_RANK, OpOfParts, every, families, only, squares
 from autokern.ops._sample_models import objective_model, prior_of
 from autokern.system.threads import one_thread
 
@@ -47,9 +47,8 @@ class _Objective(OpOfParts):
         return reading.key, parameters is None
 
     def problem_of(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Problem | None:
-        (n, d, batch, dtype, device, families), grad = reading.key, "theta" if parameters is None else ""
-        like: dict[str, Any] = {"device": device, "dtype": dtype, "grad": grad, "variant": families}
-        return Problem(op="objective", m=n, n=n, d=d, batch=batch, **like)
+        (n, d, batch, dtype, device, names), grad = reading.key, "theta" if parameters is None else ""
+        return Problem(op="objective", m=n, n=n, d=d, batch=batch, dtype=dtype, device=device, grad=grad, variant=names)
 
     def reference(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
         return stock(reading, forward, parameters)
@@ -82,17 +81,14 @@ class _Objective(OpOfParts):
         return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * problem.itemsize * elements)
 
     def memory(self, problem: Problem) -> int:
-        parts = _parts(problem)
-        return (4 + 3 * parts) * problem.n**2 * 8
+        return (4 + 3 * _parts(problem)) * problem.n**2 * 8
 
     def small(self, problem: Problem) -> bool:
-        """Whether `arrays` needs no measurement; of many small models, torch computes a step at once."""
-        if _unsupported(problem) is not None:
-            return False
-        if problem.batch == 1:
-            return super().small(problem)
-        few = problem.batch <= _SEVERAL and (problem.dtype == "float64" or problem.n <= _SINGLE)
-        return few or not problem.grad
+        few = super().small(problem)
+        if problem.batch > 1:  # of many small models, torch computes a step at once
+            at_once = problem.batch > _SEVERAL or (problem.dtype == "float32" and problem.n > _SINGLE)
+            few = not (at_once and problem.grad)
+        return few and _unsupported(problem) is None
 
 
 OBJECTIVE = _Objective()
@@ -107,8 +103,7 @@ def _arguments(model: ExactGP, step: bool) -> tuple[Any, ...]:
         return step_of(mll, mll.forward, prior, model.train_targets), None, None
 
     def forward() -> torch.Tensor:
-        loss: torch.Tensor = -mll(model(*model.train_inputs), model.train_targets)
-        return loss
+        return -mll(model(*model.train_inputs), model.train_targets)
 
     return Reading(mll), forward, {name: p for name, p in mll.named_parameters() if p.requires_grad}
 
@@ -133,22 +128,17 @@ def stock(reading: Known, forward: Forward | None, parameters: Parameters | None
     return loss, *(parameter.grad for parameter in parameters.values())
 
 
-def _unsupported(problem: Problem) -> str | None:
-    if families(problem) == ["linear"]:
-        return LOW_RANK
-    return None if problem.n * problem.batch <= _MOST else f"more than {_MOST} points on one thread"
+_unsupported = every(
+    only(LOW_RANK, lambda p: families(p) != ["linear"]),
+    only(f"more than {_MOST} points on one thread", lambda p: p.n * p.batch <= _MOST),
+)
 
 
 @OBJECTIVE.candidate("arrays", unsupported=_unsupported, threads=1)
-def arrays(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
+def arrays(reading: Any, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """NumPy and LAPACK from the raw parameters to the gradients, without modules and without autograd."""
-    if isinstance(reading, Step) or parameters is None:
-        with one_thread:
-            value = array_density.loss(cast("Step", reading))
-        return stock(reading, forward, parameters) if value is None else value
     with one_thread:
-        found = reading.evaluate(parameters)
+        found = array_density.loss(reading) if parameters is None else reading.evaluate(parameters)
     if found is None:  # stock adds jitter, warns or raises
         return stock(reading, forward, parameters)
-    losses, gradients = found
-    return losses, *gradients
+    return found if parameters is None else (found[0], *found[1])

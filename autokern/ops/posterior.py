@@ -19,17 +19,15 @@ from linear_operator.operators import DenseLinearOperator
 
 from autokern.core.problem import Features, Problem
 from autokern.model import originals
-from autokern.ops._problems import OpOfParts, families, random_matrix
+from autokern.ops._problems import OpOfParts, every, families, only, random_matrix
 from autokern.ops._sample_models import objective_model, prior_of
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import Posterior
 
 _MOST = 2**22
 """Number of covariances between test and training points above which one thread is slower than torch."""
-_SMALL = 2**18
-"""The number of them up to which `arrays` needs no measurement: stock's modules and autograd nodes dominate."""
-_WORK = {"float64": 2**27, "float32": 2**26}
-"""The number of multiplications with the factor up to which the same holds; arrays are always float64."""
+_SMALL, _WORK = 2**18, {"float64": 2**27, "float32": 2**26}
+"""Numbers of them, and of multiplications with the factor, up to which `arrays` needs no measurement."""
 _OWN = 2**16
 """Number of covariances between test points above which one thread is slower than torch."""
 Forward = Callable[[torch.Tensor], Any]
@@ -44,9 +42,8 @@ class _Posterior(OpOfParts):
         return reading.key, x.shape, _wanted(reading, x)
 
     def problem_of(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Problem | None:
-        _, n, d, device, dtype, families = reading.key
-        fields = {"m": x.shape[-2], "n": n, "d": d, "batch": reading.sets(x), "grad": _wanted(reading, x)}
-        return Problem(op="posterior", device=device, dtype=dtype, variant=families, **fields)
+        (_, n, d, device, dtype, names), m, sets, grad = reading.key, x.shape[-2], reading.sets(x), _wanted(reading, x)
+        return Problem(op="posterior", m=m, n=n, d=d, batch=sets, device=device, dtype=dtype, grad=grad, variant=names)
 
     def reference(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
         mean, covariance = reading.formula(x)
@@ -85,7 +82,6 @@ class _Posterior(OpOfParts):
         return (elements + problem.n**2) * problem.itemsize
 
     def materialize(self, out: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and joint covariance."""
         return out.loc, out.covariance_matrix
 
     def small(self, problem: Problem) -> bool:
@@ -128,10 +124,10 @@ def stock(reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
     return forward(x)
 
 
-def _unsupported(problem: Problem) -> str | None:
-    if problem.batch * problem.m**2 > _OWN:
-        return f"more than {_OWN} covariances of test points on one thread"
-    return None if problem.elements <= _MOST else f"more than {_MOST} covariances on one thread"
+_unsupported = every(
+    only(f"more than {_OWN} covariances of test points on one thread", lambda p: p.batch * p.m**2 <= _OWN),
+    only(f"more than {_MOST} covariances on one thread", lambda p: p.elements <= _MOST),
+)
 
 
 @POSTERIOR.candidate("arrays", unsupported=_unsupported, threads=1)

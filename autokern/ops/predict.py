@@ -20,16 +20,16 @@ from autokern.core.problem import Error, Problem
 from autokern.model import originals
 from autokern.ops import _by_factor as by_factor
 from autokern.ops import _state_space as state_space
-from autokern.ops._by_factor import Prediction, complete, explains, factor, is_fast, is_grown
+from autokern.ops._by_factor import Prediction, complete, explains, factor
 from autokern.ops._iterations import Loose
-from autokern.ops._problems import OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._problems import as_asked, is_ours, iterates, matrix_problem, random_matrix
 from autokern.ops._sample_models import trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.inverse_factor import Conditioned, RowBlocks
 from autokern.prediction.lazy_covariance import evaluated, less
 
-_stock = originals.exact_prediction
+_skipped = gpytorch.settings.skip_posterior_variances.on
 _JOINT = 16
 """Number of test points up to which measurements read the joint covariance."""
 
@@ -53,12 +53,7 @@ def _grown(strategy: Any, problem: Problem) -> Conditioned:
     return Conditioned(inverse=RowBlocks(whole[:-1, :-1]), border=border, alpha=known.alpha)
 
 
-def _skipped() -> bool:
-    """Whether the caller skips covariances (`skip_posterior_variances`)."""
-    return bool(gpytorch.settings.skip_posterior_variances.on())
-
-
-class _Predict(Loose, OpOfParts):
+class _Predict(Loose):
     name = "predict"
     summary = "posterior mean and variances at test points"
     nesting = 3
@@ -77,26 +72,17 @@ class _Predict(Loose, OpOfParts):
 
     def problem_of(self, query: Query) -> Problem | None:
         strategy, _, prior, cross, exact, fast, _ = query
-        lazy = LazyEvaluatedKernelTensor
-        if type(strategy) is not DefaultPredictionStrategy or type(prior) is not lazy or type(cross) is not lazy:
+        if type(strategy) is not DefaultPredictionStrategy or {type(prior), type(cross)} != {LazyEvaluatedKernelTensor}:
             return None
         if prior.last_dim_is_batch or _skipped() or not factor_cache.plain(strategy):
             return None
         x, n = prior.x1, strategy.num_train
         if not is_ours(x) or prior.shape[-1] != x.shape[-2] or cross.shape[-1] != n:
             return None
-        grown = factor_cache.is_exact(strategy)
-        return matrix_problem(
-            "predict",
-            x,
-            m=x.shape[-2],
-            n=n,
-            d=x.shape[-1],
-            batch=prior.shape[:-2].numel(),
-            grad=_graph(prior),
-            variant=f"{'fast' if fast else 'solve'}/{'grown' if grown else 'cholesky' if exact else 'cg'}"
-            f"{state_space.prediction_word(query)}",
-        )
+        (m, d), batch, line = x.shape[-2:], prior.shape[:-2].numel(), state_space.prediction_word(query)
+        how = "grown" if factor_cache.is_exact(strategy) else "cholesky" if exact else "cg"
+        variant = f"{'fast' if fast else 'solve'}/{how}{line}"
+        return matrix_problem(self.name, x, m=m, n=n, d=d, batch=batch, grad=_graph(prior), variant=variant)
 
     def reference(self, query: Query) -> Prediction:
         strategy, test_mean, prior, cross, _, fast, _ = query
@@ -110,16 +96,16 @@ class _Predict(Loose, OpOfParts):
         return mean, DenseLinearOperator(prior.to_dense() - white.mT @ white)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-        model = trained(problem, generator)
-        if is_grown(problem):
-            factor_cache.attach(model.strategy, _grown(model.strategy, problem), attached=False)
+        strategy = trained(problem, generator)
+        kernel, (known,) = strategy.train_prior_dist.lazy_covariance_matrix.kernel, strategy.train_inputs
+        if "grown" in problem.words:
+            factor_cache.attach(strategy, _grown(strategy, problem), attached=False)
         x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
         with torch.set_grad_enabled(bool(problem.grad)):
-            prior = LazyEvaluatedKernelTensor(x, x, kernel=model.kernel)
-            cross = LazyEvaluatedKernelTensor(x, model.x, kernel=model.kernel)
+            prior = LazyEvaluatedKernelTensor(x, x, kernel=kernel)
+            cross = LazyEvaluatedKernelTensor(x, known, kernel=kernel)
         mean = x.detach().new_zeros(x.shape[:-1])
-        fast = is_fast(problem)
-        return (Query(model.strategy, mean, prior, cross, not iterates(problem), fast),)
+        return (Query(strategy, mean, prior, cross, not iterates(problem), "fast" in problem.words),)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         full = level == "full"
@@ -142,9 +128,8 @@ class _Predict(Loose, OpOfParts):
     memory = staticmethod(by_factor.memory_of(0, 2, 1))
 
     def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and variances; for few points by the joint covariance, which acquisition functions form."""
         mean, covariance = out
-        if covariance.shape[-1] <= _JOINT:
+        if covariance.shape[-1] <= _JOINT:  # which acquisition functions form
             covariance = DenseLinearOperator(covariance.to_dense())
         return mean, covariance.diagonal(dim1=-2, dim2=-1)
 
@@ -152,9 +137,8 @@ class _Predict(Loose, OpOfParts):
         return int(iterates(problem))
 
     def default_candidate(self, problem: Problem) -> str:
-        """Avoid the joint matrix for many points, and stock for a factor that grew, which stock cannot use."""
-        if is_grown(problem):
-            return "lazy"
+        if "grown" in problem.words:
+            return "lazy"  # stock cannot use such a factor
         if state_space.predicts(problem) is None:
             return "state-space"
         if problem.m < 1024 or problem.n > 4000:
@@ -165,7 +149,7 @@ class _Predict(Loose, OpOfParts):
 PREDICT = _Predict()
 
 
-@PREDICT.candidate("stock", memory=by_factor.stock_memory)
+@PREDICT.candidate("stock", memory=lambda p: by_factor.memory_of(3, 2 if "fast" in p.words else 3, 2, kept=2)(p))
 def stock(query: Query) -> Prediction:
     """gpytorch's own: the joint covariance of all test points; above `max_cholesky_size` by conjugate gradients."""
     strategy, mean, prior, cross, exact, fast, in_force = query
@@ -177,8 +161,7 @@ def stock(query: Query) -> Prediction:
         factor_cache.forget(strategy)
     asked = gpytorch.settings.fast_pred_var
     with as_asked(exact, strategy.num_train), contextlib.nullcontext() if asked.on() == fast else asked(fast):
-        made: Prediction = _stock(strategy, mean, prior.evaluate_kernel(), cross.evaluate_kernel())
-        return made
+        return originals.exact_prediction(strategy, mean, prior.evaluate_kernel(), cross.evaluate_kernel())
 
 
 def _as_stock(query: Query, known: Conditioned) -> Prediction:

@@ -28,12 +28,7 @@ from autokern.model import originals
 from autokern.model.library_orders import SOLVES, TOLERANCE, orders, tolerance
 from autokern.model.marginal import DIAGONAL, is_unstructured, variances
 from autokern.ops._iterations import Iterated, as_own_iterations, exact_up_to, to_a_residual
-from autokern.ops._problems import (
-    CG_ITERATIONS,
-    CG_VECTORS,
-    OpOfParts,
-    matrix_problem,
-)
+from autokern.ops._problems import CG_ITERATIONS, CG_VECTORS, every, matrix_problem, only
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_system, system_of
 from autokern.system import memory
 
@@ -46,7 +41,7 @@ _POOR = 0.01
 FREE = "free"
 
 
-class _Solve(Iterated, OpOfParts):
+class _Solve(Iterated):
     name = "solve"
     summary = "solutions with a large covariance plus noise, where the library runs conjugate gradients"
     nesting = 2
@@ -93,7 +88,6 @@ class _Solve(Iterated, OpOfParts):
         return int(problem.batch * (2.1 * problem.n**2 + 3 * problem.n * problem.rhs) * problem.itemsize)
 
     def default_candidate(self, problem: Problem) -> str:
-        """Return `cholesky` where a factorisation costs no more than some products, iterations without a matrix."""
         if FREE in problem.words:
             return "stock" if self["preconditioned"].unsupported(problem) else "preconditioned"
         few = problem.n <= max(exact_up_to(problem), _COLUMNS * problem.rhs)
@@ -115,43 +109,39 @@ def system(like: torch.Tensor, columns: int, kernel: Embedded | None, batch: int
 @SOLVE.candidate("stock", memory=lambda p: (CG_VECTORS + 10 * p.rhs) * p.batch * p.n * p.itemsize)
 def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """linear_operator's conjugate gradients, with a preconditioner of rank 15 from 2,000 rows on."""
-    found: torch.Tensor = originals.solve(operator, rhs)
-    return found
+    return originals.solve(operator, rhs)
 
 
 _factors = Beside[torch.Tensor]()
-"""Factors of operators with which a backward pass will solve again; the library creates an operator for each call."""
+"""Factors with which a backward pass will solve again, by operator."""
 
 
 @SOLVE.candidate(
-    "cholesky",
-    accuracy="better",
-    unsupported=lambda p: "the covariance is not formed" if FREE in p.words else None,
+    "cholesky", accuracy="better", unsupported=only("the covariance is not formed", lambda p: FREE not in p.words)
 )
 def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """One Cholesky factorisation, and two triangular solves; the residual is checked."""
     matrix, diagonal = dense_and_diagonal(operator)
     lower = _factors.get(operator)
-    if lower is not None:
-        found = _refined(matrix, diagonal, lower, rhs)
-        return stock(operator, rhs, kernel) if found is None else found
-    k = memory.huge(matrix.shape, matrix).copy_(matrix)
-    if diagonal is not None:
-        k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-    lower, info = factorised(k)
-    if not torch.any(info):
-        found = _refined(matrix, diagonal, lower, rhs)
-        if found is not None:
-            if any(t.requires_grad for t in tensors_in((operator, rhs))):
-                _factors.put(operator, lower)
-            return found
-    return stock(operator, rhs, kernel)
+    if lower is None:
+        k = memory.huge(matrix.shape, matrix).copy_(matrix)
+        if diagonal is not None:
+            k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        lower, info = factorised(k)
+        if torch.any(info):
+            return stock(operator, rhs, kernel)
+    found = _refined(matrix, diagonal, lower, rhs)
+    if found is None:
+        return stock(operator, rhs, kernel)
+    if any(t.requires_grad for t in tensors_in((operator, rhs))):
+        _factors.put(operator, lower)
+    return found
 
 
 def _refined(
     matrix: torch.Tensor, diagonal: torch.Tensor | None, lower: torch.Tensor, rhs: torch.Tensor
 ) -> torch.Tensor | None:
-    """Solve with a factor, refined up to three times towards the stated residual; None if the residual stays poor."""
+    """Solve, refined up to three times towards the stated residual; None if the residual stays poor."""
     found, best, least = _substituted(lower, rhs), None, _POOR
     size = torch.linalg.vector_norm(rhs, dim=-2).clamp_min(torch.finfo(rhs.dtype).tiny)
     for _ in range(3):
@@ -173,21 +163,18 @@ def _substituted(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return torch.linalg.solve_triangular(lower.mT, white, upper=True)
 
 
-def _no_iterations(problem: Problem) -> str | None:
-    if problem.n < _LEAST or problem.batch > 1 or problem.device != "cpu":
-        return f"for one matrix of {_LEAST} rows or more on the CPU"
-    return None if FREE in problem.words else "the covariance is formed, and factorised"
-
-
-def _thin(problem: Problem) -> int:
-    return footprint(problem.n) + 2**26 + 8 * min(problem.n * problem.rhs, 2**24 + problem.n) * problem.itemsize
+_large = only(
+    f"for one matrix of {_LEAST} rows or more on the CPU",
+    lambda p: p.n >= _LEAST and p.batch <= 1 and p.device == "cpu",
+)
+_formless = only("the covariance is formed, and factorised", lambda p: FREE in p.words)
 
 
 @SOLVE.candidate(
     "preconditioned",
     accuracy="better",
-    unsupported=_no_iterations,
-    memory=_thin,
+    unsupported=every(_large, _formless),
+    memory=lambda p: footprint(p.n) + 2**26 + 8 * min(p.n * p.rhs, 2**24 + p.n) * p.itemsize,
     parts=True,
     as_stock=True,
     error=to_a_residual(),
