@@ -285,7 +285,7 @@ def program(tmp_path):
     return folder
 
 
-def test_run_is_likepython(program, tmp_path):
+def test_run_is_like_python(program, tmp_path):
     ours = python("-m", "autokern", "run", "elsewhere/script.py", "--stats", "fail", cwd=tmp_path)
     assert ours.returncode == 1
     path = str(program / "script.py")
@@ -357,7 +357,7 @@ TOLD = "import sys; print(sys.argv, repr(sys.path[0]), __name__); sys.stdout.flu
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "text"), [(["-c", TOLD, "a"], ""), (["-", "a"], TOLD)])
-def test_code_runs_as_underpython(words, text):
+def test_code_runs_as_under_python(words, text):
     stock, ours = (python(*way, *words, input=text) for way in ([], [*QUIET, "-m", "autokern", "run"]))
     assert (stock.stdout, stock.stderr, stock.returncode) == (ours.stdout, ours.stderr, 1)
 
