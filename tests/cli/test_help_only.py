@@ -86,30 +86,17 @@ def _asked(monkeypatch: pytest.MonkeyPatch, argv: list[str], started_with: list[
     return start.only_helps()
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("", True),
-        ("--help", True),
-        ("-h show", True),
-        ("--version", True),
-        ("calibrate --help", True),
-        ("profile", True),
-        ("profile -h", True),
-        ("profile export --help", True),
-        ("show", False),
-        ("show qr", False),
-        ("show qr --help", False),  # no harm, only slower
-        ("run train.py --help", False),
-        ("run train.py", False),
-        ("run -m module -h", False),
-        ("compare -- train.py --help", False),
-        ("profile export", False),
-        ("profile export --help.json", False),
-        ("profile export file --help", False),
-        ("--quick --help", False),
-    ],
-)
+HELPS = (
+    "", "--help", "-h show", "--version", "calibrate --help", "profile", "profile -h", "profile export --help",
+)  # fmt: skip
+RUNS = (
+    "show", "show qr", "run train.py --help", "run train.py", "run -m module -h", "compare -- train.py --help",
+    "profile export", "profile export --help.json", "profile export file --help", "--quick --help",
+    "show qr --help",  # no harm, only slower
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "expected"), [(line, line in HELPS) for line in (*HELPS, *RUNS)])
 def test_a_command_line_asks_for_help_where_nothing_else_can_run(monkeypatch, line, expected):
     words = line.split()
     assert _asked(monkeypatch, ["-m", *words], ["python", "-X", "dev", "-m", "autokern", *words]) is expected
