@@ -237,7 +237,7 @@ def _get_fantasy_strategy(
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, ROOT, SOLVE)
-    if found == ORDERED or not _grows(self, targets, kwargs) or _stay_out() or not fantasy.holds():
+    if found == ORDERED or not _grows(self, inputs, targets, kwargs) or _stay_out() or not fantasy.holds():
         found = _stock_fantasy(*args, **kwargs)
         origin.made(None)
         return found
@@ -247,10 +247,10 @@ def _get_fantasy_strategy(
     return grown
 
 
-def _grows(strategy: Any, targets: Any, kwargs: dict[str, Any]) -> bool:
+def _grows(strategy: Any, inputs: Any, targets: Any, kwargs: dict[str, Any]) -> bool:
     """Whether autokern computes a fantasy: its strategy is adopted, and the new model holds all inputs."""
-    noise = kwargs.get("noise")  # of another shape than the targets', the library ignores or refuses it
-    if noise is not None and (noise.dim() > targets.dim() or noise.shape[-1:] != targets.shape[-1:]):
+    noise = kwargs.get("noise")  # of a shape unlike that of points and targets, the library ignores or refuses it
+    if noise is not None and (noise.dim() >= inputs[0].dim() or noise.shape[-1:] != targets.shape[-1:]):
         return False
     if not origin.is_ours(strategy) or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False

@@ -53,6 +53,14 @@ def test_fantasies_with_noise_of_their_own(shape, options, learnt):
     return moments(imagined(points(6, seed=8))), imagined.likelihood.noise
 
 
+@pytest.mark.parametrize("candidate", ["stock", "rows"])
+def test_noise_of_more_dimensions_than_points_is_refused_as_in_the_library(candidate):
+    model = predicted(regression(likelihood=fixed_noise()))
+    several = torch.full((5, 2), 0.1).double()
+    with ours(candidate, "fantasy"), pytest.raises(RuntimeError, match="same number of dimensions"):
+        fantasy(model, points(2, seed=7), several, noise=several)
+
+
 @stock_s(rtol=1e-06, atol=1e-07)
 def test_noise_of_one_update_stays_with_it():
     """A Gaussian likelihood has no place for it, so that it must not be computed anew."""
