@@ -24,9 +24,11 @@ LONG = [name for name, one in TABLE.items() if one.most < Scenario.most and not 
 USUAL = [name for name in TABLE if name not in {*RARE, *LONG}]
 
 
-@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 2)) for k, name in enumerate(USUAL)]
+)
 def test_scenario(name):
-    """By a recorded profile, by each candidate that can serve, and by chance."""
+    """By a recorded profile, by each candidate that can serve, and by chance; every other one among the slow tests."""
     _, found = judged(TABLE[name])
     assert not found, told(found)
 
