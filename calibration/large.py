@@ -44,7 +44,7 @@ from autokern.system import host
 
 FOLDER = Path(__file__).parent
 JSON_PATH, BLOCK = FOLDER / "large.json", "large"
-SHIPPED = FOLDER.parent / "autokern" / "ops" / "_shared" / "iterations.json"
+SHIPPED = FOLDER.parent / "autokern" / "ops" / "iterations.json"
 SIZES, STEPS = (1500, 2000, 4000), (2000, 4000, 8000)
 ROUNDS, SECONDS = 8, 5.0
 ALONE = 2000

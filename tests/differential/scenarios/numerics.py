@@ -103,10 +103,17 @@ def awkward_posterior(see: See, kind: str, span: float, noise: float):
     see("positive", bool((p.variance > -1e-3).all()))
 
 
+OF_NAN = {
+    "gradient by covar_module.base_kernel.raw_lengthscale": "where one point's distance is zero and the loss is NaN, "
+    "stock's gradient is NaN for an RBF kernel by torch 2.13 and zero by 2.14"
+}
+
+
 @scenarios(
     cases(kernel=["scaled rbf", "scaled matern32", "rbf + matern"], where=["points", "test points"]),
     cases(kernel=["scaled rbf", "scaled matern32", "own"], where=["targets", "everything", "infinite points"]),
-    cases(kernel=["scaled rbf"], where=["points", "targets"], n=1),
+    cases(kernel=["scaled rbf"], where=["points"], n=1),
+    cases(kernel=["scaled rbf"], where=["targets"], n=1, may=OF_NAN),
     cases(kernel=["scaled rbf", "scaled matern12"], where=["points"], dtype="float32"),
 )
 def not_numbers(see: See, kernel: str, where: str, n: int = 9):
