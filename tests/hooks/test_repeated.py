@@ -169,7 +169,7 @@ def test_what_is_not_recorded_is_left_to_the_library(name):
     assert served() == before
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(of, marks=[pytest.mark.slow] * (of == "hypervolume")) for of in CASES])
 def test_replays_are_what_stock_computes(name):
     make, q = CASES[name]
     torch.manual_seed(0)

@@ -235,7 +235,7 @@ def asked(see: See, of: str, row: str):
     (ROWS | {"written": _written})[row](see, outs, leaves, kept)
 
 
-@scenarios(cases(of=list(SUBJECTS)))
+@scenarios(cases(of=list(SUBJECTS)), rare=True)
 def freed(see: See, of: str):
     """With what it computed, a model is gone; a backward pass in between leaves nothing behind."""
     outs, leaves, kept = SUBJECTS[of](see)
