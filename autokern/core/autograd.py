@@ -168,8 +168,6 @@ class _Computed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        if ctx.gradients is None:
-            raise RuntimeError(SPENT)
         kept, found = keeps_graph(), _pulled_back(ctx, grad)
         if not kept:
             ctx.gradients = None
@@ -178,11 +176,14 @@ class _Computed(torch.autograd.Function):
 
 @each_cotangent
 def _pulled_back(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    gradients = ctx.gradients  # read once: another thread may differentiate the same graph
+    if gradients is None:
+        raise RuntimeError(SPENT)
     wanted, saved = ctx.needs_input_grad[3:], ctx.saved_tensors
     if torch.is_grad_enabled():
         return None, None, None, *plain_gradients(ctx.plain, (*ctx.unsaved.unchanged(), *saved), wanted, grad)
-    gradients = ctx.gradients(wanted) if callable(ctx.gradients) else ctx.gradients
-    return None, None, None, *times(gradients, grad, ctx.shapes, wanted)
+    found = gradients(wanted) if callable(gradients) else gradients
+    return None, None, None, *times(found, grad, ctx.shapes, wanted)
 
 
 def computed(

@@ -11,7 +11,7 @@ from support import covariances
 
 import autokern
 from autokern import kernels
-from autokern.core.autograd import Lent
+from autokern.core.autograd import Lent, _Computed
 from autokern.kernels import matmul
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
@@ -115,6 +115,24 @@ def test_backward_passes_of_one_quadratic_form_may_meet(monkeypatch):
     found = slope()
     torch.testing.assert_close(found, within[0])
     torch.testing.assert_close(found, slope())
+
+
+def test_backward_passes_of_one_known_value_may_meet():
+    """One could release the gradients between the other's check and use of them."""
+
+    class Context:
+        gradients, saved_tensors, shapes = [torch.tensor(3.0)], (), [torch.Size()]
+
+        @property
+        def needs_input_grad(self):
+            self.gradients = None
+            return False, False, False, True
+
+    context = Context()
+    with torch.no_grad():
+        assert _Computed.backward(context, torch.tensor(2.0))[3].item() == 6.0
+        with pytest.raises(RuntimeError, match="second time"):
+            _Computed.backward(context, torch.tensor(2.0))
 
 
 def test_cotangents_of_strips():
