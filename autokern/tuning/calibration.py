@@ -85,6 +85,7 @@ def calibrate(
     before the next is measured.
     """
     run, nesting = _Calibration(level, budget, known, progress or silent), operator.attrgetter("nesting")
+    profile = run.profile()
     memory.recycle()  # as in programs
     inside.active = inside.measuring = True
     try:
@@ -97,11 +98,12 @@ def calibrate(
                 weight = sum(pool.weight for pool in here)
                 run.measure(here, weight / max(left, weight, 1.0))
                 left -= weight
-                publish(run.profile())
+                profile = run.profile()
+                publish(profile)
             run.progress(1.0, "done")
     finally:
         inside.active = inside.measuring = False
-    return run.profile()
+    return profile
 
 
 @contextlib.contextmanager
