@@ -83,8 +83,8 @@ def _everywhere(monkeypatch):
     monkeypatch.setattr(graphs, "_capture", fakes.run_again)
     state.permitted.add("graphs")
     monkeypatch.setattr(host, "accelerator", lambda: torch.device("cpu"))
-    monkeypatch.setattr(threads, "ceiling", lambda: 64)
-    monkeypatch.setattr(threads, "current", lambda: 64)
+    for count in ("ceiling", "current"):  # each run starts as many threads where a matrix has as many tiles
+        monkeypatch.setattr(threads, count, lambda: 3)
     monkeypatch.setattr(matrices, "CACHED", 2**14)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
@@ -375,7 +375,7 @@ def _kernels(kernel: gpytorch.kernels.Kernel, d: int) -> Iterator[gpytorch.kerne
     yield half
 
 
-def _some(choices: Iterable[Any], most: int = 8000) -> list[Any]:
+def _some(choices: Iterable[Any], most: int = 3000) -> list[Any]:
     """All of them, or as many in a fixed order without system."""
     every = list(choices)
     return every if len(every) <= most else Random(1).sample(every, most)
