@@ -6,12 +6,10 @@ machine. Dtypes other than float32 and float64, and compiled, traced or vmapped 
 
 from __future__ import annotations
 
-import warnings
 from typing import cast
 
 import torch
 from linear_operator.operators import LinearOperator
-from linear_operator.utils.pinverse import stable_pinverse
 
 from autokern import ops as _ops  # noqa: F401  (declares every op)
 from autokern.core.registry import get
@@ -94,27 +92,6 @@ def cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int | None
             [1., 1.]])
     """
     return cast("torch.Tensor", _cholesky(a, jitter, max_tries))
-
-
-def eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the eigenvalues and eigenvectors of a symmetric matrix; deprecated, use `torch.linalg.eigh`."""
-    message = "autokern.linalg.eigh is torch.linalg.eigh, as nothing was faster: call that"
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return cast("tuple[torch.Tensor, torch.Tensor]", torch.linalg.eigh(a))
-
-
-def pinverse(root: torch.Tensor) -> torch.Tensor:
-    """Return linear_operator's pseudo-inverse of a matrix of full rank; deprecated, use the library's own function."""
-    message = "autokern.linalg.pinverse is linear_operator's stable_pinverse, as no program gained: call that"
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return cast("torch.Tensor", stable_pinverse(root))
-
-
-def matmul(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Return the product of two tensors; deprecated, use `torch.matmul`."""
-    message = "autokern.linalg.matmul is torch.matmul, as no program gained: call that"
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return torch.matmul(matrix, rhs)
 
 
 def inv_quad_logdet(

@@ -37,12 +37,12 @@ def product(points: int, begin: Callable[[], None]) -> dict[str, Any]:
     """Time one product and its gradients in this rank."""
     import torch
 
-    from autokern.kernels import matmul, partition
+    from autokern.kernels import matmul, tiles
     from autokern.kernels.tree import Node, Tree
 
     drawn = torch.rand(points, DIMENSIONS + COLUMNS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x, v = drawn[:, :DIMENSIONS].contiguous(), drawn[:, DIMENSIONS:].contiguous()
-    tree, plan = Tree(Node("leaf", "matern52"), [3 * x], [], []), partition.usual(x.device)
+    tree, plan = Tree(Node("leaf", "matern52"), [3 * x], [], []), tiles.usual(x.device)
     begin()
     began = time.perf_counter()
     out = matmul.product(tree, None, v, plan)

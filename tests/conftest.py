@@ -31,7 +31,7 @@ from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
 from autokern.core.state import inside
 from autokern.hooks import install
-from autokern.kernels import partition
+from autokern.kernels import tiles
 from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning import chooser
@@ -216,8 +216,8 @@ def free(monkeypatch):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 16 points, so that small matrices have several, and some that are not full."""
-    cut = partition.bounds
-    monkeypatch.setattr(partition, "bounds", lambda n, tile, multiple: cut(n, min(tile, 16), multiple))
+    cut = tiles.bounds
+    monkeypatch.setattr(tiles, "bounds", lambda n, tile, multiple: cut(n, min(tile, 16), multiple))
 
 
 @pytest.fixture

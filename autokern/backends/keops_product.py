@@ -27,7 +27,7 @@ from autokern.core.problem import Problem
 from autokern.core.state import Lock
 from autokern.kernels import embedded as forms
 from autokern.kernels.matmul import matmul
-from autokern.kernels.partition import Plan, usual
+from autokern.kernels.tiles import Plan, usual
 from autokern.kernels.tree import Node, Tree, by_formula, by_leaf, families_of, peeled
 from autokern.ops._problems import families, needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs

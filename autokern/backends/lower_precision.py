@@ -13,7 +13,7 @@ import torch
 from autokern.core.problem import Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
-from autokern.kernels.partition import usual
+from autokern.kernels.tiles import usual
 from autokern.ops._problems import needs_few, only
 from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs
 

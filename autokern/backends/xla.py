@@ -25,8 +25,7 @@ from autokern.kernels import embedded as forms
 from autokern.kernels import products
 from autokern.kernels.family import Family
 from autokern.kernels.matmul import matmul
-from autokern.kernels.partition import Plan, usual
-from autokern.kernels.tiles import sides
+from autokern.kernels.tiles import Plan, sides, usual
 from autokern.kernels.tree import Node, Tree, by_formula, families_of, peeled
 from autokern.ops._problems import families, needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from autokern.kernels import matmul
-from autokern.kernels.partition import usual
+from autokern.kernels.tiles import usual
 from autokern.kernels.tree import Tree
 
 Product = Callable[[torch.Tensor], torch.Tensor]

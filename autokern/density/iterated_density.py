@@ -21,7 +21,7 @@ from autokern.density import block_cg, gaussian
 from autokern.density.block_cg import Preconditioner, Solution, UnfitError
 from autokern.density.preconditioners import Kept
 from autokern.kernels import matmul, products
-from autokern.kernels.partition import usual
+from autokern.kernels.tiles import usual
 from autokern.kernels.tree import Parts, Tree
 from autokern.system import memory
 

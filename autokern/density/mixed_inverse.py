@@ -20,7 +20,7 @@ import torch
 from autokern.core.state import Weak
 from autokern.density import gaussian
 from autokern.kernels import products
-from autokern.kernels.partition import Place, usual
+from autokern.kernels.tiles import Place, usual
 from autokern.kernels.tree import Node, Tree
 from autokern.system import memory
 

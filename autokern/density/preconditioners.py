@@ -20,7 +20,7 @@ from autokern.density.block_cg import Gradients, Preconditioner, Probed, UnfitEr
 from autokern.density.vecchia import Conditioning, Vecchia, conditioning
 from autokern.kernels import matmul, products
 from autokern.kernels import tree as trees
-from autokern.kernels.partition import usual
+from autokern.kernels.tiles import usual
 from autokern.kernels.tree import Tree, apart
 
 _JITTER = 1e-9

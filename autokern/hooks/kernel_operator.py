@@ -21,7 +21,7 @@ from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.matrix import matrix
-from autokern.kernels.partition import usual
+from autokern.kernels.tiles import usual
 from autokern.kernels.tree import Node
 from autokern.runtime.dispatch import route
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from autokern.core.autograd import each_cotangent, plain_gradients
-from autokern.kernels import partition, products
+from autokern.kernels import products, tiles
 from autokern.kernels import tree as trees
-from autokern.kernels.partition import Plan
+from autokern.kernels.tiles import Plan
 from autokern.kernels.tree import Node, Tree, apart, flattened
 from autokern.system import ranks, threads
 from autokern.system.ranks import Ranks
@@ -40,7 +40,7 @@ def measure(here: Ranks) -> None:
     global _rate
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(_SAMPLE, 3, generator=generator, dtype=torch.float64, device="cpu")
-    tree, plan, best = Tree(Node("leaf", "matern52"), [x], [], []), partition.usual(x.device), float("inf")
+    tree, plan, best = Tree(Node("leaf", "matern52"), [x], [], []), tiles.usual(x.device), float("inf")
     for _ in range(3):
         here.barrier()
         began = time.perf_counter()
@@ -77,7 +77,7 @@ def _data(
 
 def _own(n: int, here: Ranks) -> slice:
     """Return this rank's range of n points; the ranges of all ranks cover the points."""
-    edges = [round(n * k / (here.size * partition.ALIGNED)) * partition.ALIGNED for k in (here.rank, here.rank + 1)]
+    edges = [round(n * k / (here.size * tiles.ALIGNED)) * tiles.ALIGNED for k in (here.rank, here.rank + 1)]
     return slice(min(n, edges[0]), n if here.rank + 1 == here.size else min(n, edges[1]))
 
 
@@ -99,7 +99,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     def work(out: torch.Tensor) -> None:
         whole = out.view(n, t)
         if others is None:
-            only = partition.dealt(n, plan.tile, threads.members(rhs.device), here.size, here.rank)
+            only = tiles.dealt(n, plan.tile, threads.members(rhs.device), here.size, here.rank)
             whole.copy_(products.product(tree, None, rhs, plan, only))
         elif stretches := _stretches(n, m, here):
             rows, columns = stretches
@@ -125,7 +125,7 @@ def gradients(
     n, t = left.shape
 
     def work(out: torch.Tensor) -> None:
-        only = partition.dealt(n, plan.tile, threads.members(right.device), here.size, here.rank)
+        only = tiles.dealt(n, plan.tile, threads.members(right.device), here.size, here.rank)
         if any(only):
             found, by_rhs = products.gradients(tree, None, left, right, plan, want_rhs, only)
             for total, one in zip(out.split(sizes), [*found, by_rhs], strict=True):

@@ -2,7 +2,7 @@
 
 A tile is evaluated, multiplied and dropped, so memory is linear in the points. The backward pass evaluates the tiles
 again. If rows and columns are the same points, a tile serves both halves of the matrix. No two threads add to the same
-numbers at a time, and every sum has a fixed order (`partition`).
+numbers at a time, and every sum has a fixed order (`tiles`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from autokern.kernels import partition
-from autokern.kernels.partition import Pairs, Place, Plan
-from autokern.kernels.tiles import Sides, Tiles, sides
+from autokern.kernels import tiles as tiling
+from autokern.kernels.tiles import Pairs, Place, Plan, Sides, Tiles, sides
 from autokern.kernels.tree import Tree, peeled
 from autokern.system import threads
 from autokern.system.threads import Member
@@ -23,7 +22,7 @@ _OnTile = Callable[[Place, torch.Tensor], None]
 
 
 def _buffer(like: torch.Tensor, tile: int) -> torch.Tensor:
-    return like.new_empty((tile + partition.ALIGNED) ** 2)
+    return like.new_empty((tile + tiling.ALIGNED) ** 2)
 
 
 def _tile(memory: torch.Tensor, at: Place) -> torch.Tensor:
@@ -55,11 +54,11 @@ def product(
     (n, m), members = known.shape, threads.members(vt.device)
     out = vt.new_zeros(vt.shape[0], m)
     if half:
-        rounds = partition.rounds(n, n, True, plan.tile, members) if only is None else only
-        places = functools.partial(partition.tiles_of, rounds, plan.tile, True)
+        rounds = tiling.rounds(n, n, True, plan.tile, members) if only is None else only
+        places = functools.partial(tiling.tiles_of, rounds, plan.tile, True)
     else:
-        stripes = partition.bounds(m, plan.tile, members)
-        places = functools.partial(partition.stripes_of, partition.bounds(n, plan.tile, 1), stripes)
+        stripes = tiling.bounds(m, plan.tile, members)
+        places = functools.partial(tiling.stripes_of, tiling.bounds(n, plan.tile, 1), stripes)
         members = min(members, len(stripes))
     # allocated before the threads start, which would wait for the interpreter lock
     workspaces = [(Tiles(known), _buffer(vt, plan.tile)) for _ in range(members)]
@@ -85,13 +84,13 @@ def _gradients(
     """
     like = known.tree.points[0]
     members = threads.members(like.device)
-    rounds = partition.rounds(*known.shape, known.same, tile, members) if only is None else only
+    rounds = tiling.rounds(*known.shape, known.same, tile, members) if only is None else only
     own_tiles = [Tiles(known) for _ in range(members)]
 
     def work(member: Member) -> None:
         tiles, memory = own_tiles[member.number], _buffer(like, tile)
         values = memory if seen is None else _buffer(like, tile)
-        for at in partition.tiles_of(rounds, tile, known.same, member):
+        for at in tiling.tiles_of(rounds, tile, known.same, member):
             if seen is not None:
                 k = _tile(values, at)
                 tiles.fill(at, k, keep=True)
@@ -147,7 +146,7 @@ def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, pla
     """
     known = sides(tree, others)
     n, m = known.shape
-    blocks = partition.bounds(n, max(1, plan.tile**2 // m), threads.members(out.device))
+    blocks = tiling.bounds(n, max(1, plan.tile**2 // m), threads.members(out.device))
 
     def work(member: Member) -> None:
         tiles = Tiles(known)

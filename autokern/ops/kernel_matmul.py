@@ -21,7 +21,7 @@ from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.family import known_family
-from autokern.kernels.partition import Plan, usual
+from autokern.kernels.tiles import Plan, usual
 from autokern.ops._problems import (
     Bytes,
     every,

@@ -28,7 +28,7 @@ from autokern.density import gaussian
 from autokern.kernels import family, graph, tree
 from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family
 from autokern.kernels.matmul import matmul
-from autokern.kernels.partition import usual
+from autokern.kernels.tiles import usual
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_keops = pytest.mark.skipif(

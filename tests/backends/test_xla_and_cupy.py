@@ -20,7 +20,7 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.kernels import matmul
 from autokern.kernels import tree as trees
-from autokern.kernels.partition import Plan
+from autokern.kernels.tiles import Plan
 from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.tuning.measuring import trial

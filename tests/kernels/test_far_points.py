@@ -157,7 +157,7 @@ def test_gradients_through_products_of_far_points(name):
 
 def covariance_product(tree, v):
     from autokern.kernels import matmul
-    from autokern.kernels.partition import Plan
+    from autokern.kernels.tiles import Plan
 
     return matmul.matmul(tree, None, v, Plan(32))
 

@@ -21,7 +21,7 @@ from support.tiling import (
 from autokern.kernels import matmul
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
-from autokern.kernels.partition import Plan
+from autokern.kernels.tiles import Plan
 from autokern.system import threads
 
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)

@@ -15,7 +15,7 @@ from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel
 from support.tiling import KERNELS, PLANS, prepared, product, random, read, truth
 
 from autokern.kernels import matrix as matrices
-from autokern.kernels.partition import Plan
+from autokern.kernels.tiles import Plan
 
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -104,7 +104,7 @@ def test_what_is_not_finite_is_not_hidden(bad, make, plan, same):
 def child(code):
     """A process that runs some code, and is gone afterwards."""
     start = "import torch, gpytorch\nfrom autokern import covariance\nfrom autokern.kernels import matmul, products\n"
-    start += "from autokern.kernels import tree as trees\nfrom autokern.kernels.partition import Plan\n"
+    start += "from autokern.kernels import tree as trees\nfrom autokern.kernels.tiles import Plan\n"
     command = [sys.executable, "-W", "ignore", "-c", start + textwrap.dedent(code)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

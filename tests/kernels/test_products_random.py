@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from support.tiling import KERNELS, NONE, PLANS, assert_right, prepared, random
 
 from autokern import kernels
-from autokern.kernels import partition
+from autokern.kernels import tiles
 from autokern.kernels import tree as trees
-from autokern.kernels.partition import Plan
+from autokern.kernels.tiles import Plan
 from autokern.system import threads
 
 
@@ -82,16 +82,16 @@ def test_every_family_is_in_some_tree_here():
 
 @given(n=st.integers(1, 3000), tile=st.sampled_from([1, 16, 48, 512]), multiple=st.integers(1, 9))
 def test_blocks_cover_all_points_once_and_are_no_larger_than_a_buffer(n, tile, multiple):
-    bounds = partition.bounds(n, tile, multiple)
+    bounds = tiles.bounds(n, tile, multiple)
     assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == n
-    assert all(0 < stop - start <= tile + partition.ALIGNED for start, stop in bounds)
+    assert all(0 < stop - start <= tile + tiles.ALIGNED for start, stop in bounds)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
 def test_every_pair_of_blocks_meets_once_and_no_block_twice_in_a_round(count):
     blocks = [(16 * k, 16 * k + 16) for k in range(count)]
-    rounds = list(partition.round_robin(blocks))
+    rounds = list(tiles.round_robin(blocks))
     assert sorted(pair for pairs in rounds for pair in pairs) == sorted(
         (a, b) for a in blocks for b in blocks if a >= b
     )
@@ -103,7 +103,7 @@ def test_every_pair_of_blocks_meets_once_and_no_block_twice_in_a_round(count):
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 5), (5, 1), (3, 3), (4, 6), (7, 2)])
 def test_every_row_meets_every_column_once(rows, columns):
     first, second = [(k, k + 1) for k in range(rows)], [(k, k + 1) for k in range(columns)]
-    rounds = list(partition.latin(first, second))
+    rounds = list(tiles.latin(first, second))
     assert sorted(pair for pairs in rounds for pair in pairs) == sorted((a, b) for a in first for b in second)
     for pairs in rounds:
         assert len({a for a, _ in pairs}) == len({b for _, b in pairs}) == len(pairs)
@@ -131,10 +131,10 @@ class Alone:
 def test_tiles_cover_the_matrix_once_and_members_add_to_different_sums(n, m, same, tile, members):
     m = n if same else m
     covered = torch.zeros(n, m, dtype=torch.int64)
-    for turn in partition.rounds(n, m, same, tile, members):
+    for turn in tiles.rounds(n, m, same, tile, members):
         writers = torch.full((2, max(n, m)), -1)  # who adds to the sums of a row, and of a column
         for number in range(members):
-            for at in partition.tiles_of([turn], tile, same, Alone(number, members)):
+            for at in tiles.tiles_of([turn], tile, same, Alone(number, members)):
                 mirrored = same and at.top != at.left
                 covered[at.top : at.bottom, at.left : at.right] += 1
                 covered[at.left : at.right, at.top : at.bottom] += int(mirrored)

@@ -15,7 +15,7 @@ from autokern.core.autograd import Lent, _Computed
 from autokern.kernels import matmul
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
-from autokern.kernels.partition import Plan
+from autokern.kernels.tiles import Plan
 from autokern.ops.inv_quad_logdet import closed_form
 from autokern.prediction.inverse_factor import RowBlocks
 

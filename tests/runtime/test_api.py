@@ -290,25 +290,6 @@ def test_what_is_asked_of_a_whole_step_is_what_stock_would_run(n, regime):
     assert autokern.explain("qr", m=n).problem.grad == ""
 
 
-def test_pinverse_is_the_librarys_and_says_so(spd):
-    with pytest.warns(DeprecationWarning, match="stable_pinverse"):
-        found = autokern.linalg.pinverse(spd[..., :5])
-    torch.testing.assert_close(found, torch.linalg.pinv(spd[..., :5]))
-
-
-def test_matmul_is_torchs_and_says_so(spd):
-    with pytest.warns(DeprecationWarning, match=r"torch\.matmul"):
-        found = autokern.linalg.matmul(spd, spd)
-    torch.testing.assert_close(found, spd @ spd)
-
-
-def test_eigh_is_torchs_and_says_so(spd):
-    with pytest.warns(DeprecationWarning, match=r"torch\.linalg\.eigh"):
-        values, vectors = autokern.linalg.eigh(spd)
-    for ours, theirs in zip((values, vectors), torch.linalg.eigh(spd), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
 def test_cholesky_takes_jitter():
     ones = torch.ones(4, 4, dtype=torch.float64)
     with pytest.warns(NumericalWarning, match=r"added jitter of 1\.0e-02"):

@@ -12,7 +12,7 @@ import torch
 
 from autokern.core.errors import RanksError
 from autokern.kernels import matmul, products
-from autokern.kernels.partition import Plan
+from autokern.kernels.tiles import Plan
 from autokern.kernels.tree import Node, Tree
 from autokern.system import ranks
 

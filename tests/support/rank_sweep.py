@@ -11,7 +11,7 @@ import torch
 from gpytorch.kernels import ConstantKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 
 from autokern.kernels import embedded, matmul, products
-from autokern.kernels.partition import Plan
+from autokern.kernels.tiles import Plan
 from autokern.system import ranks
 
 KERNELS = {

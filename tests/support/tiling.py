@@ -20,7 +20,7 @@ from linear_operator.operators import DenseLinearOperator
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.kernels import embedded, matmul
 from autokern.kernels import tree as trees
-from autokern.kernels.partition import Plan
+from autokern.kernels.tiles import Plan
 from autokern.runtime import dispatch
 
 NONE = torch.Size()

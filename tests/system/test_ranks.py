@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.rank_jobs import started, told
 
-from autokern.kernels import partition
+from autokern.kernels import tiles
 from autokern.system import ranks
 from autokern.system.threads import Member
 
@@ -15,10 +15,10 @@ from autokern.system.threads import Member
 def test_ranks_cover_each_tile_once(ranks, members):
     n, tile, seen = 1000, 60, set()
     for rank in range(ranks):
-        turns = partition.dealt(n, tile, members, ranks, rank)
+        turns = tiles.dealt(n, tile, members, ranks, rank)
         for number in range(members):
             own = [pairs[number::members] for pairs in turns]
-            places = list(partition.tiles_of(own, tile, True, Alone()))
+            places = list(tiles.tiles_of(own, tile, True, Alone()))
             assert seen.isdisjoint(places)
             seen.update(places)
     covered = sum((b - t) * (r - left) * (2 if t != left else 1) for t, b, left, r in seen)
@@ -29,9 +29,9 @@ def test_ranks_cover_each_tile_once(ranks, members):
 def test_ranks_and_their_threads_have_equal_work(n, members, ranks):
     """Threads wait for each other after each round."""
     for rank in range(ranks):
-        turns, work = partition.dealt(n, 768, members, ranks, rank), 0
+        turns, work = tiles.dealt(n, 768, members, ranks, rank), 0
         for pairs in turns:
-            each = [partition.tiles_of([pairs[number::members]], 768, True, Alone()) for number in range(members)]
+            each = [tiles.tiles_of([pairs[number::members]], 768, True, Alone()) for number in range(members)]
             work += max(sum((b - t) * (r - left) for t, b, left, r in places) for places in each)
         assert work < 1.2 * n**2 / 2 / ranks / members
 
