@@ -14,24 +14,40 @@ import gpytorch
 import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.operators import DenseLinearOperator, MatmulLinearOperator, to_linear_operator
+from linear_operator.operators import DenseLinearOperator, LinearOperator, MatmulLinearOperator, to_linear_operator
 
-from autokern.core.problem import Error, Problem
+from autokern.core.problem import Error, Features, Problem
 from autokern.model import originals
-from autokern.ops import _by_factor as by_factor
 from autokern.ops import _state_space as state_space
-from autokern.ops._by_factor import Prediction, complete, explains, factor
-from autokern.ops._iterations import Loose
-from autokern.ops._problems import as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._iterations import Loose, or_iterate
+from autokern.ops._problems import Bytes, as_asked, every, is_ours, iterates, matrix_problem, only, random_matrix
 from autokern.ops._sample_models import trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.inverse_factor import Conditioned, RowBlocks
-from autokern.prediction.lazy_covariance import evaluated, less
+from autokern.prediction.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated, less
 
+Prediction = tuple[torch.Tensor, LinearOperator]
+_BLOCK = 1024
+"""Number of test points in a block."""
 _skipped = gpytorch.settings.skip_posterior_variances.on
 _JOINT = 16
 """Number of test points up to which measurements read the joint covariance."""
+
+
+def _memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Bytes:
+    """Return a memory rule: matrices ``(m, m)``, ``(m, n)`` and ``(n, n)``, as many as `joint`, `rows` and `factors`.
+
+    Where stock iterates, no factor is cached yet: matrix and factor are added. Gradients keep `kept` more factors.
+    """
+
+    def memory(problem: Problem) -> int:
+        m, n, b = problem.m, problem.n, problem.batch
+        made = factors + (2 if iterates(problem) else 0) + (kept if problem.grad else 0)
+        each = rows + (1 if problem.grad else 0)
+        return int(joint * b * m * m + each * b * m * n + made * n * n) * problem.itemsize + 2**22
+
+    return memory
 
 
 def _graph(prior: Any) -> str:
@@ -45,7 +61,7 @@ def _graph(prior: Any) -> str:
 
 def _grown(strategy: Any, problem: Problem) -> Conditioned:
     """Return a model's factor as if its last point had been added later, once for each matrix of a batch."""
-    known = factor(strategy)
+    known = _factor(strategy)
     if problem.batch == 1 or problem.n == 1:
         return Conditioned(inverse=known.inverse, alpha=known.alpha)
     whole = known.inverse.dense()
@@ -124,8 +140,20 @@ class _Predict(Loose):
         problems += [base.replace(m=m, n=n, variant="fast/grown") for m, n in grown]
         return problems + [base.replace(m=m, n=n, grad="theta") for m, n in sizes[: 3 if full else 1]]
 
-    features = staticmethod(by_factor.stock_features)
-    memory = staticmethod(by_factor.memory_of(0, 2, 1))
+    def features(self, problem: Problem) -> Features:
+        joint, square = problem.batch * problem.m**2, float(problem.n**2)
+        flops = problem.elements * (problem.n + 2.0 * problem.d) + joint * 2.0 * (problem.n + problem.d)
+        bytes = ((12.0 if problem.grad else 6.0) * problem.elements + 6.0 * joint) * problem.itemsize
+        if "grown" in problem.words:  # no Cholesky factor exists, and its root must be assembled
+            return Features(60.0, flops, bytes + 4.0 * problem.batch * square * problem.itemsize)
+        if not iterates(problem):
+            return Features(60.0, flops, bytes)
+        # of the Lanczos root, and of conjugate gradients on samples to the tolerance of predictions
+        columns, steps = (1.0, 100) if "fast" in problem.words else (1.0 + problem.m, 30)
+        flops += 2.0 * steps * square * columns
+        return Features(60.0 + 20.0 * steps, flops, bytes + steps * square * problem.itemsize)
+
+    memory = staticmethod(_memory_of(0, 2, 1))
 
     def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         mean, covariance = out
@@ -149,11 +177,11 @@ class _Predict(Loose):
 PREDICT = _Predict()
 
 
-@PREDICT.candidate("stock", memory=lambda p: by_factor.memory_of(3, 2 if "fast" in p.words else 3, 2, kept=2)(p))
+@PREDICT.candidate("stock", memory=lambda p: _memory_of(3, 2 if "fast" in p.words else 3, 2, kept=2)(p))
 def stock(query: Query) -> Prediction:
     """gpytorch's own: the joint covariance of all test points; above `max_cholesky_size` by conjugate gradients."""
     strategy, mean, prior, cross, exact, fast, in_force = query
-    known = factor_cache.found(strategy) if in_force and complete() and not _skipped() else None
+    known = factor_cache.found(strategy) if in_force and _complete() and not _skipped() else None
     if known is not None:
         found = _as_stock(query, known)
         if exact or found[0].isfinite().all():  # with NaN, stock's iterations raise an error
@@ -166,19 +194,107 @@ def stock(query: Query) -> Prediction:
 
 def _as_stock(query: Query, known: Conditioned) -> Prediction:
     """Predict as the library does with filled caches: by tensors at small sizes, else by operators."""
-    strategy, prior, cross = query.strategy, query.prior, query.cross
-    small = sum(cross.shape[-2:]) <= gpytorch.settings.max_eager_kernel_size.value()
-    own, rows = (evaluated(lazy) if small else lazy.evaluate_kernel() for lazy in (prior, cross))
+    small = _is_small(query)
+    own, rows = (evaluated(lazy) if small else lazy.evaluate_kernel() for lazy in (query.prior, query.cross))
     mean = known.mean(rows) + query.mean
     if not query.fast:
-        explained = explains(query, known).explained_covariance(evaluated(rows), False)
-        return mean, to_linear_operator(own - explained) if small else less(own, explained)
-    strategy._last_test_train_covar = rows
+        return mean, _joint(query, known, own, evaluated(rows))
+    query.strategy._last_test_train_covar = rows
     root = rows.matmul(known.root)
     if small:
         return mean, to_linear_operator(torch.add(own, root @ root.mT, alpha=-1))
     return mean, own + MatmulLinearOperator(root, root.mT.mul(-1))
 
 
-by_factor.register(PREDICT)
+def _is_small(query: Query) -> bool:
+    return bool(sum(query.cross.shape[-2:]) <= gpytorch.settings.max_eager_kernel_size.value())
+
+
+def _joint(query: Query, known: Conditioned, own: Any, rows: torch.Tensor) -> LinearOperator:
+    explained = _explains(query, known).explained_covariance(rows, False)
+    return to_linear_operator(own - explained) if _is_small(query) else less(own, explained)
+
+
+def _factor(strategy: Any) -> Conditioned:
+    known = factor_cache.of(strategy)
+    assert known is not None
+    return known
+
+
+def _complete() -> bool:
+    """Whether `observation_nan_policy` has its default: no observation counts as missing."""
+    return bool(gpytorch.settings.observation_nan_policy.value() == "ignore")
+
+
+def _explains(query: Query, known: Conditioned) -> Explains:
+    return factor_cache.for_covariances(query.strategy, known, query.fast, query.prior.kernel)
+
+
+def _mean(query: Query, known: Conditioned, rows: torch.Tensor, which: slice = slice(None)) -> torch.Tensor:
+    """Return the posterior mean of the points `which`, by the library if observations are missing."""
+    own = query.mean[..., which]
+    return known.mean(rows) + own if _complete() else query.strategy.exact_predictive_mean(own, rows)
+
+
+def _kept(query: Query, multiply: bool) -> Prediction:
+    known, rows = _factor(query.strategy), evaluated(query.cross)
+    covariance = PosteriorCovariance.deferred(query.prior, rows, _explains(query, known), multiply)
+    return _mean(query, known, rows), covariance
+
+
+def _anew(query: Query) -> Prediction:
+    factor_cache.forget(query.strategy)
+    return stock(query)
+
+
+_or_anew = or_iterate(_anew, numbers=lambda found: found[:1])
+
+
+@PREDICT.candidate("eager", accuracy="better", memory=_memory_of(3, 1, 1, kept=2), parts=True)
+@_or_anew
+def eager(query: Query) -> Prediction:
+    """The joint covariance of all test points at once, from the model's cached factor."""
+    known, rows = _factor(query.strategy), evaluated(query.cross)
+    return _mean(query, known, rows), _joint(query, known, evaluated(query.prior), rows)
+
+
+@PREDICT.candidate("lazy", accuracy="better", parts=True)
+@_or_anew
+def lazy(query: Query) -> Prediction:
+    """The cross covariance is kept; variances and the joint covariance are computed when they are read."""
+    return _kept(query, multiply=False)
+
+
+@PREDICT.candidate(
+    "lazy-product",
+    accuracy="better",
+    unsupported=only("the inverse factor is all there is", lambda p: "grown" not in p.words),
+    memory=_memory_of(0, 2, 2, kept=1),
+    parts=True,
+)
+@_or_anew
+def lazy_product(query: Query) -> Prediction:
+    """The same by products with the inverse factor, formed once, instead of substitution."""
+    return _kept(query, multiply=True)
+
+
+@PREDICT.candidate(
+    "rows",
+    accuracy="better",
+    unsupported=every(
+        only("gradients keep the blocks anyway", lambda p: not p.grad),
+        only(f"no more than {_BLOCK} test points", lambda p: p.m > _BLOCK),
+    ),
+    memory=lambda p: _memory_of(0, 3.5, 1)(p.replace(m=min(p.m, _BLOCK))),
+    parts=True,
+)
+@_or_anew
+def rows(query: Query) -> Prediction:
+    """In blocks of test points; the cross covariance is never kept."""
+    known = _factor(query.strategy)
+    covariance = PosteriorCovariance.deferred(query.prior, query.cross, _explains(query, known), block=_BLOCK)
+    mean = by_blocks(query.cross, _BLOCK, lambda block, *place: _mean(query, known, block, slice(*place)))
+    return mean, covariance
+
+
 state_space.register_prediction(PREDICT)
