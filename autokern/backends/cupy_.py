@@ -12,7 +12,7 @@ from torch.utils.dlpack import from_dlpack
 
 from autokern.backends import installed
 from autokern.core.problem import Problem
-from autokern.ops._problems import only
+from autokern.ops._candidates import only
 from autokern.ops.decompositions import QR, Pair, differentiable_qr
 
 _unsupported = only("CuPy needs data on a CUDA device", lambda p: p.device == "cuda")

@@ -29,7 +29,8 @@ from autokern.kernels import embedded as forms
 from autokern.kernels.matmul import matmul
 from autokern.kernels.tiles import Plan, usual
 from autokern.kernels.tree import Node, Tree, by_formula, by_leaf, families_of, peeled
-from autokern.ops._problems import families, needs_few
+from autokern.ops._candidates import needs_few
+from autokern.ops._problems import families
 from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs
 
 _ADVICE = "see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out"

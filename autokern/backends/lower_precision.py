@@ -14,7 +14,7 @@ from autokern.core.problem import Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.tiles import usual
-from autokern.ops._problems import needs_few, only
+from autokern.ops._candidates import needs_few, only
 from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs
 
 

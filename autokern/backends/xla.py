@@ -27,7 +27,8 @@ from autokern.kernels.family import Family
 from autokern.kernels.matmul import matmul
 from autokern.kernels.tiles import Plan, sides, usual
 from autokern.kernels.tree import Node, Tree, by_formula, families_of, peeled
-from autokern.ops._problems import families, needs_few
+from autokern.ops._candidates import needs_few
+from autokern.ops._problems import families
 from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs
 from autokern.system import host, threads
 

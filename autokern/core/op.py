@@ -154,10 +154,6 @@ class Op(abc.ABC):
         """Return how many times stock's time on samples an exact result may take; 1 where stock is accurate enough."""
         return 1.0
 
-    def remark(self, problem: Problem) -> str:
-        """Return in words how accurate stock's answer is where it approximates; empty where that is unknown."""
-        return ""
-
     def expected_error(self, problem: Problem, candidate: Candidate) -> Error | None:
         """Return the error to expect of a candidate; None where its results are within the bound of the contract."""
         return candidate.error(problem)

@@ -21,19 +21,20 @@ from autokern.kernels.matrix import bytes_on
 from autokern.model import kernel_parts
 from autokern.model.library_orders import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients
-from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residual
-from autokern.ops._problems import (
+from autokern.ops._candidates import (
     LOW_RANK,
     Bytes,
+    as_own_iterations,
     every,
-    families,
-    iterates,
     needs_accelerator,
     of_trees,
     on_other_devices,
     only,
+    or_iterate,
+    to_a_residual,
     with_one_thread,
 )
+from autokern.ops._problems import families, iterates
 from autokern.system.threads import one_thread
 
 

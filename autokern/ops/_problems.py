@@ -1,56 +1,37 @@
-"""Shared by several ops: keys and problems of a matrix, samples, error bounds, candidates on another device."""
+"""Shared by the ops: keys and problems of matrices and kernels; matrices, kernels and small exact models as samples."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+import operator
+from typing import Any
 
 import torch
-from linear_operator import settings as library
-from linear_operator.utils.errors import NanError, NotPSDError
-from msgspec import structs
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.models import ExactGP
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from gpytorch.priors import LogNormalPrior
 
 from autokern.core.errors import caught
-from autokern.core.op import Op, Run, rebuilt, tensors_in
 from autokern.core.problem import Problem
 from autokern.kernels import embedded
 from autokern.kernels import tree as trees
-from autokern.kernels.family import known_family
+from autokern.kernels.family import family
 from autokern.kernels.tree import Node
-from autokern.system import host, threads
+from autokern.system import host
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 CG_ITERATIONS = 11
-"""The smallest number of iterations of the library's conjugate gradients; `iterations` has counts of real models."""
+"""The smallest number of iterations of the library's conjugate gradients; `_candidates` has counts of real models."""
 CG_VECTORS = 150
 """Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
-_SMALL = {"float64": 400, "float32": 255}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-Rule = Callable[[Problem], "str | None"]
-"""Says why a candidate cannot serve a problem, or None."""
-
-
-class OpOfParts(Op):
-    """An Op whose stock calls other ops, among them a factorisation, whose errors it may raise."""
-
-    raises = (NanError, NotPSDError)
-    composite = True
-
-    def small(self, problem: Problem) -> bool:
-        """Whether `arrays`, where it can serve, needs no measurement: points are few, twice as many for a mixture."""
-        most = 2 if "mixture" in families(problem) else 1
-        return problem.n * problem.batch <= most * _SMALL[problem.dtype]
-
-    def default_candidate(self, problem: Problem) -> str:
-        """Return `arrays` for small problems, in which stock's modules, autograd nodes and launches dominate."""
-        if problem.device != "cpu":  # computed on the CPU, and an accelerator gains sooner by more points
-            problem = problem.replace(m=2 * problem.m, n=2 * problem.n)
-        return "arrays" if self.small(problem) else "stock"
 
 
 def is_ours(*tensors: torch.Tensor) -> bool:
@@ -98,6 +79,15 @@ def kernel_problem(op: str, node: Node, kernel: Any, *tensors: torch.Tensor, mor
     return matrix_problem(op, x1, m=m, n=n, d=d, rhs=columns, batch=batch.numel(), grad=grad, variant=variant)
 
 
+def iterates(problem: Problem) -> bool:
+    return "cg" in problem.words
+
+
+def families(problem: Problem) -> list[str]:
+    """Return the kernel families of a problem: the first word of its variant."""
+    return problem.words[0].split("+")
+
+
 def device_of(problem: Problem) -> torch.device:
     return torch.device("cpu") if problem.device == "cpu" else host.accelerator() or torch.device(problem.device)
 
@@ -118,113 +108,68 @@ def positive_definite(problem: Problem, generator: torch.Generator) -> torch.Ten
     return k
 
 
-def only(words: str, serves: Callable[[Problem], bool]) -> Rule:
-    """Return the rule of a candidate that cannot serve other problems, for the reason `words`."""
-    return lambda problem: None if serves(problem) else words
+def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
+    """Return a sum of scaled kernels of the variant's families, with ARD unless the variant has the word `iso`."""
+    batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
+    words = problem.variant.split("/")
+    options = {"batch_shape": batch, **({} if "iso" in words else {"ard_num_dims": problem.d})}
+
+    def scaled(name: str) -> Kernel:
+        base = family(name).sampled(**options)
+        drawn = torch.rand(base.lengthscale.shape, generator=generator, device="cpu")
+        base.lengthscale = drawn.to(base.lengthscale.device) * 0.5 + 0.75 * problem.d**0.5
+        return ScaleKernel(base, batch_shape=batch)
+
+    total = functools.reduce(operator.add, map(scaled, words[0].split("+")))
+    return total.to(dtype=getattr(torch, problem.dtype), device=device_of(problem))
 
 
-def every(*rules: Rule) -> Rule:
-    """Return the rule of a candidate that must keep several; the first reason counts."""
-    return lambda problem: next((why for rule in rules if (why := rule(problem)) is not None), None)
+def trained(problem: Problem, generator: torch.Generator) -> Any:
+    """Return the strategy of a model of `n` points in `d` dimensions; where stock iterates, trials have no caches."""
+    like: dict[str, Any] = {"dtype": getattr(torch, problem.dtype), "device": device_of(problem)}
+    kernel = ScaleKernel(MaternKernel(2.5) if "line" in problem.words else RBFKernel(ard_num_dims=problem.d))
+    kernel.base_kernel.lengthscale = 0.5 * problem.d**0.5
+    likelihood = GaussianLikelihood()
+    likelihood.noise = 0.01
+    graph = "theta" in problem.grad.split("/")
+    for module in (kernel, likelihood):
+        module.to(**like).eval().requires_grad_(graph and module is kernel)  # caches detach the noise
+    single = problem.replace(batch=1)
+    x = random_matrix(single, generator, problem.n, problem.d)
+    y = x.sum(-1).sin() + 0.1 * random_matrix(single, generator, problem.n)
+    prior = MultivariateNormal(torch.zeros_like(y), LazyEvaluatedKernelTensor(x, x, kernel=kernel))
+    strategy = DefaultPredictionStrategy([x], prior, y, likelihood)
+    strategy.cold = iterates(problem)
+    return strategy
 
 
-needs_few = only("only for batches of at most 64 matrices", lambda p: p.batch <= 64)
-"""For candidates that use all threads for each matrix."""
-needs_tall = only("only for at least twice as many rows as columns", lambda p: p.m >= 2 * p.n)
-needs_cpu_detour = only("the data is on the CPU already", lambda p: p.device != "cpu")
-needs_accelerator = only("the data is on the accelerator already", lambda p: p.device == "cpu")
+class _Model(ExactGP):  # type: ignore[misc]
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, kernel: Kernel) -> None:
+        batch = y.shape[:-1]
+        likelihood = GaussianLikelihood(noise_prior=LogNormalPrior(-4.0, 1.0), batch_shape=batch)
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = ConstantMean(batch_shape=batch), kernel
+
+    def forward(self, x: torch.Tensor) -> MultivariateNormal:
+        mean = self.mean_module(x)
+        covariance = self.covar_module(x)
+        return MultivariateNormal(mean, covariance)
 
 
-class Bytes(Protocol):
-    """A memory rule."""
-
-    def __call__(self, problem: Problem) -> int: ...
-
-
-def squares(plain: float, graded: float | None = None) -> Bytes:
-    """Return a memory rule: so many matrices ``(n, n)`` without gradients, and with them (default: as many)."""
-
-    def memory(problem: Problem) -> int:
-        count = plain if graded is None or not problem.grad else graded
-        return int(count * problem.batch * problem.n**2 * problem.itemsize)
-
-    return memory
+def objective_model(problem: Problem, generator: torch.Generator, priors: bool = True) -> ExactGP:
+    """Return a model in training mode, of `n` points in `d` dimensions, possibly batched, with BoTorch's priors."""
+    x = random_matrix(problem, generator, problem.n, problem.d)
+    y = x.sum(-1).sin() + 0.1 * random_matrix(problem, generator, problem.n)
+    kernel = kernel_of(problem, generator)
+    scales = kernel.kernels if type(kernel) is AdditiveKernel else (kernel,)
+    for scaled in scales if priors else ():
+        base = scaled.base_kernel
+        prior = LogNormalPrior(2**0.5 + 0.5 * math.log(problem.d), 3**0.5)
+        base.register_prior("lengthscale_prior", prior, base._lengthscale_param, base._lengthscale_closure)
+    return _Model(x, y, kernel).to(x)
 
 
-def moved(run: Run, there: torch.device, args: tuple[Any, ...]) -> Any:
-    """Run with all tensors of the arguments on a device, and return the results on the device of the arguments."""
-    home = next(tensors_in(args)).device
-    return rebuilt(run(*rebuilt(args, lambda t: t.to(there))), lambda t: t.to(home))
-
-
-def on_other_devices(
-    op: Op,
-    run: Run,
-    summary: str,
-    *,
-    read: Callable[..., tuple[Any, ...]] = lambda *args: args,
-    on_cpu: Rule = needs_cpu_detour,
-    on_accelerator: Rule = needs_accelerator,
-    **options: Any,
-) -> None:
-    """Register the candidates ``cpu`` and ``accelerator``, whose name stands for ``{}`` in `summary`.
-
-    `read` makes the arguments of `run` of those of the op; the tensors among them move to the device.
-    """
-
-    def register(name: str, unsupported: Rule) -> None:
-        def there() -> Any:
-            return torch.device("cpu") if name == "cpu" else host.accelerator()
-
-        def detour(*args: Any) -> Any:
-            return moved(run, there(), read(*args))
-
-        def unavailable(device: str) -> str | None:
-            return "this machine has no accelerator" if there() is None else None
-
-        detour.__doc__ = summary.format("CPU" if name == "cpu" else name)
-        op.candidate(name, unsupported=unsupported, unavailable=unavailable, **options)(detour)
-
-    register("cpu", on_cpu)
-    register("accelerator", on_accelerator)
-
-
-def with_one_thread(op: Op, name: str) -> None:
-    """Register a candidate for one thread, its backward pass included, as ``name@1``."""
-    whole = op[name]
-
-    on_cpu = only("the number of threads matters only on a CPU", lambda p: p.device == "cpu")
-
-    def unavailable(device: str) -> str | None:
-        if not threads.allowed():
-            return "AUTOKERN_THREADS=off leaves the number of threads alone"
-        if threads.ceiling() == 1:
-            return "this process has one thread"
-        return whole.unavailable(device)
-
-    own = {"name": f"{name}@1", "summary": f"{whole.summary.rstrip('.')}; one thread.", "threads": 1}
-    own |= {"unsupported": every(on_cpu, whole.unsupported), "unavailable": unavailable}
-    op.listed.append(structs.replace(whole, run=threads.limited(whole.run, 1), **own))
-
-
-def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which stock factorises n rows if `exact`; real calls have such settings already."""
-    asked = exact and n > library.max_cholesky_size.value()
-    return library.fast_computations(False, False, False) if asked else contextlib.nullcontext()
-
-
-def iterates(problem: Problem) -> bool:
-    return "cg" in problem.words
-
-
-LOW_RANK = "the library solves a linear kernel by its rank"
-"""Why a linear kernel alone is left to stock: in a few dimensions this is far cheaper than a factor of all points."""
-
-
-def families(problem: Problem) -> list[str]:
-    """Return the kernel families of a problem: the first word of its variant."""
-    return problem.words[0].split("+")
-
-
-of_trees = only("for stationary kernels", lambda p: all(known_family(name) for name in families(p)))
-"""For candidates that need a tree of known families."""
+def prior_of(model: ExactGP) -> MultivariateNormal:
+    """Return a model's prior, lazy even while another thread runs a kernel, when gpytorch evaluates eagerly."""
+    (x,) = model.train_inputs
+    return MultivariateNormal(model.mean_module(x), LazyEvaluatedKernelTensor(x, x, kernel=model.covar_module))

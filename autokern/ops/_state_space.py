@@ -13,7 +13,8 @@ from autokern.core.problem import Problem
 from autokern.core.state import Beside
 from autokern.kernels import tree as trees
 from autokern.model.marginal import Marginal, ingredients, variances
-from autokern.ops._problems import every, families, only
+from autokern.ops._candidates import every, only
+from autokern.ops._problems import families
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.lazy_covariance import PosteriorCovariance

@@ -22,20 +22,8 @@ from autokern.core.autograd import each_cotangent
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.model import originals
-from autokern.ops._problems import (
-    EPS,
-    every,
-    matrix_key,
-    matrix_problem,
-    moved,
-    needs_cpu_detour,
-    needs_tall,
-    on_other_devices,
-    only,
-    positive_definite,
-    random_matrix,
-    squares,
-)
+from autokern.ops._candidates import every, moved, needs_cpu_detour, needs_tall, on_other_devices, only, squares
+from autokern.ops._problems import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
 from autokern.system import memory
 
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -30,23 +30,18 @@ from autokern.model.library_orders import TRACES, words
 from autokern.model.marginal import Marginal, read
 from autokern.ops import _factorised as factorised
 from autokern.ops import _state_space as state_space
+from autokern.ops._candidates import Iterated, as_asked, every, exact_up_to, needs_few, of_trees, only
 from autokern.ops._factorised import arrays_unsupported, in_place
-from autokern.ops._iterations import Iterated, exact_up_to
 from autokern.ops._problems import (
     CG_ITERATIONS,
     CG_VECTORS,
-    as_asked,
-    every,
     families,
     is_ours,
     iterates,
+    kernel_of,
     matrix_problem,
-    needs_few,
-    of_trees,
-    only,
     random_matrix,
 )
-from autokern.ops._sample_models import kernel_of
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _FUSED = 1500

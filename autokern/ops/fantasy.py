@@ -18,9 +18,8 @@ from linear_operator.utils.memoize import get_from_cache
 
 from autokern.core.problem import Error, Features, Problem
 from autokern.model import originals
-from autokern.ops._iterations import Loose
-from autokern.ops._problems import as_asked, is_ours, iterates, matrix_problem, random_matrix
-from autokern.ops._sample_models import trained
+from autokern.ops._candidates import OpOfParts, as_asked
+from autokern.ops._problems import is_ours, iterates, matrix_problem, random_matrix, trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Update
 from autokern.prediction.lazy_covariance import evaluated
@@ -32,7 +31,7 @@ def _graph(full_inputs: Any, targets: Any) -> str:
     return "x" if wanted else ""
 
 
-class _Fantasy(Loose):
+class _Fantasy(OpOfParts):
     name = "fantasy"
     summary = "caches of a model after new observations"
     nesting = 4

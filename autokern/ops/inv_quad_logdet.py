@@ -29,19 +29,16 @@ from autokern.density.matrices import factorised, inverted
 from autokern.model import originals
 from autokern.model.library_orders import TRACES, words
 from autokern.model.marginal import DIAGONAL, SUMS, is_unstructured, variances
-from autokern.ops._iterations import Iterated, exact_up_to, or_iterate
-from autokern.ops._problems import (
-    CG_ITERATIONS,
+from autokern.ops._candidates import (
+    Iterated,
     as_asked,
-    is_ours,
-    iterates,
-    matrix_problem,
+    exact_up_to,
     on_other_devices,
-    positive_definite,
-    random_matrix,
+    or_iterate,
     squares,
     with_one_thread,
 )
+from autokern.ops._problems import CG_ITERATIONS, is_ours, iterates, matrix_problem, positive_definite, random_matrix
 from autokern.system import threads
 
 Pair = tuple[torch.Tensor, torch.Tensor]

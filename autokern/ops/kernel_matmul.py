@@ -22,18 +22,8 @@ from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.family import known_family
 from autokern.kernels.tiles import Plan, usual
-from autokern.ops._problems import (
-    Bytes,
-    every,
-    families,
-    is_ours,
-    kernel_problem,
-    needs_few,
-    on_other_devices,
-    only,
-    random_matrix,
-)
-from autokern.ops._sample_models import kernel_of
+from autokern.ops._candidates import Bytes, every, needs_few, on_other_devices, only
+from autokern.ops._problems import families, is_ours, kernel_of, kernel_problem, random_matrix
 from autokern.system import ranks, threads
 
 _MANY, _MANY_ELSEWHERE = 2**18, 2**24

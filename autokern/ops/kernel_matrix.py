@@ -24,8 +24,8 @@ from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
 from autokern.kernels.matrix import both, bytes_on
-from autokern.ops._problems import every, families, is_ours, kernel_problem, on_other_devices, only, random_matrix
-from autokern.ops._sample_models import kernel_of
+from autokern.ops._candidates import every, on_other_devices, only
+from autokern.ops._problems import families, is_ours, kernel_of, kernel_problem, random_matrix
 
 _MAIN = ("rbf", "matern12", "matern32", "matern52")
 

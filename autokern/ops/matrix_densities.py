@@ -30,7 +30,8 @@ from linear_operator.operators import KroneckerProductDiagLinearOperator as Kron
 from autokern.core.problem import Features, Problem
 from autokern.density import matrices
 from autokern.model import originals
-from autokern.ops._problems import OpOfParts, alike, is_ours, matrix_problem, positive_definite, random_matrix
+from autokern.ops._candidates import OpOfParts
+from autokern.ops._problems import alike, is_ours, matrix_problem, positive_definite, random_matrix
 from autokern.system.threads import one_thread
 
 _MOST, _MOST_TASKS = 1000, 32

@@ -22,8 +22,8 @@ from autokern.core.problem import Features, Problem
 from autokern.density import array_density
 from autokern.density.array_density import Step, step_of
 from autokern.density.exact_objective import Reading
-from autokern.ops._problems import LOW_RANK, OpOfParts, every, families, only, squares
-from autokern.ops._sample_models import objective_model, prior_of
+from autokern.ops._candidates import LOW_RANK, OpOfParts, every, only, squares
+from autokern.ops._problems import families, objective_model, prior_of
 from autokern.system.threads import one_thread
 
 _MOST = 1000

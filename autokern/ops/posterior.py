@@ -19,8 +19,8 @@ from linear_operator.operators import DenseLinearOperator
 
 from autokern.core.problem import Features, Problem
 from autokern.model import originals
-from autokern.ops._problems import OpOfParts, every, families, only, random_matrix
-from autokern.ops._sample_models import objective_model, prior_of
+from autokern.ops._candidates import OpOfParts, every, only
+from autokern.ops._problems import families, objective_model, prior_of, random_matrix
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import Posterior
 

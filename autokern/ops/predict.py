@@ -19,9 +19,8 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator, Matmu
 from autokern.core.problem import Error, Features, Problem
 from autokern.model import originals
 from autokern.ops import _state_space as state_space
-from autokern.ops._iterations import Loose, or_iterate
-from autokern.ops._problems import Bytes, as_asked, every, is_ours, iterates, matrix_problem, only, random_matrix
-from autokern.ops._sample_models import trained
+from autokern.ops._candidates import Bytes, OpOfParts, as_asked, every, only, or_iterate
+from autokern.ops._problems import is_ours, iterates, matrix_problem, random_matrix, trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.inverse_factor import Conditioned, RowBlocks
@@ -69,7 +68,7 @@ def _grown(strategy: Any, problem: Problem) -> Conditioned:
     return Conditioned(inverse=RowBlocks(whole[:-1, :-1]), border=border, alpha=known.alpha)
 
 
-class _Predict(Loose):
+class _Predict(OpOfParts):
     name = "predict"
     summary = "posterior mean and variances at test points"
     nesting = 3

@@ -28,7 +28,7 @@ from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.model import library_orders
-from autokern.ops._iterations import as_own_iterations
+from autokern.ops._candidates import as_own_iterations
 
 N = 300
 settings = gpytorch.settings

@@ -14,11 +14,11 @@ from support import models
 from support.models import ExactModel
 
 import autokern
-from autokern.core.problem import Feasibility, Problem
+from autokern.core.problem import Error, Feasibility, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.density import array_density, gaussian
-from autokern.ops import _iterations as iterations
+from autokern.ops import _candidates as iterations
 from autokern.runtime import api, dispatch
 from autokern.system import host
 from autokern.tuning.chooser import Chooser, fitted
@@ -39,7 +39,7 @@ def loose(make_op):
         "loose",
         approximates=lambda problem: True,
         may_cost=lambda problem: 3.0,
-        remark=lambda problem: "stock is loose",
+        expected_error=lambda problem, candidate: Error("loose", "stock is loose") if candidate.loose else None,
     )
     made.candidate("stock")(lambda a: a)
     made.candidate("exact", accuracy="better")(lambda a: a)
@@ -107,13 +107,13 @@ def test_what_is_usual_is_read_from_the_study():
     assert op.may_cost(LOOSE) >= op.may_cost(LOOSE.replace(device="cuda")) > 1.3
     assert op.may_cost(LOOSE) == op.may_cost(LOOSE.replace(n=1000)) > op.may_cost(LOOSE.replace(n=known.points[-1]))
     assert op.may_cost(LOOSE.replace(n=10**5)) == 1
-    assert "gradients are off by" in op.remark(LOOSE)
+    assert "gradients are off by" in op.expected_error(LOOSE, op.stock).words
 
 
 def test_other_problems_are_as_they_were():
     op, problem = get("exact_log_prob"), LOOSE.replace(variant="rbf/cholesky")
     assert op.may_cost(problem) == 1
-    assert not op.remark(problem)
+    assert op.expected_error(problem, op.stock) is None
 
 
 def test_exact_is_the_default_up_to_some_thousand_points():

@@ -1,0 +1,250 @@
+"""Shared by the ops: what candidates can serve, their memory, devices and threads, and ops whose stock iterates.
+
+Stock's conjugate gradients take more products on real models than on samples, and their gradients have errors. Both
+numbers come from a study, whose counts `calibration/large.py --ship` writes to `iterations.json`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import functools
+import importlib.resources
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from linear_operator import settings as library
+from linear_operator.utils.errors import NanError, NotPSDError
+from msgspec import structs
+
+from autokern.core.op import Op, Run, rebuilt, tensors_in
+from autokern.core.problem import Candidate, Error, Problem
+from autokern.core.state import once
+from autokern.kernels.family import known_family
+from autokern.model.library_orders import LONGEST, TOLERANCE
+from autokern.ops._problems import families, iterates
+from autokern.system import host, threads
+
+_SMALL = {"float64": 400, "float32": 255}
+_MAY_COST = 1.3
+"""Exact gradients may take this many times stock's time at least, where stock's own are inaccurate."""
+_REST = 12.0
+"""Time of the rest of a training step, in units of a product."""
+Rule = Callable[[Problem], "str | None"]
+"""Says why a candidate cannot serve a problem, or None."""
+LOW_RANK = "the library solves a linear kernel by its rank"
+"""Why a linear kernel alone is left to stock: in a few dimensions this is far cheaper than a factor of all points."""
+
+
+def only(words: str, serves: Callable[[Problem], bool]) -> Rule:
+    """Return the rule of a candidate that cannot serve other problems, for the reason `words`."""
+    return lambda problem: None if serves(problem) else words
+
+
+def every(*rules: Rule) -> Rule:
+    """Return the rule of a candidate that must keep several; the first reason counts."""
+    return lambda problem: next((why for rule in rules if (why := rule(problem)) is not None), None)
+
+
+needs_few = only("only for batches of at most 64 matrices", lambda p: p.batch <= 64)
+"""For candidates that use all threads for each matrix."""
+needs_tall = only("only for at least twice as many rows as columns", lambda p: p.m >= 2 * p.n)
+needs_cpu_detour = only("the data is on the CPU already", lambda p: p.device != "cpu")
+needs_accelerator = only("the data is on the accelerator already", lambda p: p.device == "cpu")
+of_trees = only("for stationary kernels", lambda p: all(known_family(name) for name in families(p)))
+"""For candidates that need a tree of known families."""
+
+
+class Bytes(Protocol):
+    """A memory rule."""
+
+    def __call__(self, problem: Problem) -> int: ...
+
+
+def squares(plain: float, graded: float | None = None) -> Bytes:
+    """Return a memory rule: so many matrices ``(n, n)`` without gradients, and with them (default: as many)."""
+
+    def memory(problem: Problem) -> int:
+        count = plain if graded is None or not problem.grad else graded
+        return int(count * problem.batch * problem.n**2 * problem.itemsize)
+
+    return memory
+
+
+def moved(run: Run, there: torch.device, args: tuple[Any, ...]) -> Any:
+    """Run with all tensors of the arguments on a device, and return the results on the device of the arguments."""
+    home = next(tensors_in(args)).device
+    return rebuilt(run(*rebuilt(args, lambda t: t.to(there))), lambda t: t.to(home))
+
+
+def on_other_devices(
+    op: Op,
+    run: Run,
+    summary: str,
+    *,
+    read: Callable[..., tuple[Any, ...]] = lambda *args: args,
+    on_cpu: Rule = needs_cpu_detour,
+    on_accelerator: Rule = needs_accelerator,
+    **options: Any,
+) -> None:
+    """Register the candidates ``cpu`` and ``accelerator``, whose name stands for ``{}`` in `summary`.
+
+    `read` makes the arguments of `run` of those of the op; the tensors among them move to the device.
+    """
+
+    def register(name: str, unsupported: Rule) -> None:
+        def there() -> Any:
+            return torch.device("cpu") if name == "cpu" else host.accelerator()
+
+        def detour(*args: Any) -> Any:
+            return moved(run, there(), read(*args))
+
+        def unavailable(device: str) -> str | None:
+            return "this machine has no accelerator" if there() is None else None
+
+        detour.__doc__ = summary.format("CPU" if name == "cpu" else name)
+        op.candidate(name, unsupported=unsupported, unavailable=unavailable, **options)(detour)
+
+    register("cpu", on_cpu)
+    register("accelerator", on_accelerator)
+
+
+def with_one_thread(op: Op, name: str) -> None:
+    """Register a candidate for one thread, its backward pass included, as ``name@1``."""
+    whole = op[name]
+
+    on_cpu = only("the number of threads matters only on a CPU", lambda p: p.device == "cpu")
+
+    def unavailable(device: str) -> str | None:
+        if not threads.allowed():
+            return "AUTOKERN_THREADS=off leaves the number of threads alone"
+        if threads.ceiling() == 1:
+            return "this process has one thread"
+        return whole.unavailable(device)
+
+    own = {"name": f"{name}@1", "summary": f"{whole.summary.rstrip('.')}; one thread.", "threads": 1}
+    own |= {"unsupported": every(on_cpu, whole.unsupported), "unavailable": unavailable}
+    op.listed.append(structs.replace(whole, run=threads.limited(whole.run, 1), **own))
+
+
+def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which stock factorises n rows if `exact`; real calls have such settings already."""
+    asked = exact and n > library.max_cholesky_size.value()
+    return library.fast_computations(False, False, False) if asked else contextlib.nullcontext()
+
+
+class OpOfParts(Op):
+    """An Op whose stock calls other ops, among them a factorisation, whose errors it may raise.
+
+    With a `looseness`, stock iterates above `max_cholesky_size` to a loose tolerance, with this error.
+    """
+
+    raises = (NanError, NotPSDError)
+    composite = True
+    looseness: Error | None = None
+
+    def small(self, problem: Problem) -> bool:
+        """Whether `arrays`, where it can serve, needs no measurement: points are few, twice as many for a mixture."""
+        most = 2 if "mixture" in families(problem) else 1
+        return problem.n * problem.batch <= most * _SMALL[problem.dtype]
+
+    def default_candidate(self, problem: Problem) -> str:
+        """Return `arrays` for small problems, in which stock's modules, autograd nodes and launches dominate."""
+        if problem.device != "cpu":  # computed on the CPU, and an accelerator gains sooner by more points
+            problem = problem.replace(m=2 * problem.m, n=2 * problem.n)
+        return "arrays" if self.small(problem) else "stock"
+
+    def approximates(self, problem: Problem) -> bool:
+        return self.looseness is not None and iterates(problem)
+
+    def expected_error(self, problem: Problem, candidate: Candidate) -> Error | None:
+        return self.looseness if candidate.loose and self.approximates(problem) else candidate.error(problem)
+
+
+class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Results of the study of stock's conjugate gradients."""
+
+    least: int  # smallest number of products of any system
+    points: list[int]
+    usual: list[float]  # typical numbers of products at the sizes `points`
+    errors: list[float]  # lowest and highest relative error of stock's gradients
+    alone: float  # the library's time over that of the candidate `stock`, whose parts are dispatched
+    exact: int  # points up to which exact candidates serve without measurements
+
+
+@functools.cache
+def counted() -> Counted:
+    text = importlib.resources.files("autokern.ops").joinpath("iterations.json").read_bytes()
+    return msgspec.json.decode(text, type=Counted)
+
+
+class Iterated(OpOfParts):
+    """An op whose stock spends its time in products: densities and solves."""
+
+    @once
+    def looseness(self) -> Error:  # type: ignore[override]
+        low, high = (100 * error for error in counted().errors)
+        worth = f"its gradients are off by {low:.0f} % to {high:.0f} % on models like this"
+        return Error(f"{low:.0f}-{high:.0f} %", f"stock iterates, by default to a tolerance of 1: {worth}")
+
+    def may_cost(self, problem: Problem) -> float:
+        """Return how many times stock's time on a sample an exact candidate may take.
+
+        Real systems take more products than samples, and on a CPU the library by itself takes longer than the candidate
+        `stock`, whose parts are dispatched. Above `exact_up_to` points on a CPU the answer is 1: iterations to a tight
+        residual are much faster there.
+        """
+        if not iterates(problem) or (problem.device == "cpu" and problem.n > exact_up_to(problem)):
+            return 1.0
+        known = counted()
+        usual = known.usual[max(0, bisect.bisect_right(known.points, problem.n) - 1)]
+        harder = (max(usual, known.least) + _REST) / (known.least + _REST)
+        return harder * (max(_MAY_COST, known.alone) if problem.device == "cpu" else _MAY_COST)
+
+
+def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
+    """Return the error rule of a candidate that solves by `density.systems`; `more` ends the text."""
+
+    def error(problem: Problem) -> Error:
+        goal = f"{TOLERANCE[getattr(torch, problem.dtype)]:.0e}"
+        return Error(f"residual {goal}", f"solved to a relative residual of {goal}, or your tighter cg_tolerance{more}")
+
+    return error
+
+
+def as_own_iterations(name: str, value: float, problem: Problem) -> bool:
+    """Whether autokern's preconditioned iterations obey the library setting `name` at `value`."""
+    some = {"max_cg_iterations": value >= LONGEST, "min_preconditioning_size": value <= problem.n}
+    return some.get(name, name in ("max_cholesky_size", "terminate_cg_by_size", "num_trace_samples"))
+
+
+def or_iterate(stock: Run, numbers: Callable[[Any], Iterable[torch.Tensor]] = tensors_in) -> Callable[[Run], Run]:
+    """Return a decorator of exact candidates: where stock iterates, it serves after a failed factorisation or a NaN.
+
+    The last argument, or its `exact`, says whether stock factorises; `numbers` are what must be finite.
+    """
+
+    def decorate(run: Run) -> Run:
+        @functools.wraps(run)
+        def either(*args: Any) -> Any:
+            exact = getattr(args[-1], "exact", args[-1])
+            try:
+                found = run(*args)
+            except (NanError, NotPSDError):
+                if exact:
+                    raise
+            else:
+                if exact or all(t.isfinite().all() for t in numbers(found)):
+                    return found
+            return stock(*args)
+
+        return either
+
+    return decorate
+
+
+def exact_up_to(problem: Problem) -> int:
+    """Return the number of points up to which an exact candidate serves without measurements, 0 under user orders."""
+    return counted().exact if iterates(problem) and not problem.orders else 0
