@@ -64,12 +64,12 @@ TRAINING = """
   density/array_density.py: step_of | _steps Step | reads the model once; later checks that its parts are the same
   runtime/dispatch.py: route | key_of memo entry run | looks up the key of the call; a known one runs at once
 > runtime/session.py: Session.entry | problem_of Feasibility decision made | decides a new key
-> ops/objective.py: _Objective.problem_of | Problem | describes it: points, dimensions, dtype, device, kernels
+> ops/exact_models.py: _Objective.problem_of | Problem | describes it: points, dimensions, dtype, device, kernels
 > core/problem.py: Feasibility | why_not memory | finds the candidates that can serve, and their bytes
 > tuning/policy.py: decide | _Case choice | takes orders first, then predicted times, else stock
 > tuning/chooser.py: Chooser.estimates | forests shipped | predicts times over stock's by regression trees
 > runtime/memo.py: Entry.serve | candidate run | keeps the function of the candidate for this key
-  ops/objective.py: arrays | one_thread loss | is the candidate for a small model
+  ops/exact_models.py: objective_by_arrays | one_thread loss | is the candidate for a small model
   system/threads.py: _OneThread.__enter__ | put | limits OpenBLAS to one thread meanwhile
   density/array_density.py: evaluated | fetched computed | hands points, mean and targets over as arrays
   density/exact_objective.py: Single.evaluate | density backward | forms the covariance, then all derivatives

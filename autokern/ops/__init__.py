@@ -6,7 +6,11 @@ import pkgutil
 
 from autokern.core import registry
 
-_SHARED = {"decompositions": ("cholesky", "qr"), "matrix_densities": ("dense_log_prob", "task_log_prob")}
+_SHARED = {
+    "decompositions": ("cholesky", "qr"),
+    "exact_models": ("objective", "posterior"),
+    "matrix_densities": ("dense_log_prob", "task_log_prob"),
+}
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_"):  # else it serves several ops: candidates, problems and samples, costs, errors

@@ -1,0 +1,271 @@
+"""The Ops `objective` and `posterior` of small exact models that are read into arrays.
+
+`objective` is the negative log marginal likelihood per point, with its gradient. Its arguments are ``reading, forward,
+parameters``: the arrays of a model (`density.exact_objective`), the function that computes the loss with modules and
+autograd, and the parameters, by name, whose gradients are required. The result is the loss ``()``, or ``(...)`` for a
+batch of independent models, and the gradients of its sum in the order of the parameters; they are also stored in each
+``grad``. Or ``step, None, None``: one call of a marginal likelihood (`density.array_density`), whose result is its
+differentiable value ``()`` or ``(...)`` alone (grad ``theta``).
+
+`posterior` is the distribution that the model returns at a batch of small sets of points, with gradients. Its arguments
+are ``reading, x, forward``: the arrays of the model in its present state, points ``(..., m, d)``, and the function that
+computes the same with modules and autograd.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models import ExactGP
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator.operators import DenseLinearOperator
+
+from autokern.core.problem import Features, Problem
+from autokern.density import array_density
+from autokern.density.array_density import Step, step_of
+from autokern.density.exact_objective import Reading
+from autokern.model import originals
+from autokern.ops._candidates import LOW_RANK, OpOfParts, every, only, squares
+from autokern.ops._problems import families, objective_model, prior_of, random_matrix
+from autokern.prediction import factor_cache
+from autokern.prediction.array_posterior import Posterior
+from autokern.system.threads import one_thread
+
+_MOST_POINTS = 1000
+"""Number of points above which one thread is slower than the ops that stock calls."""
+_SEVERAL, _SINGLE = 16, 150
+"""Models of a batch, and points in single precision, above which a step may be slower than the ops that stock calls."""
+
+Found = tuple[torch.Tensor | None, ...]
+Closure = Callable[[], torch.Tensor]
+Known = Reading | Step
+Parameters = Mapping[str, torch.Tensor]
+
+
+class _Objective(OpOfParts):
+    name = "objective"
+    summary = "negative marginal likelihood of an exact model, with the gradient by all parameters"
+    nesting = 4
+
+    def key(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Any:
+        return reading.key, parameters is None
+
+    def problem_of(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Problem | None:
+        (n, d, batch, dtype, device, names), grad = reading.key, "theta" if parameters is None else ""
+        return Problem(op="objective", m=n, n=n, d=d, batch=batch, dtype=dtype, device=device, grad=grad, variant=names)
+
+    def reference(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Found | torch.Tensor:
+        return stock_objective(reading, forward, parameters)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        model = objective_model(problem, generator, priors=not problem.grad)
+        model.mean_module.requires_grad_(not problem.grad)
+        return _objective_arguments(model, bool(problem.grad))
+
+    def converted(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        step = args[2] is None
+        model = args[0].reading.mll().model if step else args[0].model
+        return _objective_arguments(copy.deepcopy(model).to(dtype), step)
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        base = Problem(op="objective", d=6, dtype=dtype, device=device, variant="rbf")
+        sizes = [20, 100, 50, 200] + ([10, 35, 70, 140, 300, 450, 700] if level == "full" else [])
+        problems = [base.replace(m=n, n=n, variant=w) for n in sizes for w in ("rbf", "matern52")]
+        if level == "full":
+            problems += [base.replace(m=n, n=n, d=d) for n in (30, 150) for d in (1, 20)]
+            problems += [base.replace(m=n, n=n, variant="matern52+rbf") for n in (30, 150)]
+        several = [(2, 50), (4, 100)] + ([(2, 20), (8, 20)] if level == "full" else [])
+        problems += [base.replace(m=n, n=n, batch=b) for b, n in several]
+        problems += [base.replace(m=n, n=n, grad="theta") for n in sizes[:4] + sizes[-3:] * (level == "full")]
+        return problems
+
+    def features(self, problem: Problem) -> Features:
+        parts, elements = _parts(problem), float(problem.batch * problem.n**2)
+        flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * parts)
+        return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * problem.itemsize * elements)
+
+    def memory(self, problem: Problem) -> int:
+        return (4 + 3 * _parts(problem)) * problem.n**2 * 8
+
+    def small(self, problem: Problem) -> bool:
+        few = super().small(problem)
+        if problem.batch > 1:  # of many small models, torch computes a step at once
+            at_once = problem.batch > _SEVERAL or (problem.dtype == "float32" and problem.n > _SINGLE)
+            few = not (at_once and problem.grad)
+        return few and _objective_unsupported(problem) is None
+
+
+OBJECTIVE = _Objective()
+
+
+def _objective_arguments(model: ExactGP, step: bool) -> tuple[Any, ...]:
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    if step:
+        with torch.enable_grad():
+            prior = prior_of(model)
+            prior = MultivariateNormal(prior.loc.detach().requires_grad_(), prior.lazy_covariance_matrix)
+        return step_of(mll, mll.forward, prior, model.train_targets), None, None
+
+    def forward() -> torch.Tensor:
+        return -mll(model(*model.train_inputs), model.train_targets)
+
+    return Reading(mll), forward, {name: p for name, p in mll.named_parameters() if p.requires_grad}
+
+
+def _parts(problem: Problem) -> int:
+    """Return the number of leaves of the kernel; a spectral mixture counts as four per dimension."""
+    return sum(4 * problem.d if name == "mixture" else 1 for name in families(problem))
+
+
+@OBJECTIVE.candidate("stock", memory=squares(1))  # inner ops check their own
+def stock_objective(reading: Known, forward: Closure | None, parameters: Parameters | None) -> Found | torch.Tensor:
+    """The libraries' own: modules forward, autograd backward; inner ops are dispatched."""
+    if forward is None or parameters is None:
+        assert isinstance(reading, Step)
+        return reading.forward(reading.distribution, reading.value)
+    for parameter in parameters.values():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+    with torch.enable_grad():
+        loss = forward()
+        loss.sum().backward()
+    return loss, *(parameter.grad for parameter in parameters.values())
+
+
+_objective_unsupported = every(
+    only(LOW_RANK, lambda p: families(p) != ["linear"]),
+    only(f"more than {_MOST_POINTS} points on one thread", lambda p: p.n * p.batch <= _MOST_POINTS),
+)
+
+
+@OBJECTIVE.candidate("arrays", unsupported=_objective_unsupported, threads=1)
+def objective_by_arrays(reading: Any, forward: Closure | None, parameters: Parameters | None) -> Found | torch.Tensor:
+    """NumPy and LAPACK from the raw parameters to the gradients, without modules and without autograd."""
+    with one_thread:
+        found = array_density.loss(reading) if parameters is None else reading.evaluate(parameters)
+    if found is None:  # stock adds jitter, warns or raises
+        return stock_objective(reading, forward, parameters)
+    return found if parameters is None else (found[0], *found[1])
+
+
+_MOST_ACROSS = 2**22
+"""Number of covariances between test and training points above which one thread is slower than torch."""
+_SMALL, _WORK = 2**18, {"float64": 2**27, "float32": 2**26}
+"""Numbers of them, and of multiplications with the factor, up to which `arrays` needs no measurement."""
+_OWN = 2**16
+"""Number of covariances between test points above which one thread is slower than torch."""
+Call = Callable[[torch.Tensor], Any]
+
+
+class _Posterior(OpOfParts):
+    name = "posterior"
+    summary = "posterior of an exact model at a few points of many sets, with the gradient by the points"
+    nesting = 4
+
+    def key(self, reading: Posterior, x: torch.Tensor, forward: Call) -> Any:
+        return reading.key, x.shape, _wanted(reading, x)
+
+    def problem_of(self, reading: Posterior, x: torch.Tensor, forward: Call) -> Problem | None:
+        (_, n, d, device, dtype, names), m, sets, grad = reading.key, x.shape[-2], reading.sets(x), _wanted(reading, x)
+        return Problem(op="posterior", m=m, n=n, d=d, batch=sets, device=device, dtype=dtype, grad=grad, variant=names)
+
+    def reference(self, reading: Posterior, x: torch.Tensor, forward: Call) -> Any:
+        mean, covariance = reading.formula(x)
+        return MultivariateNormal(mean, DenseLinearOperator(covariance))
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        model = objective_model(problem.replace(batch=1), generator).eval()
+        model.requires_grad_("theta" in problem.grad.split("/"))
+        x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
+        return _posterior_arguments(model, x)
+
+    def converted(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        _, x, forward = args
+        model = forward.args[0]
+        own = copy.deepcopy(model, {id(model.prediction_strategy): None}).to(dtype)
+        return _posterior_arguments(own, x.detach().to(dtype).requires_grad_(x.requires_grad))
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        base = Problem(op="posterior", d=6, dtype=dtype, device=device, variant="rbf", grad="theta/x")
+        sizes = [(1, 8, 50), (4, 8, 50), (4, 8, 200), (1, 8, 200), (4, 1, 50)]
+        if level == "full":
+            sizes += [(1, 1, 20), (2, 100, 100), (1, 500, 50), (150, 1, 100), (16, 8, 400), (8, 20, 20), (4, 8, 800)]
+        problems = [base.replace(m=m, batch=b, n=n) for m, b, n in sizes]
+        plain = sizes if level == "full" else sizes[1:2]
+        problems += [base.replace(m=m, batch=b, n=n, variant="matern52", grad="") for m, b, n in plain]
+        return problems
+
+    def features(self, problem: Problem) -> Features:
+        parts, elements = len(families(problem)), float(problem.elements)
+        again = 2.0 if problem.grad else 1.0
+        flops = 2.6 * again * elements * (problem.n + problem.m + problem.d * parts)
+        return Features(250.0 + again * (25.0 + 15.0 * parts), flops, again * 16.0 * 8.0 * elements * parts)
+
+    def memory(self, problem: Problem) -> int:
+        elements = problem.batch * problem.m * (problem.n * (3 + 3 * len(families(problem))) + 4 * problem.m)
+        return (elements + problem.n**2) * problem.itemsize
+
+    def materialize(self, out: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return out.loc, out.covariance_matrix
+
+    def small(self, problem: Problem) -> bool:
+        few = problem.elements <= min(_SMALL, _WORK[problem.dtype] // problem.n)
+        return few and _posterior_unsupported(problem) is None
+
+
+POSTERIOR = _Posterior()
+
+
+def _wanted(reading: Posterior, x: torch.Tensor) -> str:
+    """Return the gradients that may be required: ``theta`` (hyperparameters), ``x`` (points), both, or none."""
+    if not torch.is_grad_enabled():
+        return ""
+    if reading.graded():
+        return "theta/x" if x.requires_grad else "theta"
+    return "x" if x.requires_grad else ""
+
+
+def _posterior_arguments(model: Any, x: torch.Tensor) -> tuple[Any, ...]:
+    with torch.no_grad():
+        prior = prior_of(model)
+        strategy = DefaultPredictionStrategy(list(model.train_inputs), prior, model.train_targets, model.likelihood)
+        known = factor_cache.of(strategy)
+    model.prediction_strategy = strategy
+    assert known is not None
+    return Posterior(model, known), x, functools.partial(_as_botorch, model)
+
+
+def _as_botorch(model: Any, x: torch.Tensor) -> Any:
+    """Call a model under BoTorch's settings."""
+    settings = gpytorch.settings
+    with settings.debug(False), settings.fast_pred_var(), settings.detach_test_caches():
+        return originals.exact_call(model, x)
+
+
+@POSTERIOR.candidate("stock")
+def stock_posterior(reading: Posterior, x: torch.Tensor, forward: Call) -> Any:
+    """The library's own: joint kernel matrices of test and training points by modules and autograd."""
+    return forward(x)
+
+
+_posterior_unsupported = every(
+    only(f"more than {_OWN} covariances of test points on one thread", lambda p: p.batch * p.m**2 <= _OWN),
+    only(f"more than {_MOST_ACROSS} covariances on one thread", lambda p: p.elements <= _MOST_ACROSS),
+)
+
+
+@POSTERIOR.candidate("arrays", unsupported=_posterior_unsupported, threads=1)
+def posterior_by_arrays(reading: Posterior, x: torch.Tensor, forward: Call) -> Any:
+    """NumPy and BLAS from the points to mean, covariance and gradients, in one autograd function."""
+    found = reading.at(x)
+    if found is None:  # stock raises its own error
+        return forward(x)
+    mean, covariance = found
+    return MultivariateNormal(mean, DenseLinearOperator(covariance))
