@@ -1,4 +1,8 @@
-"""The log density of one-dimensional Matérn processes as an autograd function, in time and memory linear in points."""
+"""The log density of one-dimensional Matérn processes as an autograd function, in time and memory linear in points.
+
+Sorted points are cut into blocks. Given the state at its first point, the values of a block and the state at the first
+point of the next block are jointly Gaussian with dense covariances, which are factorised as one batch.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from autokern.core.autograd import computed
-from autokern.density import markov_chain
-from autokern.kernels.state_space import chain, leaves_of
+from autokern.density.markov_chain import Around, Blocks, Element, around, chain, cut, filtered, leaves_of, resolvent
+from autokern.density.matrices import LOG_2_PI
 from autokern.kernels.tree import Tree
 
 _LEAST, _LEAST_ITERATED = 1e-8, 1e-12
@@ -20,8 +24,6 @@ MOST = {torch.float64: 2e-11, torch.float32: 1e-7}
 """Largest relative residual of a solution if stock factorises, by dtype; a Cholesky factor leaves about 1e-15."""
 _ROWS = 8
 """Rows of the system at which a solution is checked."""
-
-
 _order = threading.local()
 """Its `last` is the permutation that sorted this thread's previous points, checked before it is used again."""
 
@@ -40,13 +42,81 @@ def _sorting(points: torch.Tensor) -> torch.Tensor | None:
     return last
 
 
+class Conditional(NamedTuple):
+    """Values and next state of each block, conditional on the state at its start."""
+
+    seen: torch.Tensor  # coefficients of the values by that state, zero for padding
+    root: torch.Tensor  # ``L^-1`` of the noisy covariances of the values, ``(k, size, size)``
+    white: torch.Tensor  # ``L^-1`` times ``[seen, covariances with the next state, residual]``
+    element: Element  # the blocks as elements of the scan
+    constant: torch.Tensor  # log density of each block's values if that state is zero, ``(k)``
+    valid: bool  # whether all factorisations succeeded
+
+
+def conditional(blocks: Blocks, noise: torch.Tensor, residual: torch.Tensor) -> Conditional:
+    """Return blocks with noise and residual ``(n)``, conditional on the states at their starts."""
+    k, size, d = blocks.seen.shape
+    empty = k * size - len(residual)
+    seen, moved = blocks.seen, blocks.transition @ blocks.stationary
+    between = blocks.ahead - seen @ moved.mT
+    after = blocks.stationary - moved @ blocks.transition.mT
+    keep = None
+    if empty:
+        keep = torch.ones(k, size, 1, dtype=seen.dtype, device=seen.device)
+        keep[-1, size - empty :] = 0
+        seen, between = seen * keep, between * keep
+        noise = torch.cat((noise, noise.new_ones(empty)))
+        residual = torch.cat((residual, residual.new_zeros(empty)))
+    columns = torch.cat((seen, between, residual.view(k, size, 1)), -1)
+    noise, weighted = noise.view(k, size), seen @ blocks.stationary
+    unit = torch.eye(size, dtype=seen.dtype, device=seen.device)
+    found = []
+    for part in blocks.parts:
+        values = torch.baddbmm(_covariances(blocks, part), weighted[part], seen[part].mT, alpha=-1)
+        if keep is not None and part.stop == k:
+            values = values * keep[part] * keep[part].mT
+        values.diagonal(dim1=-2, dim2=-1).add_(noise[part])
+        lower, info = torch.linalg.cholesky_ex(values)
+        root = torch.linalg.solve_triangular(lower, unit, upper=False)
+        found.append((root, root @ columns[part], lower.diagonal(dim1=-2, dim2=-1).log().sum(-1), info))
+    root, white, logs, info = (torch.cat(each) for each in zip(*found, strict=True))
+    gram = white.mT @ white
+    state, behind, data = slice(0, d), slice(d, 2 * d), slice(2 * d, None)
+    element = Element(
+        blocks.transition - gram[:, behind, state],
+        gram[:, behind, data],
+        after - gram[:, behind, behind],
+        gram[:, state, data],
+        gram[:, state, state],
+    )
+    return Conditional(seen, root, white, element, -0.5 * gram[:, -1, -1] - logs, not info.any())
+
+
+def _covariances(blocks: Blocks, part: slice) -> torch.Tensor:
+    """Return the prior covariances of the values inside some blocks, without noise."""
+    leaves = zip(blocks.chains, blocks.weights, (z[part] for z in blocks.inside), strict=True)
+    each = (one.correlation((z.unsqueeze(-1) - z.unsqueeze(-2)).abs()) * weight for one, weight, z in leaves)
+    return functools.reduce(torch.add, each)
+
+
+def density(of: Conditional, beside: Around, n: int) -> torch.Tensor:
+    """Return the log density of n residuals, summed over blocks that are each conditional on all before."""
+    _, _, _, h, j = of.element
+    mean, covariance = beside.mean, beside.covariance
+    later, _ = filtered(mean, covariance, of.element)
+    # h^T m - m^T J m / 2 + (h - J m)^T (m' - m) / 2, with the mean m' given the data of the block too
+    quadratic = (h * (mean + later) - (j @ mean) * later).sum()
+    logdet = torch.linalg.slogdet(torch.eye(j.shape[-1]).to(j) + j @ covariance).logabsdet.sum()
+    return of.constant.sum() + 0.5 * (quadratic - logdet) - 0.5 * n * LOG_2_PI
+
+
 def plain(
     families: tuple[str, ...], noise: torch.Tensor, residual: torch.Tensor, weights: torch.Tensor, *points: torch.Tensor
 ) -> torch.Tensor:
     """Return the log density by plain torch steps, differentiable to any order."""
-    blocks = markov_chain.cut(families, weights, list(points))
-    of = markov_chain.conditional(blocks, noise.expand(len(residual)), residual)
-    return markov_chain.density(of, markov_chain.around(of.element, blocks.stationary), len(residual))
+    blocks = cut(families, weights, list(points))
+    of = conditional(blocks, noise.expand(len(residual)), residual)
+    return density(of, around(of.element, blocks.stationary), len(residual))
 
 
 class Chained(NamedTuple):
@@ -90,7 +160,7 @@ def has_digits(data: Chained, solved: torch.Tensor, most: float) -> bool:
     kernel = solved.new_zeros(len(rows), n)
     for family, weight, z in zip(data.families, data.weights.detach(), data.points, strict=True):
         one = chain(family)
-        kernel += one.correlation((z.detach() - z.detach()[rows, None]).abs_().mul_(markov_chain.root_of(one))) * weight
+        kernel += one.correlation((z.detach() - z.detach()[rows, None]).abs_().mul_(one.root)) * weight
     own = (data.noise.detach().expand(n) * solved)[rows]
     left = kernel @ solved + own - data.residual.detach()[rows]
     return bool((left.abs() <= most * (kernel @ solved.abs() + own.abs())).all())
@@ -109,15 +179,15 @@ class Responses(NamedTuple):
     carried: torch.Tensor  # covariance of the next state with that state, ``(k, d, d)``
 
 
-def responses(of: markov_chain.Conditional, beside: markov_chain.Around) -> Responses:
+def responses(of: Conditional, beside: Around) -> Responses:
     """Return the responses of all blocks."""
     element, d = of.element, of.element.b.shape[1]
     columns = of.root.mT @ of.white
     by_state, by_next, by_data = columns[..., :d], columns[..., d : 2 * d], columns[..., 2 * d :]
-    mean, covariance = markov_chain.filtered(beside.mean, beside.covariance, of.element)
+    mean, covariance = filtered(beside.mean, beside.covariance, of.element)
     carried = element.a @ covariance
     next_covariance = carried @ element.a.mT + element.q
-    told = markov_chain.inverse_of_unit_plus(beside.j @ next_covariance)
+    told = resolvent(beside.j @ next_covariance)
     following = told @ (beside.h - beside.j @ (element.a @ mean + element.b))
     curved = told @ beside.j
     gain = torch.baddbmm(by_next, by_state, carried.mT)
@@ -126,7 +196,7 @@ def responses(of: markov_chain.Conditional, beside: markov_chain.Around) -> Resp
 
 
 def gradients(
-    blocks: markov_chain.Blocks, of: markov_chain.Conditional, beside: markov_chain.Around, n: int
+    blocks: Blocks, of: Conditional, beside: Around, n: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Return the derivatives by noise and residual ``(n)``, weights ``(leaves)`` and points, each ``(n)``.
 
@@ -161,7 +231,7 @@ def gradients(
     by_seen = g @ smooth - spread + known @ carried - 2 * (weighted @ stationary) - between @ (transition @ stationary)
     by_transition = g_next @ smooth - curved @ carried - (crossed + 2 * (of_next @ transition)) @ stationary
     by_stationary = of_next - of.seen.mT @ weighted - (transition.mT @ of_next + crossed.mT) @ transition
-    told = markov_chain.inverse_of_unit_plus(beside.whole_j @ stationary)
+    told = resolvent(beside.whole_j @ stationary)
     first = told @ beside.whole_h
     by_stationary = by_stationary.sum(0) + 0.5 * (first @ first.mT - told @ beside.whole_j)
     by_points = []
@@ -178,7 +248,7 @@ def gradients(
         total[1:, 0] += after[:-1]
         flat = total.view(-1)
         flat[n - 1] += flat[n:].sum() + after[-1]
-        by_points.append(flat[:n] * markov_chain.root_of(one))
+        by_points.append(flat[:n] * one.root)
     residual = g[..., 0].reshape(-1)[:n].neg()
     return by_noise.view(-1)[:n], residual, by_weights, by_points
 
@@ -191,10 +261,10 @@ def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor, exact: boo
     families, _, own, values, weights, points = data
     n = len(values)
     with torch.no_grad():
-        blocks = markov_chain.cut(families, weights, points)
-        of = markov_chain.conditional(blocks, own.expand(n), values)
-        beside = markov_chain.around(of.element, blocks.stationary)
-        value = markov_chain.density(of, beside, n).item()
+        blocks = cut(families, weights, points)
+        of = conditional(blocks, own.expand(n), values)
+        beside = around(of.element, blocks.stationary)
+        value = density(of, beside, n).item()
         if not of.valid or math.isnan(value):
             return None
         by_noise, by_residual, by_weights, by_points = gradients(blocks, of, beside, n)

@@ -38,7 +38,7 @@ def word(marginal: Marginal, value: torch.Tensor) -> str:
 
 
 def _word_of(kernel: Any) -> str:
-    from autokern.kernels.state_space import leaves_of  # few programs have such points
+    from autokern.density.markov_chain import leaves_of  # few programs have such points
 
     node = trees.form(kernel)
     if node is None or leaves_of(node) is None:

@@ -7,8 +7,8 @@ import math
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 
-from autokern.density.markov import Chained, has_digits, responses
-from autokern.density.markov_chain import Element, around, conditional, cut, inverse_of_unit_plus, root_of
+from autokern.density.markov import Chained, conditional, has_digits, responses
+from autokern.density.markov_chain import Element, around, cut, resolvent
 from autokern.prediction.lazy_covariance import BySolving
 
 _DENSE = 4000
@@ -36,7 +36,7 @@ class LinePosterior(BySolving):
     def at(self, points: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return means and variances at unsorted points ``(m)``, given for each leaf."""
         blocks = self._blocks
-        scaled = [z.double() * root_of(c) for c, z in zip(blocks.chains, points, strict=True)]
+        scaled = [z.double() * c.root for c, z in zip(blocks.chains, points, strict=True)]
         block = torch.searchsorted(blocks.starts[0][1:-1], scaled[0], right=True)
         mean, variance = (torch.empty_like(scaled[0]) for _ in range(2))
         for start in range(0, len(block), _ROWS):
@@ -73,7 +73,7 @@ class LinePosterior(BySolving):
         blocks, beside = self._blocks, self._beside
         leaves = zip(blocks.chains, blocks.weights, blocks.starts, points, strict=True)
         ahead = torch.cat([c.ahead(t[0] - z) * w for c, w, t, z in leaves], -1)
-        told = inverse_of_unit_plus(beside.whole_j @ blocks.stationary)
+        told = resolvent(beside.whole_j @ blocks.stationary)
         explained = _quadratic(ahead.unsqueeze(-2), told @ beside.whole_j)
         return (ahead @ told @ beside.whole_h).squeeze(-1), blocks.weights.sum() - explained.flatten()
 
@@ -102,7 +102,7 @@ class LinePosterior(BySolving):
         columns = columns if data.order is None else columns[data.order]
         k = torch.diag_embed(data.noise.expand(self.n))
         for one, weight, z in zip(self._blocks.chains, data.weights, data.points, strict=True):
-            scaled = z * root_of(one)
+            scaled = z * one.root
             k = k + one.correlation((scaled.unsqueeze(-1) - scaled).abs()) * weight
         white = torch.linalg.solve_triangular(psd_safe_cholesky(k), columns, upper=False)
         return (white.mT @ white).to(rows.dtype)
