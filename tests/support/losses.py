@@ -1,4 +1,4 @@
-"""Models whose marginal likelihoods are recorded and replayed, and their training."""
+"""Marginal likelihoods that are recorded and replayed, exact and variational: their training beside the library's."""
 
 from __future__ import annotations
 
@@ -6,29 +6,18 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
 from gpytorch.priors import GammaPrior
+from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from support.outcomes import judged
 
 import autokern
-from autokern.core.replay import recording
-from autokern.hooks import gpytorch as hooks
 from autokern.hooks import install
-from autokern.hooks.later import repeated
 
 DOUBLE = torch.float64
-
-
-def at_once(monkeypatch):
-    """Record at once, and serve whatever it takes."""
-    monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
-    monkeypatch.setattr(hooks, "_ENOUGH_VARIATIONAL", 0.0)
-    monkeypatch.setattr(recording, "_IN_CACHE", 0)  # results share memory
-    for name, value in {"_GAIN": float("inf"), "_histories": {}}.items():
-        monkeypatch.setattr(repeated, name, value)
 
 
 class Own(Kernel):
@@ -70,16 +59,82 @@ def single(kernel=None, mean=None, dtype=DOUBLE, likelihood=None, kind=ExactMarg
     return kind(model.likelihood, model)
 
 
+MANY = torch.rand(90, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(5))
+
+
+class Sparse(gpytorch.models.ApproximateGP):
+    def __init__(self, strategy=VariationalStrategy, kind=CholeskyVariationalDistribution, learn=True, mean=None):
+        inducing = MANY[:8].clone()
+        super().__init__(strategy(self, inducing, kind(len(inducing)), learn_inducing_locations=learn))
+        self.mean_module, self.covar_module = (mean or ConstantMean)(), ScaleKernel(RBFKernel(ard_num_dims=2))
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def sparse(likelihood=None, mll=VariationalELBO, model=Sparse, **options):
+    torch.manual_seed(1)
+    made = model(**options).double()
+    return mll((likelihood or GaussianLikelihood()).double(), made, num_data=len(MANY)).train()
+
+
+def batch(mll, at, size=30):
+    """All data of an exact model, and a draw of those of a variational one."""
+    if isinstance(mll.model, gpytorch.models.ExactGP):
+        return mll.model.train_inputs, mll.model.train_targets
+    rows = torch.randperm(len(MANY), generator=torch.Generator().manual_seed(at))[:size]
+    return (MANY[rows],), (6 * MANY[rows]).sin().sum(-1)
+
+
 def replays():
     return autokern.stats().get("optimised function", {}).get("replay", 0)
 
 
-def once(change, when=6):
+def called(mll, at=0):
+    """A loss, and the distribution that it is of."""
+    inputs, target = batch(mll, at)
+    output = mll.model(*inputs)
+    return mll(output, target), output
+
+
+def prepared(make=single):
+    """A marginal likelihood of which the next call is a replay."""
+    mll = make()
+    for at in range(7):
+        called(mll, at)[0].backward()
+    mll.zero_grad()
+    return mll
+
+
+def once(change, when=7):
     """A change of a marginal likelihood at one step of its training."""
     return lambda mll, at: change(mll) if at == when else None
 
 
-def as_library(served=0, **tolerance):
+def trained(make, change=None, steps=14, size=lambda at: 30):
+    """Losses and gradients of some steps of training, and the parameters after them."""
+    torch.manual_seed(0)
+    mll, found = make(), []
+    optimizer = torch.optim.Adam(mll.parameters(), lr=0.05)
+    for at in range(steps):
+        if change is not None:
+            change(mll, at)
+        inputs, target = batch(mll, at, size(at))
+        optimizer.zero_grad()
+        loss = -mll(mll.model(*inputs), target)
+        loss.backward()
+        optimizer.step()
+        found += [loss.detach(), *(p.grad.clone() for p in mll.parameters() if p.grad is not None)]
+    return [*found, *(p.detach() for p in mll.parameters())]
+
+
+def same(ours, theirs, bound=1e-9):
+    for one, other in zip(ours, theirs, strict=True):
+        rtol = bound if other.dtype == DOUBLE else 1e-5
+        torch.testing.assert_close(one, other, rtol=rtol, atol=rtol)
+
+
+def as_library(served=0, bound=1e-9):
     """Let a test return the same with replays, at least so many of them, as by the library."""
 
     def judge(run, _):
@@ -87,37 +142,10 @@ def as_library(served=0, **tolerance):
         with install.enabled():
             ours = run()
         assert replays() - before >= served
-        torch.testing.assert_close(ours, theirs, **tolerance)
+        same(ours, theirs, bound)
 
     return judged(judge)
 
 
-def step(mll, optimizer=None, change=None, at=None):
-    if change is not None:
-        change(mll, at)
-    optimizer.zero_grad()
-    loss = -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
-    loss.backward()
-    optimizer.step()
-    return [loss.item(), *(p.grad.clone() for p in mll.parameters() if p.grad is not None)]
-
-
-def trained(make, steps=12, change=None):
-    """Return losses and gradients of some steps of training."""
-    torch.manual_seed(0)
-    mll = make()
-    optimizer = torch.optim.Adam(mll.parameters(), lr=0.05)
-    return [step(mll, optimizer, change, at) for at in range(steps)]
-
-
-def same(ours, theirs, rtol=1e-10):
-    for one, other in zip(ours, theirs, strict=True):
-        assert one[0] == pytest.approx(other[0], rel=rtol)
-        size = max(float(b.abs().max()) for b in other[1:])
-        for a, b in zip(one[1:], other[1:], strict=True):
-            torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * size)
-
-
-def called(mll):
-    prior = mll.model(*mll.model.train_inputs)
-    return mll(prior, mll.model.train_targets), prior
+def each_kind(test):
+    return pytest.mark.parametrize("make", [single, sparse], ids=["exact", "variational"])(test)

@@ -1,0 +1,19 @@
+"""What the tests of replays share."""
+
+from __future__ import annotations
+
+import pytest
+
+from autokern.core.replay import recording
+from autokern.hooks import gpytorch as hooks
+from autokern.hooks.later import repeated
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Losses are recorded at once, and served whatever that takes."""
+    monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
+    monkeypatch.setattr(hooks, "_ENOUGH_VARIATIONAL", 0.0)
+    monkeypatch.setattr(recording, "_IN_CACHE", 0)  # results share memory
+    for name, value in {"_GAIN": float("inf"), "_histories": {}}.items():
+        monkeypatch.setattr(repeated, name, value)
