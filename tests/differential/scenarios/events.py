@@ -114,6 +114,7 @@ EVENTS = {
     "targets set": _targets,
     "trained and evaluated": lambda see, model: model.train().eval(),
     "frozen": lambda see, model: model.requires_grad_(False),
+    "forward": lambda see, model: setattr(model, "forward", lambda x: type(model).forward(model, 0.5 * x)),
     "double and back": lambda see, model: model.float().double(),
 }
 SEVEN = ["outputscale setter", "initialize", "data copy", "load_state_dict", "fused Adam", "in place"]

@@ -169,14 +169,16 @@ def _used(see: See, name: str, what: str, model, x):
             see.posterior(f"{name} grown", model.get_fantasy_model(x[:2], x[:2, 0])(x))
 
 
-@scenarios(cases(what=["matrix", "prediction"], kernel=["scaled rbf", "scaled matern52"]))
+@scenarios(cases(what=["matrix", "prediction", "variance"], kernel=["scaled rbf", "scaled matern52"]))
 def traced(see: See, what: str, kernel: str):
     model, x = regression(see, 12, kernel).eval().requires_grad_(False), points(see, 5, seed=1)
     with torch.no_grad(), gpytorch.settings.trace_mode(), gpytorch.settings.fast_pred_var():
-        _ = model(x).mean
+        _ = model(x).variance if what == "variance" else model(x).mean
 
         def run(x):
-            return model(x).mean if what == "prediction" else model.covar_module(x).to_dense()
+            if what == "matrix":
+                return model.covar_module(x).to_dense()
+            return model(x).variance if what == "variance" else model(x).mean
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
