@@ -38,7 +38,8 @@ def references(scenario: Scenario) -> list[Reference]:
         return Reference(told(scenario, first=first), told(scenario, truth=True, first=first) if of_truth else None)
 
     by_formula = [Reference(told(scenario, formula=True), None)] if scenario.formula else []
-    return [one(True), *([one(False)] if scenario.stale else []), *by_formula]
+    firsts = [False] if scenario.fresh else [True, False] if scenario.stale else [True]
+    return [*map(one, firsts), *by_formula]
 
 
 def differences(scenario: Scenario, known: list[Reference], found: Told) -> list[str]:

@@ -109,6 +109,7 @@ class Scenario:
     kappa: float = 1.0  # by what rounding errors are amplified, roughly the condition number over a thousand
     floor: float = 1e-2  # below it entries count as rounding: what cancels to nothing was a sum of ones
     stale: str = ""
+    fresh: bool = False  # whether of the two that `stale` is about only a fresh model's will do
     exact: str = ""
     formula: str = ""
     may: dict[str, str] = field(default_factory=dict)  # why a fact, "warnings" or "random state" is not compared at all

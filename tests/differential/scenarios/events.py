@@ -7,7 +7,8 @@ import contextlib
 import gpytorch
 import torch
 from builders import LIKELIHOODS, noises, points, regression, values
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.means import ZeroMean
 from table import See, cases, scenarios
 
 from scenarios.predictions import read, under
@@ -81,6 +82,27 @@ def _data(see, model):
     model.set_train_data(x, 2 * values(x), strict=False)
 
 
+def _fewer(see, model):
+    model.set_train_data(points(see, 9), values(points(see, 9)), strict=False)
+
+
+def _attribute(see, model):
+    base = scaled(model).base_kernel
+    base.raw_lengthscale = None
+    del base._parameters["raw_lengthscale"]
+    base.raw_lengthscale = torch.full((1, 1), 0.7, dtype=see.dtype)
+
+
+def _constraint(see, model):
+    scaled(model).base_kernel.raw_lengthscale_constraint = gpytorch.constraints.Interval(0.3, 4.0)
+
+
+def _forward(part, by):
+    """Put a forward of another scale on a kernel or of other points on a model."""
+    stock = part.forward
+    part.forward = (lambda x: stock(by * x)) if by < 1 else (lambda *args, **options: by * stock(*args, **options))
+
+
 def _targets(see, model):
     model.set_train_data(targets=-model.train_targets)
 
@@ -114,23 +136,38 @@ EVENTS = {
     "targets set": _targets,
     "trained and evaluated": lambda see, model: model.train().eval(),
     "frozen": lambda see, model: model.requires_grad_(False),
-    "forward": lambda see, model: setattr(model, "forward", lambda x: type(model).forward(model, 0.5 * x)),
+    "bound": lambda see, model: scaled(model).base_kernel.raw_lengthscale_constraint.lower_bound.fill_(0.5),
+    "attribute": _attribute,
+    "points through NumPy": lambda see, model: model.train_inputs[0].numpy().__imul__(1.3),
+    "data of the points": lambda see, model: model.train_inputs[0].data.mul_(0.9),
+    "data of the mean": lambda see, model: model.mean_module.raw_constant.data.add_(1.0),
+    "data of the noise": lambda see, model: model.likelihood.raw_noise.data.fill_(2.0),
+    "fewer points": _fewer,
+    "other mean": lambda see, model: setattr(model, "mean_module", ZeroMean().to(see.dtype)),
+    "unknown kernel": lambda see, model: setattr(model, "covar_module", ScaleKernel(LinearKernel()).to(see.dtype)),
+    "active dimensions": lambda see, model: setattr(model.covar_module, "active_dims", torch.tensor([1, 0])),
+    "constraint": _constraint,
+    "trained in between": lambda see, model: model.train() and _outer(see, model) or model.eval(),
+    "forward of the kernel": lambda see, model: _forward(model.covar_module, 2.0),
     "double and back": lambda see, model: model.float().double(),
 }
 SEVEN = ["outputscale setter", "initialize", "data copy", "load_state_dict", "fused Adam", "in place"]
 
 
 @scenarios(
-    cases(event=list(EVENTS)),
-    cases(event=[*SEVEN[:5], "noise setter"], setting=["fast", "attached"]),
-    cases(event=["outputscale setter", "fused Adam"], setting=["small eager"]),
-    cases(
-        event=["outputscale setter", "load_state_dict", "fused Adam"], kernel=["own", "rbf + matern", "rbf + linear"]
-    ),
-    cases(event=["outputscale setter", "fused Adam"], dtype="float32"),
-    cases(event=["outputscale setter", "in place", "noise setter"], first="no grad"),
-    cases(event=["outputscale setter", "fused SGD", "load_state_dict"], m=1030),
-    cases(event=["outputscale setter", "load_state_dict"], likelihood=["fixed", "counting"]),
+    cases(event=list(EVENTS), fresh=True),
+    cases(event=SEVEN[:5], setting=["fast", "attached"], fresh=True),
+    cases(event="noise setter", setting="attached", fresh=True),
+    cases(event="noise setter", setting="fast"),  # as the library's own tests want it
+    cases(event=["outputscale setter", "fused Adam"], setting=["small eager"], fresh=True),
+    cases(event=SEVEN[::2], kernel=["rbf + matern", "rbf + linear"], fresh=True),
+    cases(event=["outputscale setter", "load_state_dict", "fused Adam"], kernel=["own"]),
+    cases(event=["outputscale setter", "fused Adam"], dtype="float32", fresh=True),
+    cases(event=["outputscale setter", "in place", "noise setter"], first="no grad", fresh=True),
+    cases(event=["outputscale setter", "fused SGD", "load_state_dict"], m=1030, fresh=True),
+    cases(event=[*SEVEN[2:], "active dimensions", "points through NumPy"], m=300, fresh=True),
+    cases(event=["outputscale setter", "load_state_dict"], likelihood=["fixed"], fresh=True),
+    cases(event=["outputscale setter", "load_state_dict"], likelihood=["counting"]),
     stale=STALE,
 )
 def between_predictions(
@@ -169,7 +206,7 @@ FIXED = {
 
 
 @scenarios(
-    cases(change=list(FIXED), likelihood="fixed", setting=["defaults", "fast"]),
+    cases(change=list(FIXED), likelihood="fixed", setting=["defaults", "fast"], fresh=True),
     cases(change="in place", likelihood="counting fixed", setting="defaults"),
     stale=STALE,
 )

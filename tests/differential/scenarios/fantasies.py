@@ -109,8 +109,15 @@ def chains(see: See, kernel: str, steps: int, shape: str = "one"):
 
 @scenarios(
     cases(
-        event=["outputscale setter", "lengthscale setter", "noise setter", "load_state_dict", "fused Adam", "in place"],
+        event=["outputscale setter", "lengthscale setter", "noise setter", "fused Adam", "in place"],
         when=["before", "after"],
+        fresh=True,
+    ),
+    cases(event="load_state_dict", when="before"),
+    cases(
+        event=["load_state_dict", "data of the noise", "points in place", "targets in place", "constraint"],
+        when="after",
+        fresh=True,
     ),
     stale="a fantasy grows the caches that there are, stock's stale ones too; a fresh model's are as good",
 )
