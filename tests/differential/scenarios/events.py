@@ -147,7 +147,7 @@ EVENTS = {
     "unknown kernel": lambda see, model: setattr(model, "covar_module", ScaleKernel(LinearKernel()).to(see.dtype)),
     "active dimensions": lambda see, model: setattr(model.covar_module, "active_dims", torch.tensor([1, 0])),
     "constraint": _constraint,
-    "trained in between": lambda see, model: model.train() and _outer(see, model) or model.eval(),
+    "trained in between": lambda see, model: (model.train() and _outer(see, model)) or model.eval(),
     "forward of the kernel": lambda see, model: _forward(model.covar_module, 2.0),
     "double and back": lambda see, model: model.float().double(),
 }

@@ -7,9 +7,11 @@ import pickle
 
 import torch
 from builders import points, regression
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from table import See, cases, scenarios
 
 from scenarios.events import EVENTS, STALE
+from scenarios.models import tasked
 from scenarios.predictions import under
 
 
@@ -65,7 +67,9 @@ def swapped_parameters(see: See, kernel: str, m: int, setting: str = "defaults",
     cases(event=["outputscale setter", "fused Adam", "in place"], kernel="rbf + linear", fresh=True),
     cases(event=["outputscale setter", "fused Adam", "in place"], kernel="own"),
     cases(event=["outputscale setter", "fused Adam"], m=1030, fresh=True),
-    cases(event=["initialize", "data assigned", "Adam", "fused AdamW", "bound", "data of the noise"], m=600, fresh=True),
+    cases(
+        event=["initialize", "data assigned", "Adam", "fused AdamW", "bound", "data of the noise"], m=600, fresh=True
+    ),
     cases(event=["attribute", "points through NumPy"], m=600),
     cases(event=["outputscale setter", "in place"], setting=["fast", "attached", "small eager"], fresh=True),
     cases(event=["outputscale setter"], setting=["small eager"], kernel="rbf + linear", fresh=True),
@@ -93,6 +97,59 @@ def read_after(see: See, event: str, kernel: str = "scaled rbf", m: int = 9, set
         EVENTS[event](see, model)
         if see.first:
             read()
+
+
+def _noisy(model, prior):
+    return model.likelihood(prior).log_prob(model.train_targets)
+
+
+def _marginal(model, prior):
+    return ExactMarginalLogLikelihood(model.likelihood, model)(prior, model.train_targets)
+
+
+PRIORS = {
+    "covariance": lambda model, prior: prior.covariance_matrix,
+    "product": lambda model, prior: prior.lazy_covariance_matrix.matmul(torch.ones_like(prior.loc)),
+    "noisy covariance": lambda model, prior: model.likelihood(prior).covariance_matrix,
+    "marginal": _marginal,
+    "density": _noisy,
+    "variance": lambda model, prior: prior.variance,
+    "part": lambda model, prior: prior.lazy_covariance_matrix[..., :3, :3].to_dense(),
+    "sample": lambda model, prior: prior.rsample(base_samples=torch.ones_like(prior.mean)),
+}
+
+
+@scenarios(
+    cases(first=list(PRIORS), event="Adam"),
+    cases(first=["covariance", "marginal", "variance", "sample"], event="data assigned"),
+    cases(first=["covariance", "density", "part"], event=["Adam"], after="density"),
+    cases(first=list(PRIORS)[::2], event="Adam", likelihood="fixed"),
+    cases(first=["product", "marginal", "variance"], event="data assigned", likelihood="fixed", after="density"),
+    cases(first=["covariance", "marginal", "density", "variance"], event="Adam", of=["batch", "kronecker"]),
+    cases(first=["covariance", "variance"], event="Adam", of="batch", likelihood="fixed"),
+    cases(first="covariance", event="Adam", kernel="rbf + matern", n=450, most=5),
+)
+def a_prior_after_a_step(
+    see: See,
+    first: str,
+    event: str,
+    after: str = "marginal",
+    of: str = "one",
+    likelihood: str = "gaussian",
+    kernel: str = "scaled matern32",
+    n: int = 40,
+):
+    """A prior that is read after its density and a step: what is read first may leave something for the next."""
+    if of == "kronecker":
+        model, inputs, _ = tasked(see, of)
+    else:
+        model = regression(see, n, kernel, likelihood, batch=(2,) if of == "batch" else ())
+        inputs = model.train_inputs
+    prior = model.train()(*inputs)
+    PRIORS[after](model, prior).sum().neg().backward(retain_graph=True)
+    EVENTS[event](see, model)
+    for k, name in enumerate([first, *PRIORS]):
+        see(f"{name} {k}", PRIORS[name](model, prior))
 
 
 LATER = {
