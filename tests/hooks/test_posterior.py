@@ -393,6 +393,34 @@ def test_gradients_by_points_cost_none_by_hyperparameters():
         close([p.grad, x.grad], [by_p, by_x])
 
 
+@pytest.mark.parametrize("make", [MODELS["usual"], MODELS["two scaled outputs"], MODELS["sum"]])
+def test_only_what_wants_gradients_gets_any(make):
+    def run():
+        model, x = make(), points(5, 2)
+        p = next(t for name, t in model.named_parameters() if "lengthscale" in name)
+        p.requires_grad_(False)
+        known = gradients(weighted(model.posterior(x).mean), x, model)
+        model.requires_grad_(False)
+        x.requires_grad_()
+        return [*known, *gradients(weighted(model.posterior(x).mean), x, model), model.posterior(points(2)).mean]
+
+    expected, found = both(run, calls=3)
+    close(found, expected)
+    assert not found[-1].requires_grad
+
+
+@pytest.mark.parametrize("name", ["usual", "two outputs", "normalised inputs", "tasks of other values", "linear mean"])
+@stock_s(rtol=1e-8, atol=1e-8)
+def test_second_derivatives(name):
+    """Stock has none of Matern kernels."""
+    model, x = MODELS[name](), points(2, 2).requires_grad_()
+    posterior = model.posterior(x)
+    value = weighted(posterior.mean) + weighted(posterior.distribution.covariance_matrix)
+    p = next(t for name, t in model.named_parameters() if "lengthscale" in name)
+    slopes = torch.autograd.grad(value, (x, p), create_graph=True)
+    return gradients(sum(weighted(slope) for slope in slopes), x, model)[:1]
+
+
 @pytest.mark.parametrize("name", ["usual", "known noise", "two outputs", "isotropic", "normalised inputs"])
 @pytest.mark.parametrize("create", [False, True])
 @pytest.mark.parametrize("depends", ["ascent", "scaled", "moved"])
@@ -495,6 +523,19 @@ def test_input_transforms_that_renew_their_buffers_keep_the_factor():
         assert model.prediction_strategy is not strategy
 
 
+def test_raw_tensors_that_change_after_the_call():
+    """Gradients are those of the call; a derivative of them would be of something else, and says so as torch does."""
+    model, x = MODELS["usual"](), points(5, 2).requires_grad_()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        expected = torch.autograd.grad(weighted(model.posterior(x).mean), x)
+        value = weighted(model.posterior(x).mean)
+        with torch.no_grad():
+            model.covar_module.raw_lengthscale.add_(1.0)
+        close(torch.autograd.grad(value, x, retain_graph=True), expected)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(value, x, create_graph=True)
+
+
 # --- stock ------------------------------------------------------------------------------------------------------------
 
 
@@ -564,6 +605,18 @@ def test_what_asks_for_something_else_runs_stock(name):
             return [found.mean.detach(), found.covariance_matrix.detach()]
 
     close(*both(run, calls=0), rtol=1e-4, atol=1e-5)
+
+
+def test_errors_and_warnings_are_stock_s():
+    model = Regression().eval()
+    with autokern.enabled(), autokern.using(**ARRAYS), torch.no_grad():
+        model(points(2))
+        with pytest.warns(gpytorch.utils.warnings.GPInputWarning, match="matches the stored training data"):
+            model(data()[0])
+        with pytest.raises(RuntimeError):
+            model(points(2)[:, :2])
+        with pytest.raises(RuntimeError, match="train on the training inputs"):
+            model.train()(points(2))
 
 
 def test_gradients_by_the_mean_alone_do_not_pass_the_covariance():
