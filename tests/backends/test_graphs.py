@@ -19,7 +19,6 @@ from support.models import ExactModel
 import autokern
 from autokern.backends import recorded as graphs
 from autokern.core import state
-from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.model import marginal
@@ -97,16 +96,6 @@ def test_second_derivatives(device):
         (slope,) = torch.autograd.grad(density(name, args), leaves[2], create_graph=True)
         found.append(torch.autograd.grad(slope.sum(), leaves[2])[0])
     torch.testing.assert_close(*found)
-
-
-def test_only_wanted_gradients_are_recorded(device):
-    args, leaves = arguments(device)
-    with torch.no_grad():
-        for leaf in leaves[:2]:
-            leaf.requires_grad_(False)
-    density("graph", args).backward()
-    assert leaves[0].grad is None
-    assert all(leaf.grad is not None for leaf in leaves[2:])
 
 
 def test_a_matrix_that_is_not_definite_is_treated_as_stock_treats_it(device):
@@ -209,16 +198,6 @@ def test_only_who_allows_it_gets_recordings(monkeypatch):
     assert graphs.unavailable("cuda") is None
     dispatch.reset(Settings())
     assert graphs.unavailable("cuda") is not None
-
-
-def test_who_is_served():
-    state.permitted.add("graphs")
-    candidate = get("exact_log_prob")["graph"]
-    small = Problem(op="exact_log_prob", m=500, n=500, d=3, device="cuda", grad="theta", variant="rbf/cholesky")
-    assert candidate.why_not(small) is None
-    assert "CUDA" in candidate.why_not(small.replace(device="cpu"))
-    assert "large" in candidate.why_not(small.replace(m=5000, n=5000))
-    assert candidate.compiles  # chosen only where so many steps are to come that recording repays itself
 
 
 @pytest.mark.gpu

@@ -115,29 +115,6 @@ def test_gradients_by_everything(same):
 
 
 @needs_keops
-def test_gradcheck():
-    kernel, _ = everything()
-    names = [name for name, _ in kernel.named_parameters()]
-
-    def function(x1, x2, rhs, *values):
-        own = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(_Called(kernel), {f"kernel.{n}": v for n, v in own.items()}, (x1, x2, rhs))
-
-    inputs = (points(4, D, grad=True), points(3, D, seed=1, grad=True), points(3, 2, seed=2, grad=True))
-    values = tuple(p.detach().clone().requires_grad_() for p in kernel.parameters())
-    assert torch.autograd.gradcheck(function, (*inputs, *values))
-
-
-class _Called(torch.nn.Module):
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__()
-        self.kernel = kernel
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return product(self.kernel, *args)
-
-
-@needs_keops
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shapes",

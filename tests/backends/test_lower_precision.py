@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel
 
 import autokern
 from autokern.backends.lower_precision import in_lower_precision
@@ -193,11 +193,6 @@ def served(op, times: int) -> list[str]:
     return found
 
 
-def test_it_is_checked_at_calls_that_double_in_number(op):
-    dispatch.reset(ROUGHLY).adopt(profile())
-    assert served(op, 9) == CHECKED
-
-
 def test_where_it_errs_more_on_the_callers_data_it_gives_way(op):
     dispatch.reset(ROUGHLY).adopt(profile())
     assert served(op, 5)[-1] == "rough"
@@ -268,15 +263,6 @@ def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
     assert (entry.candidate.name, entry.due) == ("other", NEVER)
 
 
-def test_of_what_keeps_the_bound_the_exact_one_judges(make_op):
-    made = make_op("double")
-    for name, kind in (("stock", "same"), ("exact", "better"), ("rough", "approximate")):
-        made.candidate(name, accuracy=kind)(lambda a: 2 * a)
-    order = ("rough", "stock", "exact")
-    decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=order)
-    assert review._exact(Entry(decision, made)).name == "exact"
-
-
 def test_what_is_measured_inside_of_a_calibration_is_measured_for_everybody(op):
     dispatch.reset(ROUGHLY).adopt(profile())
     inside.measuring = True
@@ -293,19 +279,6 @@ def test_quick_measurements_of_errors_replace_nothing_that_was_known(op):
     (trial,) = [t for t in found.trials if t.problem == problem]
     assert trial.timings["stock"] == Timing(1e-3)
     assert trial.timings["other"] == Timing(5e-4, 0.5)
-
-
-def test_models_train_and_predict_in_lower_precision():
-    x, kernel = normal(900, 3), ScaleKernel(MaternKernel(2.5, ard_num_dims=3)).double()
-    rhs = normal(900, 4, seed=1)
-    asked = {"kernel_matmul": "float32"}
-    exact = autokern.covariance.matmul(kernel, x, x, rhs)
-    with autokern.using(force=asked, accuracy="approximate"):
-        found = autokern.covariance.matmul(kernel, x, x, rhs)
-    assert found.dtype == torch.float64
-    assert 1e-12 < accuracy.gap([found], [exact]) < 1e-5
-    with autokern.using(force=asked):
-        assert accuracy.gap([autokern.covariance.matmul(kernel, x, x, rhs)], [exact]) < 1e-12
 
 
 # --- few digits on tensor cores ---------------------------------------------------------------------------------------
@@ -331,19 +304,6 @@ def test_only_inner_products_are_rounded(widened, precision, digits, kernel):
     error = accuracy.gap([found], [exact])
     assert error < 4 * 2.0**-digits
     assert error > 2.0**-digits / 100, "nothing was rounded"
-
-
-def test_squared_norms_keep_their_digits():
-    z = normal(40, 3).float() * torch.logspace(-2, 2, 40)[:, None]
-    exact = z.double().square().sum(-1)
-    for precision, stored in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
-        rows = tiles.rounded(z, 1.0, 0.5, False, precision)
-        assert rows.shape == (40, 9)
-        assert rows.dtype is stored
-        kept = rows[:, 3:6].double().sum(-1)
-        assert ((kept - 0.5 * exact).abs() <= 3e-7 * exact.clamp_min(1)).all()
-        assert (rows[:, 6:] == 1).all()
-        assert (tiles.rounded(z, 1.0, 0.5, True, precision)[:, 3:6] == 1).all()
 
 
 def test_far_points_are_clamped_whatever_the_rounding_of_the_precision(widened):

@@ -35,16 +35,13 @@ from support.densities import (
     by,
     derivatives,
     made,
-    of,
     truth,
     value_of,
     without_factor,
 )
 from support.models import ExactModel
-from support.threads import in_threads
 
 import autokern
-from autokern.density.gaussian import dense
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 B = torch.Size([3])
@@ -82,7 +79,6 @@ DEEP = {
     "polynomial": lambda: PolynomialKernel(2) + RBFKernel(active_dims=[1]),
     "spectral mixture": lambda: SpectralMixtureKernel(3, ard_num_dims=D),
 }
-each_way = pytest.mark.parametrize("way", ["objective", "arrays", "fused", "dense", "tasks"])
 by_arrays = pytest.mark.parametrize("way", ["objective", "arrays"])
 
 
@@ -178,37 +174,6 @@ def test_points_that_a_network_makes(kernel, n, way, served):
     agree(found, expected, both=True, rtol=1e-6, atol=1e-8)
 
 
-def test_a_second_derivative_of_a_matrix_is_that_of_torch(served):
-    mll = of("dense")
-    prior, y = mll.model(*mll.model.train_inputs), mll.model.train_targets
-    k = prior.covariance_matrix + mll.likelihood.noise * torch.eye(N, dtype=y.dtype)
-    value = torch.distributions.MultivariateNormal(prior.mean, k).log_prob(y) / N
-    parameters = list(mll.parameters())
-    first = torch.autograd.grad(value, parameters, create_graph=True)
-    second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
-    with by("dense"):
-        found = derivatives(mll)
-    assert served["dense"] == 1
-    torch.testing.assert_close(found[0], value.detach(), rtol=1e-11, atol=1e-11)
-    agree(found[1:], [*first, *first, *second], rtol=1e-6, atol=1e-8)
-
-
-def test_points_that_meet_have_gradients():
-    x = torch.rand(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    x[1] = x[0]
-    x[3] = x[2] + 1e-8
-    likelihood = GaussianLikelihood().double()
-    for base in (MaternKernel(0.5), MaternKernel(1.5), RBFKernel(), RQKernel()):
-        kernel = ScaleKernel(base).double()
-        points, others = x.clone().requires_grad_(), x.clone().requires_grad_()
-        prior = gpytorch.distributions.MultivariateNormal(x.sum(-1), kernel(points))
-        with by("arrays"):
-            likelihood(prior).log_prob(x[:, 0]).backward()
-        k = dense(kernel, others) + likelihood.noise * torch.eye(6, dtype=x.dtype)
-        torch.distributions.MultivariateNormal(x.sum(-1), k).log_prob(x[:, 0]).backward()
-        torch.testing.assert_close(points.grad, others.grad, rtol=1e-9, atol=1e-9)
-
-
 SQUARE = {"n": 3, "batch": B}
 BATCHES = {
     "all": lambda: made(ScaleKernel(RBFKernel(batch_shape=B, ard_num_dims=D), batch_shape=B), batch=B),
@@ -285,55 +250,7 @@ def test_what_a_way_does_not_know_is_served_otherwise(name, way, served):
     assert served[way] == (way == "fused" and "batches" in name)
 
 
-@pytest.mark.thin("kernel n", "way")
-@by_arrays
-@pytest.mark.parametrize("n", [2, 12, 150])
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-def test_single_precision_is_rounded_at_the_end(kernel, n, way, served):
-    mll = made(kernel(), n=n, dtype=torch.float32)
-    with by(way):
-        found = derivatives(mll, second=False)
-    assert served[way] == 1
-    autokern.disable()
-    stock, exact = derivatives(mll, second=False), derivatives(mll.double(), second=False)
-    autokern.enable()
-    for one, other, true in zip(found, stock, exact, strict=True):
-        assert one.dtype is torch.float32
-        assert (one - true).abs().max() <= (other - true).abs().max() + 1e-6 * (true.abs().max() + 0.01)
-
-
-@pytest.mark.parametrize("way", ["arrays", "fused", "dense"])
-def test_a_prior_with_noise_and_gradients_by_its_targets(way, served):
-    mll = of(way)
-    noisy = mll.likelihood(mll.model(*mll.model.train_inputs))
-    value = mll.model.train_targets.clone().requires_grad_()
-    with by(way):
-        noisy.log_prob(value).backward()
-    expected = torch.linalg.solve(noisy.covariance_matrix, value - noisy.mean)
-    torch.testing.assert_close(value.grad, -expected.detach(), rtol=1e-8, atol=1e-10)
-    assert served[way] == 1
-
-
 # --- what autograd may ask of each ------------------------------------------------------------------------------------
-
-
-@each_way
-def test_a_change_between_forward_and_backward(way):
-    mll = of(way)
-    with by(way):
-        loss, expected = value_of(mll), torch.autograd.grad(value_of(mll), list(mll.parameters()))
-    if way in ("arrays", "objective"):
-        mll.model.train_inputs[0].data.add_(1.0)
-        mll.model.train_targets.add_(1.0)
-        found = torch.autograd.grad(loss, list(mll.parameters()), retain_graph=True)
-        agree(found, expected, rtol=1e-10, atol=1e-12)  # the derivatives are those of the call
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            torch.autograd.grad(loss, list(mll.parameters()), create_graph=True)
-    with torch.no_grad():
-        for parameter in mll.parameters():
-            parameter.add_(1.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
 
 
 @pytest.mark.parametrize("kernel", [RBFKernel, LinearKernel])
@@ -344,21 +261,6 @@ def test_no_factor_means_the_librarys_own_words(way, kernel, served):
     with by(way), pytest.raises(Exception, match=r"not positive|not p\.d\."), pytest.warns():
         value_of(mll)
     assert way in ("fused", "dense") or served[way] == 0
-
-
-@each_way
-def test_threads_that_share_a_kernel(way):
-    mll = of(way, n=60)
-    with by(way):
-        expected = value_of(mll).item()
-    found = []
-
-    def work(_):
-        with by(way):
-            found.extend(value_of(mll).item() for _ in range(20))
-
-    in_threads(work, range(3))
-    assert found == pytest.approx([expected] * 60, rel=1e-13)
 
 
 # --- what changes between two of them ---------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ KNOWN = {
     "rounded": lambda: Round(integer_indices=[0]),
     "nearly rounded": lambda: Round(integer_indices=[0], approximate=True),
     "rounded categories": lambda: Round(categorical_features={1: 2}),
+    "filtered": lambda: FilterFeatures(torch.tensor([2, 0])),
     "a chain": lambda: ChainedInputTransform(a=Log10(indices=[1]), b=Normalize(D), c=Round(integer_indices=[2])),
 }
 UNKNOWN = {
@@ -105,12 +106,6 @@ def test_known_transforms(transform, outputs):
     agree(reading, mll)
 
 
-@pytest.mark.filterwarnings("ignore:Data")
-def test_filtered_features():
-    mll = made(FilterFeatures(torch.tensor([2, 0])))
-    agree(Reading(mll), mll)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("transform", UNKNOWN.values(), ids=UNKNOWN.keys())
 def test_unknown_transforms(transform):
@@ -156,15 +151,3 @@ def test_changes_are_seen(change):
             assert any(not module.training for module in mll.modules())
         else:
             agree(made_again, mll)
-
-
-def test_evaluation_and_back():
-    mll = made(Normalize(D))
-    reading = Reading(mll)
-    mll.eval()
-    assert not reading.holds()
-    with pytest.raises(UnreadError):
-        Reading(mll)
-    mll.model.posterior(mll.model.train_inputs[0])
-    mll.train()
-    agree(Reading(mll), mll)

@@ -103,21 +103,6 @@ def _sum():
     return ScaleKernel(MaternKernel(2.5)) + ScaleKernel(ScaleKernel(MaternKernel(0.5)) + MaternKernel(1.5))
 
 
-@pytest.mark.parametrize("fixed", [False, True, "more"])
-@pytest.mark.parametrize("kernel", [lambda: MaternKernel(1.5), lambda: ScaleKernel(MaternKernel(2.5)), _sum])
-def test_a_training_step_is_that_of_exact_stock(kernel, fixed):
-    model = _model(900, kernel(), fixed=fixed)
-    with gpytorch.settings.max_cholesky_size(2000):
-        loss, gradients = step(model)
-    with autokern.enabled(), autokern.using(force=FORCED):
-        ours, found = step(model)
-    assert dispatch.stats()["exact_log_prob"] == {"state-space": 1}
-    assert torch.allclose(ours, loss, rtol=1e-10)
-    largest = max(g.abs().max() for g in gradients)
-    for one, truth in zip(found, gradients, strict=True):
-        assert (one - truth).abs().max() <= 1e-8 * largest
-
-
 def _dense_step(model):
     with gpytorch.settings.max_cholesky_size(5000):
         return step(model)
@@ -243,17 +228,6 @@ def _on_line(n, kernel, noise):
     x = torch.linspace(0, 5, n, dtype=torch.float64).unsqueeze(-1)
     likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
     return ExactModel(x, (3 * x[:, 0]).sin(), kernel, likelihood).double()
-
-
-def test_a_joint_covariance_that_is_read_late_has_the_noise_of_the_call():
-    model = _on_line(500, ScaleKernel(MaternKernel()), torch.full((500,), 0.05, dtype=torch.float64)).eval()
-    x = torch.linspace(-1, 6, 30, dtype=torch.float64).unsqueeze(-1)
-    with torch.no_grad(), autokern.using(force={"predict": "state-space"}):
-        truth = model(x).covariance_matrix
-        model.prediction_strategy = None
-        late = model(x)
-        model.likelihood.noise_covar.noise.mul_(1000)
-        assert (late.covariance_matrix - truth).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("families", [("matern12",), ("matern32", "matern12"), ("matern52", "matern32")])

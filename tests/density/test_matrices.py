@@ -20,32 +20,6 @@ def problem(n: int) -> tuple[np.ndarray, np.ndarray]:
     return root @ root.T + n * np.eye(n), draw.normal(size=n)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 50, 130])
-def test_a_density_and_its_gradients(n):
-    k, rhs = problem(n)
-    found, solution = matrices.density(k.copy(), rhs, 1.0), np.linalg.solve(k, rhs)
-    exact = rhs @ solution + np.linalg.slogdet(k)[1] + n * np.log(2 * np.pi)
-    assert found.value == pytest.approx(-0.5 * exact, rel=1e-12)
-    np.testing.assert_allclose(-found.by_residual, solution, rtol=1e-9, atol=1e-12)
-    inverse = np.outer(solution, solution) - 2 * found.by_matrix
-    np.testing.assert_allclose(inverse, np.linalg.inv(k), rtol=1e-9, atol=1e-12)
-    np.testing.assert_array_equal(found.by_matrix, found.by_matrix.T)
-
-
-@pytest.mark.parametrize("diagonal", [-1.0, 0.0, np.nan])
-def test_a_matrix_without_a_factor(diagonal):
-    k, rhs = problem(5)
-    k[3, 3] = diagonal
-    found = matrices.density(k, rhs, 1.0)
-    assert found is None or np.isnan(found.value)
-
-
-def test_a_right_hand_side_that_is_a_column_of_another_array():
-    k, _ = problem(4)
-    rhs = np.arange(12.0).reshape(4, 3)[:, 1]
-    np.testing.assert_allclose(-matrices.density(k.copy(), rhs, 1.0).by_residual, np.linalg.solve(k, rhs))
-
-
 @pytest.mark.slow
 def test_scipy_is_not_imported_by_autokern_nor_by_a_step():
     program = """

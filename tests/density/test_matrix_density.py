@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-
-import pytest
 import torch
 from gpytorch.kernels import (
-    LinearKernel,
     RBFKernel,
     ScaleKernel,
 )
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOperator
 from support.models import ExactModel, loss_of
@@ -42,35 +38,6 @@ def served():
 
 def by(name):
     return autokern.using(force={"dense_log_prob": name})
-
-
-def test_noise_that_is_known_and_a_prior_with_noise():
-    noise = torch.linspace(0.1, 0.4, N, dtype=torch.float64)
-    mll = made(likelihood=FixedNoiseGaussianLikelihood(noise))
-    expected = loss_of(mll).item()
-    with autokern.enabled(), by("arrays"):
-        before = served().get("arrays", 0)
-        assert loss_of(mll).item() == pytest.approx(expected, rel=1e-11)
-        assert served()["arrays"] == before + 1
-        noisy = mll.likelihood(mll.model(*mll.model.train_inputs))
-        value = mll.model.train_targets
-        first, again = noisy.log_prob(value), noisy.log_prob(value)  # the library keeps the factor of the second
-        assert served()["arrays"] == before + 2
-    torch.testing.assert_close(first, again, rtol=1e-10, atol=1e-10)
-
-
-def test_what_has_no_factor_or_is_no_matrix():
-    mll = made(likelihood=FixedNoiseGaussianLikelihood(torch.full((N,), 1e-4, dtype=torch.float64)))
-    mll.likelihood.noise_covar.noise = torch.full((N,), -4.0, dtype=torch.float64)
-    before = autokern.stats()
-    with autokern.enabled(), by("arrays"):
-        with pytest.raises(Exception, match=r"not positive definite|not p\.d\."), pytest.warns():
-            loss_of(mll)
-        twice = type("Twice", (LinearKernel,), {})()
-        mll = made(kernel=twice)  # low-rank, and no matrix to the library
-        before = served()
-        loss_of(mll).backward()
-        assert served() == before
 
 
 def test_gradients_that_are_not_wanted():
@@ -115,30 +82,3 @@ def test_covariances_of_tasks_are_looked_up():
                 torch.testing.assert_close(ours, slopes, rtol=1e-13, atol=1e-13)
     assert looked_up(InterpolatedLinearOperator(table, i + 1, None, i, None)) is None  # there is no task 3
     assert looked_up(DenseLinearOperator(table)) is None
-
-
-class Failing(RBFKernel):
-    calls = 0
-
-    def forward(self, x1, x2, **params):
-        type(self).calls += 1
-        raise KeyError("a user's own error")
-
-
-WAYS = {
-    "likelihood": loss_of,
-    "observations": lambda m: m.likelihood(m.model(*m.model.train_inputs)).log_prob(m.model.train_targets),
-    "prior": lambda m: m.model(*m.model.train_inputs).log_prob(m.model.train_targets),
-}
-
-
-@pytest.mark.parametrize("kernel", [Failing, lambda: ScaleKernel(Failing()), lambda: RBFKernel() + Failing()])
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_a_kernel_that_raises_is_called_as_often_as_by_stock(way, kernel):
-    calls = []
-    for on in (False, True):
-        Failing.calls, mll = 0, made(kernel=kernel())
-        with autokern.enabled() if on else contextlib.nullcontext(), pytest.raises(KeyError, match="own error"):
-            way(mll)
-        calls.append(Failing.calls)
-    assert calls[0] == calls[1]

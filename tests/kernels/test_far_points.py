@@ -101,16 +101,6 @@ def trees_of(name, x):
     return kernel.requires_grad_(False), trees.read(kernel, x, trees.centre_of(x))
 
 
-@pytest.mark.parametrize("name", ["rbf", "matern12", "matern52", "rq", "periodic"])
-def test_a_block_knows_repeated_points(name):
-    x, _ = repeated(50, 2, 300.0, 1e3, 1)
-    _, tree = trees_of(name, x)
-    out = torch.empty(50, 50)
-    Blocks(tree).fill((0, 50), out)
-    assert (out <= 1).all()
-    assert (out - trees.dense(tree)).abs().max() <= (2e-5 if name == "periodic" else 1e-6)
-
-
 @pytest.mark.thin("candidate cross", "name")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
@@ -186,15 +176,6 @@ def test_near_points_stay_in_single_precision_and_far_ones_do_not():
             assert Blocks(tree)._leaves[0].z.dtype is dtype
     assert tiles.sides(trees_of("matern12", near)[1], None).leaves[0].rows.dtype is torch.float64
     assert Blocks(trees_of("rbf", distant)[1], look=False)._leaves[0].z.dtype is torch.float32
-
-
-def test_a_batch_of_far_points():
-    """None of them less than a few lengthscales from another but those given twice: that shows rounded coordinates."""
-    x = torch.stack([repeated(40, 2, 300.0, 0.0, seed)[0] for seed in range(3, 6)])
-    kernel = _KERNELS["rbf"](2).requires_grad_(False)
-    truth = kernel.double()(x.double()).to_dense()
-    kernel.float()
-    assert (covariances.matrix(covariances.recognise(kernel), x, x).double() - truth).abs().max() <= 1e-6
 
 
 def test_compiled_and_scripted_formulae_leave_far_points_alone():

@@ -53,15 +53,6 @@ def formed(tree, others):
 @pytest.mark.thin
 @each_kernel
 @either_side
-@each_plan
-@each_dtype
-def test_values_and_gradients_are_those_of_the_formula(make, same, plan, dtype):
-    assert_right(*arguments(make, same=same, dtype=dtype), plan)
-
-
-@pytest.mark.thin
-@each_kernel
-@either_side
 @each_dtype
 def test_the_matrix_itself_and_its_gradients(make, same, dtype):
     kernel, x1, x2, _ = arguments(make, same=same, dtype=dtype)
@@ -77,12 +68,6 @@ def test_the_matrix_itself_and_its_gradients(make, same, dtype):
     theirs = torch.autograd.grad(expected, distinct(*exact_tensors[:2], *exact.parameters()), weights.double())
     for one, other in zip(ours, theirs, strict=True):
         assert_near(one, other, dtype, 10)
-
-
-@each_plan
-def test_points_given_twice_are_those_of_one_side(plan):
-    kernel, x1, _, rhs = arguments(KERNELS["scaled rbf"])
-    assert_right(kernel, x1, x1.detach().clone().requires_grad_(), rhs, plan)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -129,48 +114,6 @@ def test_an_empty_batch_is_what_dense_gives(where):
 # --- layouts, and what is wanted --------------------------------------------------------------------------------------
 
 
-@each_plan
-@either_side
-def test_gradients_that_are_expanded_or_zero(plan, same):
-    kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=same)
-    expected, (exact, *tensors) = truth(kernel, x1, x2, rhs)
-    leaves, theirs = distinct(x1, x2, rhs, *kernel.parameters()), distinct(*tensors, *exact.parameters())
-    ours = torch.autograd.grad(product(kernel, x1, x2, rhs, plan).sum(), leaves)
-    for one, other in zip(ours, torch.autograd.grad(expected.sum(), theirs), strict=True):
-        assert_near(one, other, torch.float64, 10)
-    assert not any(g.any() for g in torch.autograd.grad(product(kernel, x1, x2, rhs, plan).sum() * 0, leaves))
-
-
-@pytest.mark.thin
-@each_kernel
-@either_side
-@pytest.mark.parametrize("wanted", ["x1", "x2", "rhs", "theta", "nothing"])
-def test_each_gradient_alone_is_what_it_is_among_all(make, same, wanted):
-    kernel, x1, x2, rhs = arguments(make, same=same)
-    kernel.requires_grad_(wanted == "theta")
-    for t in (x1, x2, rhs):
-        t.requires_grad_(False)
-    if wanted in ("x1", "x2", "rhs"):
-        {"x1": x1, "x2": x2, "rhs": rhs}[wanted].requires_grad_()
-    assert_right(kernel, x1, x2, rhs, Plan(16))
-
-
-@each_plan
-def test_modes_without_gradients_give_the_same(plan):
-    kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=False)
-    expected = product(kernel, x1, x2, rhs, plan).detach()
-    with torch.no_grad():
-        plain = product(kernel, x1, x2, rhs, plan)
-    assert plain.equal(expected)
-    assert not plain.requires_grad
-    with torch.inference_mode():
-        found = product(kernel, x1, x2, rhs, plan)
-        assert found.is_inference()
-        assert product(kernel, x1 * 1, x2 * 1, rhs * 1, plan).equal(expected)
-        assert formed(*read(kernel, x1 * 1, x2 * 1)).is_inference()
-    assert found.equal(expected)
-
-
 def test_backward_twice_is_the_same_and_after_a_change_an_error():
     kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=False)
     out = product(kernel, x1, x2, rhs, Plan(16))
@@ -197,19 +140,6 @@ def test_two_runs_are_equal_to_the_bit(plan, same):
 
     for one, other in zip(run(), run(), strict=True):
         assert one.equal(other)
-
-
-@each_plan
-@either_side
-def test_the_number_of_members_changes_rounding_only(plan, same, monkeypatch):
-    def run(size):
-        monkeypatch.setattr(threads, "members", lambda device: size)
-        kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], n=70, m=50, same=same)
-        out = product(kernel, x1, x2, rhs, plan)
-        return [out, *torch.autograd.grad(out.sum(), distinct(x1, x2, rhs, *kernel.parameters()))]
-
-    for one, other in zip(run(3), run(1), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
 # --- derivatives ------------------------------------------------------------------------------------------------------

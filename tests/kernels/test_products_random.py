@@ -80,35 +80,6 @@ def test_every_family_is_in_some_tree_here():
 # --- how it is cut ----------------------------------------------------------------------------------------------------
 
 
-@given(n=st.integers(1, 3000), tile=st.sampled_from([1, 16, 48, 512]), multiple=st.integers(1, 9))
-def test_blocks_cover_all_points_once_and_are_no_larger_than_a_buffer(n, tile, multiple):
-    bounds = tiles.bounds(n, tile, multiple)
-    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
-    assert bounds[-1][1] == n
-    assert all(0 < stop - start <= tile + tiles.ALIGNED for start, stop in bounds)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
-def test_every_pair_of_blocks_meets_once_and_no_block_twice_in_a_round(count):
-    blocks = [(16 * k, 16 * k + 16) for k in range(count)]
-    rounds = list(tiles.round_robin(blocks))
-    assert sorted(pair for pairs in rounds for pair in pairs) == sorted(
-        (a, b) for a in blocks for b in blocks if a >= b
-    )
-    for pairs in rounds[1:]:
-        met = [block for pair in pairs for block in pair]
-        assert len(set(met)) == len(met)
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 5), (5, 1), (3, 3), (4, 6), (7, 2)])
-def test_every_row_meets_every_column_once(rows, columns):
-    first, second = [(k, k + 1) for k in range(rows)], [(k, k + 1) for k in range(columns)]
-    rounds = list(tiles.latin(first, second))
-    assert sorted(pair for pairs in rounds for pair in pairs) == sorted((a, b) for a in first for b in second)
-    for pairs in rounds:
-        assert len({a for a, _ in pairs}) == len({b for _, b in pairs}) == len(pairs)
-
-
 class Alone:
     """A member who waits for nobody."""
 

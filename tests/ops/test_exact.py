@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import warnings
-from unittest import mock
 
-import gpytorch
-import linear_operator
 import psutil
 import pytest
 import torch
@@ -39,11 +34,9 @@ import autokern
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.density import gaussian
-from autokern.kernels.matrix import row_blocks
-from autokern.model import library_orders as regimes
 from autokern.model import marginal
 from autokern.runtime import dispatch
-from autokern.system import memory, threads
+from autokern.system import threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -72,34 +65,6 @@ def calls(op):
 
 # --- the seams --------------------------------------------------------------------------------------------------------
 
-MODELS = {  # others: tests/density/test_densities.py
-    "float32": lambda: regression(dtype=torch.float32),
-    "strided inputs": lambda: strided(regression()),
-    "KeOps": lambda: regression(kernel=ScaleKernel(keops.RBFKernel(ard_num_dims=3)) + keops.MaternKernel(2.5)),
-}
-
-
-def strided(model):
-    wide = torch.stack((model.train_inputs[0], model.train_inputs[0] + 1), -1)
-    model.set_train_data(wide[..., 0], model.train_targets)
-    return model
-
-
-@pytest.mark.parametrize("fast", [True, False], ids=["lazy", "BoTorch's route"])
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_models_give_stocks_loss_and_gradients(make, fast):
-    with gpytorch.settings.fast_computations(log_prob=fast):
-        torch.manual_seed(0)
-        loss, grads = objective_and_gradients(make())
-        torch.manual_seed(0)
-        with autokern.enabled(), autokern.using(force=FUSED):
-            ours, found = objective_and_gradients(make())
-    assert calls("exact_log_prob") == {"fused": 1}
-    single = grads[0].dtype == torch.float32
-    assert ours == pytest.approx(loss, rel=1e-4 if single else 1e-10)
-    for one, other in zip(found, grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-3 if single else 1e-7, atol=1e-5 if single else 1e-10)
-
 
 def test_a_second_density_of_one_distribution_is_left_to_stock():
     """Stock keeps the factor, so that it answers further values without factorising again."""
@@ -122,16 +87,6 @@ def test_without_gradients_nothing_is_inverted():
     torch.testing.assert_close(ours, model.likelihood(model(*model.train_inputs)).log_prob(model.train_targets))
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 5)])
-def test_values_with_sample_dimensions(shape):
-    model = regression(5)
-    value = torch.randn(shape).double()
-    stock = model.likelihood(model(*model.train_inputs)).log_prob(value)
-    with autokern.enabled(), autokern.using(force=FUSED):
-        ours = model.likelihood(model(*model.train_inputs)).log_prob(value)
-    torch.testing.assert_close(ours, stock, rtol=1e-10, atol=1e-10)
-
-
 # --- Cholesky or conjugate gradients ----------------------------------------------------------------------------------
 
 
@@ -143,47 +98,6 @@ def test_where_no_matrix_is_formed_the_classes_of_keops_are_left_alone(kind, ser
     described = marginal.read(prior, noise)
     assert problem_of(described, model.train_targets, True) is not None
     assert (problem_of(described, model.train_targets, False) is not None) == served
-
-
-@pytest.mark.parametrize(
-    ("limit", "n", "botorch", "expected"),
-    [
-        (800, 800, False, regimes.EXACT),
-        (800, 801, False, regimes.ITERATIVE),
-        (801, 801, False, regimes.EXACT),
-        (801, 900, False, regimes.ORDERED),
-        (0, 10, False, regimes.ORDERED),
-        (float("inf"), 10**6, False, regimes.EXACT),
-        (4096, 4096, True, regimes.EXACT),
-        (4096, 4097, True, regimes.ITERATIVE),
-        (4096, 4097, False, regimes.ORDERED),
-        (800, 801, True, regimes.ORDERED),
-    ],
-)
-def test_a_threshold_that_the_user_set_is_an_order(limit, n, botorch, expected, monkeypatch):
-    monkeypatch.setattr(linear_operator.settings.fast_computations.log_prob, "_default", not botorch)
-    with gpytorch.settings.max_cholesky_size(limit), gpytorch.settings.fast_computations(log_prob=True):
-        assert regimes.regime(n) == expected
-        with gpytorch.settings.fast_computations(log_prob=False):
-            assert regimes.regime(n) == regimes.EXACT
-        if expected == regimes.ITERATIVE:
-            with gpytorch.settings.skip_logdet_forward():
-                assert regimes.regime(n) == regimes.ORDERED
-
-
-@pytest.mark.parametrize("limit", [100, 0])
-def test_conjugate_gradients_run_where_they_are_ordered(limit):
-    model = regression(150)
-    cg = linear_operator.utils.linear_cg
-    counting = mock.patch("linear_operator.utils.linear_cg", wraps=cg)
-    with (
-        autokern.enabled(),
-        autokern.using(force=FUSED),
-        gpytorch.settings.max_cholesky_size(limit),
-        counting as counted,
-    ):
-        objective_and_gradients(model)
-    assert counted.called
 
 
 # --- inv_quad_logdet --------------------------------------------------------------------------------------------------
@@ -221,23 +135,6 @@ def test_structured_operators_stay_stock(make):
     torch.testing.assert_close(ours, stock, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("candidate", ["stock", "potri"])
-def test_derivatives_of_inv_quad_logdet(candidate):
-    run = get("inv_quad_logdet")[candidate].run
-
-    def of(root, rhs):
-        return run(root @ root.mT + torch.eye(5).double(), rhs, True, True)
-
-    root = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
-    rhs = torch.randn(5, 2, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
-    assert torch.autograd.gradcheck(of, (root, rhs))
-    assert torch.autograd.gradgradcheck(of, (root, rhs))
-    values = of(root, rhs)
-    first = torch.autograd.grad(values, [root, rhs], [torch.ones_like(v) for v in values], retain_graph=True)
-    second = torch.autograd.grad(values, [root, rhs], [torch.ones_like(v) for v in values])
-    torch.testing.assert_close(first, second)
-
-
 # --- threads, memory --------------------------------------------------------------------------------------------------
 
 
@@ -273,15 +170,6 @@ def test_memory_is_flat_over_a_thousand_fits():
                 gc.collect()
                 resident.append(process.memory_info().rss)
     assert resident[-1] - resident[1] < 16 * 2**20
-
-
-def test_a_large_step_holds_one_matrix():
-    """Kernel, factor, inverse and gradients share the memory of one matrix; only strips are held beside it."""
-    model, real, held = regression(1500), memory.huge, []
-    with autokern.enabled(), autokern.using(force=FUSED):
-        with mock.patch.object(memory, "huge", lambda *a: held.append(a[0]) or real(*a)):
-            objective_and_gradients(model)
-        assert held == [(1500, 1500)]
 
 
 # --- odd arguments ----------------------------------------------------------------------------------------------------
@@ -388,29 +276,6 @@ def test_odd_matrices_give_stocks_values_or_errors():
             else:
                 torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
     assert sum(problem is not None for problem in known.values()) > 4
-
-
-def test_copies_and_pickles_of_what_was_asked():
-    model = regression()
-    with autokern.enabled(), autokern.using(force=FUSED):
-        marginal = model.likelihood(model(*model.train_inputs))
-        first = marginal.log_prob(model.train_targets)
-        again = pickle.loads(pickle.dumps(model.eval())).train()
-        torch.testing.assert_close(objective_and_gradients(again)[0], -first.item() / 60)
-        copy.deepcopy(model)
-    torch.testing.assert_close(marginal.log_prob(model.train_targets), first, rtol=1e-10, atol=1e-10)
-
-
-def test_blocks_are_as_large_as_an_accelerator_likes_them():
-    """On a CPU a block stays in the cache; a GPU would spend its time on the launches of so many."""
-    assert len(row_blocks(torch.empty(2000, 2000), gaussian.CACHED)) > 10
-    assert len(row_blocks(torch.empty(2000, 2000, device="meta"), gaussian.CACHED)) == 1
-    assert len(row_blocks(torch.empty(20_000, 20_000, dtype=torch.float64, device="meta"), gaussian.CACHED)) <= 50
-    op = get("exact_log_prob")
-    here = Problem(op=op.name, m=3000, n=3000, d=2, grad="theta", variant="rbf/cholesky")
-    assert op["fused"].memory(here) < op["fused"].memory(here.replace(device="cuda")) < 1.5e9
-    small = here.replace(m=100, n=100, device="cuda")
-    assert op["fused"].memory(small) < 16 * 8 * 100**2
 
 
 def test_a_linear_kernel_alone_is_the_librarys():

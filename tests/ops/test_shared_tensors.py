@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
@@ -11,15 +9,13 @@ from support import covariances
 
 import autokern
 from autokern import kernels
-from autokern.core.autograd import Lent, _Computed
+from autokern.core.autograd import _Computed
 from autokern.kernels import matmul
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.tiles import Plan
 from autokern.ops.inv_quad_logdet import closed_form
 from autokern.prediction.inverse_factor import RowBlocks
-
-_FAMILIES = ("rbf", "matern12", "matern32", "matern52")
 
 
 @pytest.fixture(autouse=True)
@@ -36,39 +32,6 @@ def known(name, scaled=True):
     lengthscale = torch.full((1, 2), 0.7, dtype=torch.float64, requires_grad=True)
     outputscale = torch.tensor(1.7, dtype=torch.float64, requires_grad=True) if scaled else None
     return covariances.Covariance(kernels.family(name), lengthscale, outputscale)
-
-
-def wanted(covariance, *more):
-    return [t for t in (covariance.lengthscale, covariance.outputscale, *more) if t is not None]
-
-
-@pytest.mark.parametrize("layout", covariances.LAYOUTS)
-@pytest.mark.parametrize("name", _FAMILIES)
-@pytest.mark.parametrize("scaled", [True, False])
-def test_a_matrix_may_be_written_into(layout, name, scaled):
-    x, covariance, g = normal(80, 2), known(name, scaled), normal(80, 80, seed=1)
-    inputs = wanted(covariance)
-    expected = torch.autograd.grad(covariances.matrix(covariance, x, x, layout), inputs, g)
-    for change in (lambda k: k.diagonal().add_(0.1), lambda k: k.mul_(2), lambda k: k.zero_()):
-        k = covariances.matrix(covariance, x, x, layout)
-        version = k.detach().clone()
-        change(k)
-        factor = (k.detach()[0, 1] / version[0, 1]).item()
-        for found, truth in zip(torch.autograd.grad(k, inputs, g), expected, strict=True):
-            torch.testing.assert_close(found, truth * factor)
-
-
-@pytest.mark.parametrize("layout", covariances.LAYOUTS)
-def test_points_may_be_written_into(layout):
-    x1, x2, covariance, g = normal(70, 2).requires_grad_(), normal(90, 2, seed=2), known("rbf"), normal(70, 90, seed=1)
-    inputs = wanted(covariance, x1)
-    expected = torch.autograd.grad(covariances.matrix(covariance, x1, x2, layout), inputs, g)
-    k = covariances.matrix(covariance, x1, x2, layout)
-    with torch.no_grad():
-        x1.add_(1)
-        x2.zero_()
-    for found, truth in zip(torch.autograd.grad(k, inputs, g), expected, strict=True):
-        torch.testing.assert_close(found, truth)
 
 
 def batched(function, inputs, count=3):
@@ -142,16 +105,6 @@ def test_cotangents_of_strips():
     batched(lambda: blocks.right(b), [b])
 
 
-def test_what_is_lent_is_let_go_of():
-    result = normal(4, 4)
-    lent = Lent(result)
-    assert lent.take() is not None
-    assert lent.take() is not None  # outside of a backward pass nothing says that the graph is spent
-    lent = Lent(result)
-    result.add_(1)
-    assert lent.take() is None
-
-
 @pytest.mark.parametrize("name", ["rbf", "matern52"])
 def test_a_kept_graph_keeps_the_matrix_and_a_spent_one_does_not(name):
     x, covariance = normal(100, 2), known(name)
@@ -162,18 +115,3 @@ def test_a_kept_graph_keeps_the_matrix_and_a_spent_one_does_not(name):
     assert node.kept._alias is not None
     total.backward()
     assert node.kept._alias is None
-
-
-def test_no_cycle_holds_a_matrix():
-    gc.collect()
-    gc.disable()
-    try:
-        x, covariance = normal(100, 2), known("rbf")
-        k = covariances.matrix(covariance, x, x)
-        alive = k.untyped_storage()._weak_ref() if hasattr(k.untyped_storage(), "_weak_ref") else None
-        k.sum().backward()
-        del k
-        if alive is not None:
-            assert torch.UntypedStorage._expired(alive)
-    finally:
-        gc.enable()
