@@ -65,20 +65,6 @@ def test_each_method_has_errors_and_seconds(results):
 
 
 @pytest.mark.slow
-def test_only_what_failed_runs_again(results, monkeypatch):
-    known, ran = results["workloads"]["roads"]["methods"], []
-    monkeypatch.setattr(
-        baselines, "in_child", lambda module, name, *given, **_: ran.append((name, *given[:2])) or {"failed": "again"}
-    )
-    methods = {name: one for name, one in known.items() if name in ("part", "SVGP, 512", "SVGP, 1,024")}
-    found = baselines.measured("roads", results, lambda said: None, methods)["methods"]
-    assert ("exact", "roads", "autokern") in ran
-    assert ("part", "roads") not in [one[:2] for one in ran]
-    assert {name: found[name] for name in methods} == methods
-    assert found["autokern"] == {"failed": "again"}
-
-
-@pytest.mark.slow
 def test_tables_and_plots_hold_what_was_found(results, tmp_path):
     text = baseline_tables.block(results)
     assert text.count("| exact, autokern |") == 4
@@ -111,12 +97,3 @@ def test_falkon_converges_to_the_posterior_of_its_centres(monkeypatch):
         of[1].diagonal().mul_(1 + approximations.JITTER)
         weights = torch.linalg.solve(of[0].mT @ of[0] + 0.05 * of[1], of[0].mT @ y)
         assert (forecast(new)[0] - of[2] @ weights).abs().max() < 1e-6
-
-
-def test_simulated_roads_are_many_points_along_few_roads():
-    data = regressions.roads(3000)
-    assert data.x.shape == (3000, 3)
-    assert len(data.held_x) == regressions.HELD
-    assert len(data.x[:, 0].unique()) < 3000 / 100
-    assert not {tuple(point) for point in data.x.tolist()} & {tuple(point) for point in data.held_x.tolist()}
-    assert torch.equal(data.x, regressions.roads(3000).x)

@@ -12,6 +12,8 @@ import json
 import os
 import sys
 import weakref
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,13 +88,6 @@ def written(script: ModuleType, results: dict[str, Any], tmp_path: Path) -> Path
     return tmp_path
 
 
-def assert_compared(figure: dict[str, Any], pairs: int) -> None:
-    assert figure["pairs"] == pairs
-    assert min(figure["off"], figure["on"]) > 0
-    low, high = figure["quartiles"]
-    assert 0 < low <= figure["ratio"] <= high
-
-
 # measuring
 
 
@@ -139,31 +134,63 @@ def test_ratios_are_of_pairs_and_not_of_medians(script: ModuleType) -> None:
 # figures
 
 
-def test_training_gives_the_same_numbers_twice(results: dict[str, Any]) -> None:
-    figures = results["diabetes"]
-    assert (figures["n"], figures["d"], figures["steps"]) == (442, 10, 4)
-    assert {(case["kernel"], case["dtype"]) for case in figures["cases"]} == {
-        (kernel, dtype) for kernel in ("rbf", "matern52") for dtype in ("float32", "float64")
-    }
-    for case in figures["cases"]:
-        assert_compared(case, 3)
+def compared(figures: Any) -> Iterator[dict[str, Any]]:
+    """All comparisons of two sides within figures."""
+    inner = figures.values() if isinstance(figures, dict) else figures if isinstance(figures, list) else ()
+    if isinstance(figures, dict) and "quartiles" in figures:
+        yield figures
+    for one in inner:
+        yield from compared(one)
+
+
+def test_comparisons_have_times_and_ratios_within_their_quartiles(results: dict[str, Any]) -> None:
+    found = list(compared(results))
+    assert len(found) > 30
+    for figure in found:
+        low, high = figure["quartiles"]
+        assert 0 < low <= figure["ratio"] <= high
+        assert min(figure.get("off", 1), figure.get("on", 1)) > 0
+
+
+DTYPES = ("float32", "float64")
+TRAINED = set(product(("rbf", "matern52"), DTYPES))
+CASES = [
+    ("diabetes", ("kernel", "dtype"), TRAINED),
+    ("training", ("kernel", "dtype", "n"), {(*one, 100) for one in TRAINED}),
+    ("jump", ("dtype", "n"), set(product(DTYPES, (20, 21)))),
+    ("cg", ("n", "dtype"), set(product((40, 60), DTYPES))),
+    ("posterior", ("fast", "first"), set(product((False, True), repeat=2))),
+    ("processes", ("processes", "n"), {(1, 20)}),
+    ("acquisition", ("function",), {("qKG",), ("qEI",)}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "expected"), CASES)
+def test_a_workload_has_a_figure_for_each_case(
+    results: dict[str, Any], name: str, fields: tuple[str, ...], expected: set[Any]
+) -> None:
+    assert {tuple(case[field] for field in fields) for case in results[name]["cases"]} == expected
+
+
+def test_both_sides_compute_the_same(results: dict[str, Any]) -> None:
+    for case in results["diabetes"]["cases"]:
         assert case["loss_difference"] <= 1e-6
         assert case["relative_hyperparameter_difference"] <= 1e-4
-
-
-def test_a_step_is_compared_with_both_ways_of_stock_and_with_the_floor(results: dict[str, Any]) -> None:
-    figures = results["training"]
-    assert {(case["kernel"], case["dtype"], case["n"]) for case in figures["cases"]} == {
-        (kernel, dtype, 100) for kernel in ("rbf", "matern52") for dtype in ("float32", "float64")
-    }
-    for case in figures["cases"]:
-        assert_compared(case["against_exact"], 2)
-        assert_compared(case["against_default"], 2)
+    for case in results["training"]["cases"]:
         assert case["agreement"]["default"] == {"loss": 0, "gradient": 0}
-        assert 0 < case["floor"]["quartiles"][0] <= case["floor"]["ratio"]
-    assert set(figures["summary"]) == {"exact, all sizes", "exact, n ≤ 100", "default, n ≤ 800"}
-    for group in figures["summary"].values():
-        assert 0 < group["least"] <= group["geomean"]
+    for case in results["jump"]["cases"]:
+        for side in ("off", "on"):
+            assert max(case["error"][side].values()) <= (1e-3 if case["dtype"] == "float32" else 0)
+        assert case["loss"]["off"] == pytest.approx(case["loss"]["truth"], rel=1e-3)
+        assert case["gradient_norm"]["on"] == pytest.approx(case["gradient_norm"]["truth"], rel=1e-3)
+    assert [case["factorisations"]["off"] for case in results["posterior"]["cases"]] == [2, 1, 2, 0]
+    assert results["points"]["cases"][0]["sides"]["on"][0]["error"] < 1e-12
+    assert all(max(case["error"]["on"].values()) < 1e-10 for case in results["fantasies"]["cases"])
+    assert max(results["fantasies"]["successive"]["error"].values()) < 1e-10
+    (check,) = results["co2"]["checks"]
+    assert max(max(check[name].values()) for name in ("off", "on", "default_refit")) <= 1e-9
+    assert all(case["difference"] <= 1e-4 and case["residual"]["off"] < 1 for case in results["cg"]["cases"])
+    assert max(case["gradient"] for case in results["matrixfree"]["cases"]) < 1e-3
 
 
 def test_forced_exact_is_exact_where_stock_is_not(script: ModuleType) -> None:
@@ -177,53 +204,6 @@ def test_forced_exact_is_exact_where_stock_is_not(script: ModuleType) -> None:
                 trainers["forced"]()
     assert training.disagreement(trainers["forced"], trainers["exact"]) == {"loss": 0, "gradient": 0}
     assert training.disagreement(trainers["cg"], trainers["exact"])["loss"] > 1e-6
-
-
-def test_all_copies_go_back_to_where_they_were(script: ModuleType) -> None:
-    trainers = {side: sys.modules["workloads"].smooth_trainer("rbf", 10, torch.float64) for side in script.SIDES}
-    before = script.positives(trainers["on"].model).clone()
-    rewind = sys.modules["training"].rewinder(trainers)
-    trainers["on"]()
-    assert not script.positives(trainers["on"].model).equal(before)
-    rewind()
-    for side in script.SIDES:
-        assert script.positives(trainers[side].model).equal(before)
-
-
-def test_below_its_limit_stock_is_exact(results: dict[str, Any]) -> None:
-    cases = results["jump"]["cases"]
-    assert [(case["dtype"], case["n"]) for case in cases] == [(d, n) for d in ("float32", "float64") for n in (20, 21)]
-    for case in cases:
-        assert_compared(case, 3)
-        for side in ("off", "on"):
-            assert max(case["error"][side].values()) <= (1e-3 if case["dtype"] == "float32" else 0)
-        assert case["loss"]["off"] == pytest.approx(case["loss"]["truth"], rel=1e-3)
-        assert case["gradient_norm"]["on"] == pytest.approx(case["gradient_norm"]["truth"], rel=1e-3)
-
-
-def test_predictions_and_updates_are_compared(results: dict[str, Any]) -> None:
-    posterior, points = results["posterior"]["cases"], results["points"]["cases"]
-    assert [(case["fast"], case["first"]) for case in posterior] == [
-        (False, True),
-        (False, False),
-        (True, True),
-        (True, False),
-    ]
-    assert [case["factorisations"]["off"] for case in posterior] == [2, 1, 2, 0]
-    assert points[0]["sides"]["on"][0]["error"] < 1e-12
-    assert points[0]["sides"]["on"][0]["mebibytes"] >= 0
-    assert all(max(case["error"]["on"].values()) < 1e-10 for case in results["fantasies"]["cases"])
-    assert max(results["fantasies"]["successive"]["error"].values()) < 1e-10
-    assert len(results["stream"]["seconds"]) == 10
-    assert {case["function"] for case in results["acquisition"]["cases"]} == {"qKG", "qEI"}
-
-
-def test_processes_are_counted_together(results: dict[str, Any]) -> None:
-    figures = results["processes"]
-    (case,) = figures["cases"]
-    assert_compared(case, 2)
-    assert (case["processes"], case["n"], figures["trials"]) == (1, 20, 0)
-    assert case["rate"]["on"] == pytest.approx(1 / case["on"], rel=0.5)
 
 
 def test_a_worker_does_one_job_after_another_and_waits_for_the_word(script: ModuleType) -> None:
@@ -243,25 +223,6 @@ def test_a_dead_worker_is_an_error_and_all_are_ended(script: ModuleType, monkeyp
     assert None not in [worker.poll() for worker in pool.workers]
 
 
-def test_memory_is_looked_at_after_settling(results: dict[str, Any]) -> None:
-    figures = results["memory"]
-    assert (figures["fits"], figures["settling"]) == (6, 2)
-    assert 0 < figures["resident_bytes"]["last"] <= figures["resident_bytes"]["peak"]
-
-
-def test_stream_agrees_with_a_refit(results: dict[str, Any]) -> None:
-    figures = results["co2"]
-    assert (figures["start"], figures["last"]) == (100, 112)
-    assert [len(figures["seconds"][side]) for side in ("off", "on")] == [12, 12]
-    (check,) = figures["checks"]
-    assert check["n"] == 112
-    for name in ("off", "on", "default_refit"):
-        assert max(check[name].values()) <= 1e-9
-    for mark in figures["at"]:
-        assert_compared(mark, mark["pairs"])
-    assert 0 < figures["resident_bytes"]["last"] <= figures["resident_bytes"]["peak"]
-
-
 def test_an_update_drops_the_old_model_once_garbage_is_collected(script: ModuleType) -> None:
     x, y = script.co2_data()
     state = script.co2_hyperparameters(x[:20], y[:20], steps=1)
@@ -273,73 +234,28 @@ def test_an_update_drops_the_old_model_once_garbage_is_collected(script: ModuleT
     assert stream.model.train_inputs[0].shape == (21, 1)
 
 
-def test_conjugate_gradients_of_both_sides_agree(results: dict[str, Any]) -> None:
-    figures = results["cg"]
-    assert {(case["n"], case["dtype"]) for case in figures["cases"]} == {
-        (n, dtype) for n in (40, 60) for dtype in ("float32", "float64")
-    }
-    for case in figures["cases"]:
-        assert_compared(case, 3)
-        assert case["difference"] <= 1e-4
-        assert case["residual"]["off"] < 1
-    assert figures["geomean"] > 0
-
-
-def test_without_a_matrix_a_model_trains_and_predicts(results: dict[str, Any]) -> None:
-    figures = results["matrixfree"]
-    run = figures["child"]
-    assert (len(run["seconds"]), figures["points"], figures["variances"]) == (2, 8, 3)
-    assert figures["stock_needs_bytes"] >= 48**2 * 4
-    assert 0 < run["variance"][0] <= run["variance"][1]
-    ways = sys.modules["matrixfree"].WAYS
-    assert [(case["dtype"], case["way"]) for case in figures["cases"]] == [
-        (dtype, way) for dtype in ("float32", "float64") for way in ways
-    ]
-    assert max(case["gradient"] for case in figures["cases"]) < 1e-3
-
-
-def test_conjugate_gradients_without_a_matrix_see_the_same_probes(script: ModuleType) -> None:
-    import autokern
-
-    with gpytorch.settings.fast_computations(), gpytorch.settings.max_cholesky_size(800):
-        toggles = {"off": contextlib.nullcontext, "on": autokern.enabled}
-        case = sys.modules["matrixfree"].agreement(830, torch.float64, "no preconditioner", toggles)
-    assert case["products"] > 1
-    assert max(case["loss"], case["gradient"]) < 1e-3
-
-
-def test_what_cannot_be_had_is_told_soon(results: dict[str, Any]) -> None:
-    run = results["refusal"]["child"]
-    assert run["message"]
-    assert run["seconds"] < 5
-
-
 def test_the_terrain_is_split_and_learned(script: ModuleType, results: dict[str, Any]) -> None:
-    of = sys.modules["elevation"].terrain()
-    assert of.shape == (57, 67)
-    assert len(of.held_x) == len(of.held_y) == 57 * 67
-    assert len(of.x) == len(of.y) == 344 * 403 - 57 * 67
+    of, figures = sys.modules["elevation"].terrain(), results["elevation"]
+    assert (len(of.held_x), len(of.x)) == (57 * 67, 344 * 403 - 57 * 67)
     assert not {tuple(place) for place in of.held_x.tolist()} & {tuple(place) for place in of.x[:2000].tolist()}
-    run = results["elevation"]["child"]
-    assert len(run["heights"]) == len(run["predicted"]) == 57 * 67
-    assert run["rmse"]["all"] < run["rmse"]["trivial"]
-    figures = results["elevation"]
-    assert figures["stock"]["rmse"]["all"] == pytest.approx(run["rmse"]["all"], rel=0.1)
-    row = sys.modules["rows"].elevation_rows
-    assert next(row(figures)).faster.endswith("×")
+    rmse = figures["child"]["rmse"]
+    assert rmse["all"] < rmse["trivial"]
+    assert figures["stock"]["rmse"]["all"] == pytest.approx(rmse["all"], rel=0.1)
     stopped = {"training_seconds": 250.0, "steps": 2, "bytes": 1}
-    assert next(row({**figures, "stock": stopped})).off == "> 250 s, after 2 steps"
-    ended = {"failed": "not done after 420 s", "limit": 420.0}
-    assert next(row({**figures, "stock": ended})).off == "> 420 s"
-    assert next(row({**figures, "stock": {"failed": "no memory", "limit": 420.0}})).off.startswith("needs")
+    for stock, told in (
+        (stopped, "> 250 s, after 2 steps"),
+        ({"failed": "not done after 420 s", "limit": 420.0}, "> 420 s"),
+        ({"failed": "no memory", "limit": 420.0}, "needs"),
+    ):
+        assert next(sys.modules["rows"].elevation_rows({**figures, "stock": stock})).off.startswith(told)
 
 
-def test_failed_children_have_rows_too(script: ModuleType, results: dict[str, Any]) -> None:
-    failed = {"child": {"failed": "not done after 1 s"}}
-    for name in ("matrixfree", "refusal", "elevation"):
-        first = next(sys.modules["rows"].rows({name: {**results[name], **failed}}))
-        assert first.agreement == "not done after 1 s"
-        assert not first.headline
+@pytest.mark.parametrize("name", ["matrixfree", "refusal", "elevation"])
+def test_failed_children_have_rows_too(script: ModuleType, results: dict[str, Any], name: str) -> None:
+    failed = {**results[name], "child": {"failed": "not done after 1 s"}}
+    first = next(sys.modules["rows"].rows({name: failed}))
+    assert first.agreement == "not done after 1 s"
+    assert not first.headline
 
 
 # fresh processes
@@ -371,20 +287,6 @@ def test_json_round_trips_with_short_lists_on_one_line(written: Path, results: d
     assert any(line.count(",") >= 11 for line in text.splitlines())
     for name in ("co2.png", "elevation.png"):
         assert (written / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_workloads_without_a_date_of_their_own_get_that_of_their_run(
-    script: ModuleType, results: dict[str, Any]
-) -> None:
-    earlier = {**results, "date": "2020-01-01", "cg": {"geomean": 1.0}}
-    found = script.kept(earlier, results, ["co2"], print)
-    assert found["cg"]["run"] == {"date": "2020-01-01", "host": script.figures.machine(results["host"])}
-    assert found["jump"]["run"] == results["jump"]["run"]
-    text = script.figures.runs({**results, **found})
-    assert "2020-01-01 (cg), " in text
-    assert "training, jump" in text
-    found["cg"]["run"]["host"] = "another, 3 threads"
-    assert "another, 3 threads: 2020-01-01 (cg)" in script.figures.runs({**results, **found}).split("; ")
 
 
 @pytest.mark.parametrize("what", ["versions", "quick"])

@@ -29,19 +29,6 @@ def step():
         return large.run_steps(820)
 
 
-def test_there_are_ten_models_of_many_kinds():
-    assert len(large_models.MODELS) == 10
-    assert {case.d for case in large_models.MODELS.values()} >= {1, 2, 3, 8}
-    noises = [case.noise for case in large_models.MODELS.values()]
-    assert (min(noises), max(noises)) == (1e-3, 1.0)
-    for name, case in large_models.MODELS.items():
-        found = large_models.model_of(name, 40)
-        assert found.train_inputs[0].shape == (40, case.d)
-        assert found.train_inputs[0].dtype is torch.float64
-        assert found.train_targets.isfinite().all()
-        assert found.likelihood.noise.item() == pytest.approx(case.noise)
-
-
 def test_targets_have_the_variance_of_the_prior():
     x = torch.rand(4000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for twice in (1.0, 3.0, 5.0, math.inf):

@@ -111,15 +111,3 @@ def test_the_matrix_itself_is_multiplied_rightly(family: str, same: bool) -> Non
     with torch.no_grad():
         expected = of.kernel(of.x1, of.x2).to_dense() @ of.rhs
         torch.testing.assert_close(products.whole(of)(), expected)
-
-
-def test_all_layouts_give_one_product() -> None:
-    k, v = torch.rand(7, 9, dtype=torch.float64), torch.rand(9, 5, dtype=torch.float64)
-    for way in products.layouts(v).values():
-        torch.testing.assert_close(way(k), k @ v)
-
-
-def test_problems_that_no_call_asks_are_not_drawn() -> None:
-    usual = Problem(op="exact_log_prob", m=1671, n=1671, d=2, dtype="float64", variant="matern52/cg", grad="theta")
-    assert choices.is_itself(usual)
-    assert not choices.is_itself(usual.replace(d=1))
