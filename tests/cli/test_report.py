@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import gpytorch
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from support import browser
+from support.pages import Page
 from support.programs import python
 from typer.testing import CliRunner
 
@@ -40,37 +40,6 @@ os.wait()
 """
 
 
-class Parsed(HTMLParser):
-    """The text of a page, its elements, and the sections that it has."""
-
-    void = ("meta", "br", "link", "img", "input", "hr")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open, self.tags, self.text, self.ids, self.addresses = [], [], "", [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.ids += [value for name, value in attrs if name == "id"]
-        self.addresses += [v for name, v in attrs if name in ("src", "href", "xlink:href", "action", "srcset")]
-        if tag not in self.void:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        if tag not in self.void:
-            self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
-            self.text += data
-
-
 def decided(calls_of: str = "cdist", **changes) -> Decision:
     fields = {
         "problem": Problem(op="kernel_matrix", m=50, n=50, d=2, variant="rbf/same/iso"), "candidate": calls_of,
@@ -96,10 +65,10 @@ def served(monkeypatch):
     _calls()
 
 
-def made(page: dict, folder: Path) -> tuple[str, Parsed]:
+def made(page: dict, folder: Path) -> tuple[str, Page]:
     report.write(folder / "page.html", page)
     text = (folder / "page.html").read_text()
-    return text, Parsed(text)
+    return text, Page(text)
 
 
 def test_what_calls_saved_follows_from_their_decisions():
@@ -132,7 +101,7 @@ def test_the_page_of_a_program_says_what_was_saved_and_why(tmp_path, monkeypatch
     _is_alone(text, found)
 
 
-def _is_alone(text: str, found: Parsed) -> None:
+def _is_alone(text: str, found: Page) -> None:
     """Assert that a page needs nothing beside it and tells no place on this machine."""
     assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
     assert all(address.startswith("#") for address in found.addresses)
@@ -222,7 +191,7 @@ def test_a_program_ends_as_ever_and_leaves_its_report(tmp_path, end):
     assert ("ValueError: theirs" in done.stderr) == ("raise" in end)
     assert done.stderr.count("the report is in") == 1
     text = (tmp_path / "out.html").read_text()
-    found = Parsed(text)
+    found = Page(text)
     assert "pro gram.py" in found.text
     assert "kernel_matrix(m=60, n=60, d=2" in found.text
     _is_alone(text, found)
@@ -254,7 +223,7 @@ def test_show_writes_a_page(monkeypatch, tmp_path, command):
     result = CliRunner().invoke(app, [*command, "--html", str(tmp_path / "out.html")])
     assert result.exit_code == 0, result.output
     text = (tmp_path / "out.html").read_text()
-    found = Parsed(text)
+    found = Page(text)
     words = " ".join(found.text.split())
     assert ("qr on cpu in float64" in words) == ("choices by the number of columns" in words) == (command[1:] != [])
     _is_alone(text, found)

@@ -26,9 +26,10 @@ from autokern.tuning.profile import Profile
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NAMES = [
-    "AutokernError", "AutokernWarning", "Compared", "Decision", "Explanation", "MemoryBudgetError", "Problem", "Profile",
-    "ProfileError", "RanksError", "Served", "SettingsError", "Status", "calibrate", "compare", "covariance", "disable",
-    "enable", "enabled", "explain", "is_enabled", "linalg", "op", "profile", "ranks", "stats", "status", "using",
+    "AutokernError", "AutokernWarning", "Compared", "Decision", "Explanation", "MemoryBudgetError", "Problem",
+    "Profile", "ProfileError", "RanksError", "Served", "SettingsError", "Status", "calibrate", "compare", "covariance",
+    "disable", "enable", "enabled", "explain", "is_enabled", "linalg", "op", "profile", "ranks", "stats", "status",
+    "using",
 ]  # fmt: skip
 WITHIN = [f"{module}.{name}" for module in ("covariance", "linalg") for name in getattr(autokern, module).__all__]
 

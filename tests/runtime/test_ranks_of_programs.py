@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support.programs import python
 from support.rank_jobs import started, told
 
 import autokern
@@ -19,17 +17,16 @@ from autokern.runtime.ranks import facts as facts_of_this
 from autokern.runtime.ranks import unlike
 from autokern.system import ranks
 
-SCRIPT = Path(__file__).parents[1] / "support" / "rank_script.py"
+SUPPORT = Path(__file__).parents[1] / "support"
+FORCED = {"AUTOKERN_FORCE": "kernel_matmul=distributed", "AUTOKERN_RANKS": "120"}
+RUN = ("-m", "autokern", "run", SUPPORT / "rank_script.py")
 
 
-def printed(count: int, *arguments: str, **environment: str) -> list[str]:
-    """Run the script in so many ranks; return what each printed."""
-    run = ["-m", "autokern", "run", str(SCRIPT), *arguments]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    command = [sys.executable, *(torchrun if count > 1 else []), *run]
-    common = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "AUTOKERN_CALIBRATE": "never"}
-    done = subprocess.run(
-        command, env=os.environ | common | environment, capture_output=True, text=True, timeout=240, check=False
+def printed(count: int, *words: object, **environment: str) -> list[str]:
+    """Run Python by these words in so many ranks; return the lines that tell what was found."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count]
+    done = python(
+        *(torchrun if count > 1 else []), *words, **{"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, **environment
     )
     assert done.returncode == 0, done.stderr
     return re.findall(r"^found .*$", done.stdout, re.MULTILINE)
@@ -41,8 +38,7 @@ def numbers(line: str) -> list[float]:
 
 @pytest.mark.slow
 def test_a_script_that_knows_nothing_of_ranks_shares_its_products():
-    forced = {"AUTOKERN_FORCE": "kernel_matmul=distributed", "AUTOKERN_RANKS": "120"}
-    alone, (first, second) = printed(1)[0], printed(2, **forced)
+    alone, (first, second) = printed(1, *RUN)[0], printed(2, *RUN, **FORCED)
     assert first == second
     assert "distributed" in first
     assert numbers(first) == pytest.approx(numbers(alone), rel=1e-10)
@@ -50,7 +46,7 @@ def test_a_script_that_knows_nothing_of_ranks_shares_its_products():
 
 @pytest.mark.slow
 def test_an_unseeded_script_draws_the_same_numbers_on_all_ranks():
-    first, second = printed(2, "unseeded", AUTOKERN_FORCE="kernel_matmul=distributed", AUTOKERN_RANKS="120")
+    first, second = printed(2, *RUN, "unseeded", **FORCED)
     assert first == second
     assert "distributed" in first
 
@@ -76,30 +72,20 @@ def test_densities_predictions_and_samples_over_ranks_are_those_of_one_process(c
 
 @pytest.mark.slow
 def test_a_program_with_a_group_of_its_own_is_left_alone():
-    first, second = printed(2, "own")
+    first, second = printed(2, *RUN, "own")
     assert "distributed" not in first + second
 
 
 @pytest.mark.slow
 def test_processes_that_a_rank_starts_are_no_ranks_and_end():
-    script = SCRIPT.with_name("rank_children.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "AUTOKERN_RANKS": "on"}
-    done = subprocess.run(torchrun, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"^found .*$", done.stdout, re.MULTILINE) == ["found True 3 None"] * 2
+    assert printed(2, SUPPORT / "rank_children.py", AUTOKERN_RANKS="on") == ["found True 3 None"] * 2
 
 
 @pytest.mark.slow
 def test_ranks_whose_orders_disagree_take_those_of_rank_0():
-    script = SCRIPT.with_name("rank_orders.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(torchrun, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    found = re.findall(r"^found .*$", done.stdout, re.MULTILINE)
+    found = printed(2, SUPPORT / "rank_orders.py")
     within = {line for line in found if " never " in line}
-    assert len(within) == 1, done.stdout
+    assert len(within) == 1, found
     assert "(('cholesky', 'stock'),)" in within.pop()
     assert {"found cholesky", "found qr"} < set(found)
     assert found.count("found before stock") == found.count("found before tiled") == 1

@@ -62,6 +62,7 @@ def test_nobody_looks_for_small_calls(free):
     ("left", "words"), [(None, "free RAM"), (GIB, "the memory limit of the control group"), (9 * GIB, "free RAM")]
 )
 def test_a_refusal_says_what_is_there_and_whence(monkeypatch, left, words):
+    assert host.memory_limited_by("cuda") == "free memory of the GPU"
     monkeypatch.setattr(host, "ram", lambda: (8 * GIB, 4 * GIB))
     monkeypatch.setattr(host, "memory_left", lambda: left)
     size = 1 if left == GIB else 4
@@ -69,10 +70,6 @@ def test_a_refusal_says_what_is_there_and_whence(monkeypatch, left, words):
         memory.refuse("a matrix", 7 * GIB, "cpu", "float64", of_kernel=False)
     with autokern.using(memory="512MiB"), pytest.raises(MemoryBudgetError, match=r"0.5 GiB .*AUTOKERN_MEMORY or using"):
         memory.refuse("a matrix", 7 * GIB, "cpu", "float64", of_kernel=False)
-
-
-def test_a_gpu_has_memory_of_its_own(free):
-    assert host.memory_limited_by("cuda") == "free memory of the GPU"
 
 
 def test_advice_fits_the_dtype():

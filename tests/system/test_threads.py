@@ -170,25 +170,6 @@ def test_libraries_obey(work):
     torch.set_num_threads(3)
 
 
-def test_in_a_backward_pass():
-    seen = []
-
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx, g):
-            seen.append(wrapped(1))
-            return 2 * g * ctx.saved_tensors[0]
-
-    x = torch.tensor(3.0, requires_grad=True)
-    Square.apply(x).backward()
-    assert (x.grad.item(), seen) == (6.0, [1])
-
-
 def test_ceiling(monkeypatch):
     monkeypatch.setattr(host, "thread_ceiling", lambda: 2)
     assert threads.ceiling() == 2
