@@ -14,7 +14,6 @@ import autokern
 from autokern.cli import app as runner
 from autokern.cli import commands_measured, summary, tables
 from autokern.cli.commands import app
-from autokern.core import output
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
@@ -126,19 +125,6 @@ def test_a_bad_variable_is_named(monkeypatch, command):
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
     assert "AUTOKERN_BUDGET='soon'" in result.stderr
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b'{"schema": 99}', b"\x80\x04pickle", b"[1, 2]"])
-def test_a_pinned_profile_that_is_none_is_named_and_not_used(run, monkeypatch, tmp_path, content):
-    path = tmp_path / "pinned.json"
-    path.write_bytes(content)
-    monkeypatch.setenv("AUTOKERN_PROFILE", str(path))
-    for command, code in ((["show"], 1), (["explain", "qr", "--n", "50"], 0)):
-        store._reported.clear()  # as in a new process
-        monkeypatch.setattr(dispatch, "_session", None)
-        result = run(*command)
-        assert result.exit_code == code
-        assert str(path) in result.stderr
 
 
 def test_calibrate_measures_tells_and_writes(run, home, tmp_path):
@@ -404,11 +390,3 @@ def test_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     assert any("training, 100 points" in line and "2.00" in line and "2.50" in line for line in lines)
     assert any("(here stock choices are kept)" in line for line in lines)
     assert any("256 × (4000, 4000) d=32" in line and "2.00" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(2.5, "2.50 s"), (0.123, "123 ms"), (1.234e-3, "1.23 ms"), (9.9e-4, "990 µs"), (1e-6, "1.00 µs")],
-)
-def test_durations_have_three_digits(seconds, text):
-    assert output.duration(seconds) == text

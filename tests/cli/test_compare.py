@@ -6,12 +6,10 @@ import csv
 import json
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 import psutil
@@ -19,7 +17,6 @@ import pytest
 from support.programs import python
 from typer.testing import CliRunner
 
-import autokern
 from autokern.cli import compare, inherited
 from autokern.cli.app import Order
 from autokern.cli.commands import app
@@ -67,6 +64,9 @@ ORDER = Order("train.py", [])
 
 def test_sides_take_turns_until_the_difference_is_known(timed):
     told = timed([4.0] * 20, [2.0, 2.1, 1.9, 2.0] * 5)
+    assert not compare.compare(ORDER, 20, 0.0, lambda text: None).known
+    assert len(told) == 3, "the budget is over"
+    told.clear()
     found = compare.compare(ORDER, 20, math.inf, lambda text: None)
     assert told == [True, False, True, True, False, False, True]  # the first is not counted
     assert found.known
@@ -97,12 +97,6 @@ def test_what_the_program_itself_takes_is_not_the_load_of_others():
     python("-I", "-S", *busy, check=True)
     taken = snapshot().own - start.own
     assert 0.25 <= taken <= 0.5 + 2 * (time.perf_counter() - now)  # clock ticks, and other threads
-
-
-def test_the_budget_ends_it(timed):
-    told = timed([4.0, 8.0] * 10, [3.0, 5.0] * 10)
-    assert not compare.compare(ORDER, 20, 0.0, lambda text: None).known
-    assert len(told) == 3
 
 
 def compared(off: list[Run], on: list[Run], low=1.9, speedup=2.0, high=2.1, program="p.py") -> Comparison:
@@ -154,8 +148,7 @@ def test_start_up_and_the_rest_are_told_apart_if_every_run_called_a_model():
 FIRST = """
 import time
 import gpytorch, torch
-time.sleep(0.2)
-kernel, x, end = gpytorch.kernels.RBFKernel(), torch.rand(1500, 9), time.monotonic() + 1.0
+kernel, x, end = gpytorch.kernels.RBFKernel(), torch.rand(500, 9), time.monotonic() + 0.4
 while time.monotonic() < end:
     kernel(x).to_dense()
 """
@@ -165,15 +158,8 @@ while time.monotonic() < end:
 def test_the_first_call_of_a_model_is_seen_and_no_import_is_one(script, on):
     found, _ = compare._run(Order(script(FIRST), []), on)
     assert found.start is not None
-    assert 0.4 < found.rest < found.seconds - 0.2
+    assert 0.3 < found.rest < found.seconds - 0.2
     assert compare._run(Order(script(QUIET), []), on)[0].start is None
-
-
-def test_a_page_counts_no_call_of_the_runner(script, tmp_path):
-    python("-m", "autokern", "run", "--report", tmp_path / "page.html", script(FIRST), check=True)
-    found = re.search(r"of which ([\d.]+) (\S+) until its first call", (tmp_path / "page.html").read_text("utf-8"))
-    assert found is not None
-    assert float(found[1]) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[found[2]] > 0.2
 
 
 ENVIRONMENT = """
@@ -182,17 +168,12 @@ print([os.environ.get(name) for name in ("PYTHONPATH", "_AUTOKERN_FIRST_CALL")],
 """
 
 
-@pytest.mark.parametrize("on", [False, True])
-@pytest.mark.parametrize("path", ["", "given"])
+@pytest.mark.parametrize(("on", "path"), [(False, ""), (True, "given")])
 def test_processes_that_the_program_starts_are_not_watched(monkeypatch, tmp_path, script, on, path):
     order = Order(script(ENVIRONMENT), [])
     monkeypatch.setenv("AUTOKERN_WORKERS", "0")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [*sys.path, path])))
     assert compare._run(order, on)[1].strip().endswith(f"{[os.environ['PYTHONPATH'], None]}")
-    if path:
-        monkeypatch.delenv("PYTHONPATH")
-        monkeypatch.chdir(Path(autokern.__file__).parents[1])  # autokern need not be installed
-        assert compare._run(order, on)[1].strip().endswith("[None, None]")
 
 
 def test_another_format_is_refused_before_anything_runs():

@@ -155,16 +155,6 @@ def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path, name):
     assert re.search(r"asked to write .*; found: .*\. Name another file", result.stderr)
 
 
-@pytest.mark.parametrize("name", ["", "gone/out.html"])
-def test_no_program_runs_whose_report_cannot_be_written(tmp_path, name):
-    (tmp_path / "program.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    order = runner.parse([f"--report={tmp_path / name}", str(tmp_path / "program.py")])
-    with pytest.raises(AutokernError, match="asked to write"):
-        runner.execute(order)
-    assert not (tmp_path / "ran").exists()
-    assert not list(tmp_path.glob("*.tmp"))
-
-
 def test_reports_are_options_of_run_alone():
     order = runner.parse(["--explain", "--report", "a.html", "-m", "pkg", "--report", "theirs"])
     assert (order.report, order.module, order.arguments) == (Path.cwd() / "a.html", True, ["--report", "theirs"])

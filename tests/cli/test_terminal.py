@@ -117,9 +117,3 @@ def test_json_has_all_fields_and_a_version():
     assert set(found["problem"]) == set(Problem.__struct_fields__)
     assert set(found) == {"schema", *Decision.__struct_fields__}
     assert json.loads(document([problem], "problems"))["problems"][0]["batch"] == 1
-
-
-def test_an_explanation_fits_80_columns():
-    text = CliRunner().invoke(app, ["explain", "exact_log_prob", "--n", "300", "--d", "4"]).stdout
-    assert "\n    stock " in text
-    assert max(map(len, text.splitlines())) <= 80

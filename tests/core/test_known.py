@@ -5,7 +5,6 @@ import importlib
 import inspect
 import sys
 import textwrap
-import types
 from unittest import mock
 
 import gpytorch
@@ -23,7 +22,6 @@ import autokern
 from autokern.core.releases import known, recorded
 from autokern.core.releases.known import relied
 from autokern.core.releases.recorded import definitions, of_function
-from autokern.hooks import install
 from autokern.model.originals import TASKS
 
 SOURCE = """
@@ -220,26 +218,19 @@ def test_a_missing_target_is_told_once_and_leaves_the_others():
     assert hooked
 
 
-def test_stock_orders_that_nothing_is_enabled_where_anything_is_unknown():
-    assert not program("del gpytorch.models.ExactGP.get_fantasy_model", AUTOKERN_UNKNOWN="stock")[1]
-    assert program("", AUTOKERN_UNKNOWN="stock") == ("0", True)
-
-
-def test_trust_takes_what_is_there():
-    told, hooked = program("gpytorch.models.ExactGP.get_fantasy_model = lambda *a, **k: 1", AUTOKERN_UNKNOWN="trust")
-    assert (told, hooked) == ("0", True)
-
-
-def test_an_import_of_auto_never_fails():
-    told, hooked = program("del gpytorch.kernels.AdditiveKernel")
-    assert "autokern stays off" in told
-    assert "AdditiveKernel" in told
-    assert not hooked
-
-
-def test_hooks_of_others_are_not_asked():
-    owner = types.SimpleNamespace
-    assert install.stock_of(owner, "nothing") is None
+@pytest.mark.parametrize(
+    ("change", "order", "told", "enabled"),
+    [
+        ("del gpytorch.models.ExactGP.get_fantasy_model", "stock", "get_fantasy_model", False),
+        ("", "stock", "0", True),
+        ("gpytorch.models.ExactGP.get_fantasy_model = lambda *a, **k: 1", "trust", "0", True),
+        ("del gpytorch.kernels.AdditiveKernel", "", "autokern stays off", False),  # an import of auto never fails
+    ],
+)
+def test_orders_for_what_is_unknown(change, order, told, enabled):
+    found, hooked = program(change, AUTOKERN_UNKNOWN=order)
+    assert told in found
+    assert hooked is enabled
 
 
 @pytest.mark.parametrize("base", [True, False])
@@ -268,11 +259,6 @@ def test_another_constant_or_base_of_a_class_is_another_fingerprint():
     assert found("class Half(More, Base):\n    of = 2") != then
     assert found("class Half(Base):\n    of = 3") != then
     assert found("from here import Base as B\nclass Half(B):\n    of = 2") == then
-
-
-def test_the_version_is_that_of_the_module_that_is_loaded(monkeypatch):
-    monkeypatch.setattr(gpytorch, "__version__", "9.9.9+local")
-    assert known.versions()["gpytorch"] == ("9.9.9", False)
 
 
 def test_status_lists_what_is_unknown():

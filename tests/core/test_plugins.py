@@ -20,7 +20,7 @@ from autokern.cli.doctor import Finding
 from autokern.core import registry
 from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.problem import Problem
-from autokern.core.registry import get, known, registered
+from autokern.core.registry import get, registered
 from autokern.runtime import dispatch
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -126,12 +126,6 @@ def test_entry_points_that_lead_nowhere(install, value, words):
     assert "theirs" in get("qr").names()
 
 
-def test_an_op_of_a_plugin_goes_with_it(install):
-    text = "from autokern.core.op import get\ntype('Own', (type(get('qr')),), {'name': 'own'})()\nraise ValueError"
-    assert install({"pack:bad": "theirs"}, theirs=text)["pack:bad"].state == "failed"
-    assert not known("own")
-
-
 def test_strict_raises_instead(install, monkeypatch):
     install({"pack:bad": "theirs"}, theirs="raise ValueError('no')")
     monkeypatch.setenv("AUTOKERN_STRICT", "1")
@@ -149,16 +143,6 @@ def test_metadata_that_cannot_be_read(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", broken)
     monkeypatch.setattr(registry, "_plugins", None)
     assert [(p.state, p.failure) for p in registry.plugins()] == [("failed", "ValueError: a damaged file")]
-
-
-def test_a_profile_may_know_a_candidate_that_is_gone(install):
-    install({"pack:one": "theirs:register"}, theirs=GOOD)
-    known = autokern.calibrate(["qr"], budget=2.0, progress=False)
-    assert any("theirs" in trial.timings for trial in known.trials)
-    get("qr").candidates[:] = [c for c in get("qr").candidates if c.name != "theirs"]
-    dispatch.reset()
-    assert autokern.explain("qr", m=500, n=50).candidate in get("qr").names()
-    assert "theirs" not in autokern.explain("qr", m=500, n=50).predicted
 
 
 # --- a real package ---------------------------------------------------------------------------------------------------

@@ -174,15 +174,6 @@ def test_disturbed_timings_decide_nothing(world):
     assert choice(found) == "fast"
 
 
-def test_each_task_sees_what_those_before_it_have_kept(world):
-    world.seconds |= {"fast": 0.8, "other": 0.6}
-    world.tasks *= 2
-    found = exam.examined(profile(), "quick", 10.0)
-    assert len(found.kept) == 1
-    assert [row.kept for row in found.exam] == ["shipped", ""]
-    assert {row.new for row in found.exam} == {0.6}
-
-
 def test_a_calibration_forgets_what_was_kept_of_ops_that_it_measures(world):
     known = profile()
     known.kept.append(Kept("part", "float64", "cpu", "", False, 36, 112, "stock"))
@@ -221,14 +212,6 @@ def test_the_exam_leaves_everything_as_it_was(world, error, grad):
         assert state() == before
         assert dispatch.session().profile is profile_before
         assert dispatch.stats() == {}, "its calls are not the user's"
-
-
-def test_an_exam_inside_of_a_using_block_is_none_of_its_calls(world):
-    world.seconds |= {"fast": 0.8, "other": 0.6}
-    with dispatch.using(exclude=["qr=native"]):
-        found = exam.examined(profile(), "quick", 10.0)
-        assert dispatch.stats() == {}
-    assert found.exam[0].kept == "shipped"
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, lambda: torch.device("meta")], ids=["no_grad", "device"])

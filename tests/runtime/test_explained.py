@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import warnings
 
-import gpytorch
 import msgspec
 import pytest
 import torch
@@ -16,11 +15,10 @@ from support.models import ExactModel, step
 from support.threads import in_threads
 
 import autokern
-from autokern.cli import tables
 from autokern.core import decision as solved
 from autokern.core.decision import Decision
 from autokern.core.problem import WITHIN, Error, Problem
-from autokern.core.registry import get, registered
+from autokern.core.registry import registered
 from autokern.density import iterated_density
 from autokern.density.mixed_inverse import OF_TRACE
 from autokern.model.library_orders import TOLERANCE
@@ -176,13 +174,6 @@ def test_keys_that_do_not_iterate_run_their_candidate_and_nothing_else(make_op):
     assert decided("iterating")[0][0].solved == ()
 
 
-def test_the_table_of_a_program_tells_what_was_reached(make_op, capsys):
-    dispatch.route(iterating(make_op, approximates=lambda problem: True))(A)
-    tables.show(tables.decisions(autokern.explain().decisions), stderr=True)
-    told = " ".join(capsys.readouterr().err.split())
-    assert "solved to a residual of 1e-06 in 3 iterations, preconditioner pivoted" in told
-
-
 def test_what_is_forgotten_counts_once(make_op):
     op = iterating(make_op, approximates=lambda problem: True)
     call = dispatch.route(op)
@@ -222,12 +213,6 @@ def test_what_stock_is_worth_is_told_where_it_iterates(op):
     assert worth.words in str(found)
     exact = problem.replace(variant=problem.variant.replace("cg", "cholesky"))
     assert op.expected_error(exact, op.stock) is None
-
-
-def test_what_is_told_of_the_library_are_its_defaults():
-    assert f"residual {gpytorch.settings.eval_cg_tolerance._global_value:g}" == get("predict").looseness.word
-    assert f"residual {library.cg_tolerance._global_value:g}" == get("solve").looseness.word
-    assert f"rank {library.max_root_decomposition_size._global_value}" == get("fantasy").looseness.word
 
 
 def test_each_candidate_has_the_error_that_is_its_own():

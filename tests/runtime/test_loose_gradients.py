@@ -19,7 +19,7 @@ from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.density import array_density, gaussian
 from autokern.ops import _candidates as iterations
-from autokern.runtime import api, dispatch
+from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning.chooser import Chooser, fitted
 from autokern.tuning.drawing import measurable
@@ -108,42 +108,24 @@ def test_what_is_usual_is_read_from_the_study():
     assert op.may_cost(LOOSE) == op.may_cost(LOOSE.replace(n=1000)) > op.may_cost(LOOSE.replace(n=known.points[-1]))
     assert op.may_cost(LOOSE.replace(n=10**5)) == 1
     assert "gradients are off by" in op.expected_error(LOOSE, op.stock).words
+    exact = LOOSE.replace(variant="rbf/cholesky")
+    assert (op.may_cost(exact), op.expected_error(exact, op.stock)) == (1, None)
 
 
-def test_other_problems_are_as_they_were():
-    op, problem = get("exact_log_prob"), LOOSE.replace(variant="rbf/cholesky")
-    assert op.may_cost(problem) == 1
-    assert op.expected_error(problem, op.stock) is None
+MOST = iterations.counted().exact
+DEFAULTS = [
+    ({"n": 900}, "fused"), ({"n": 1000}, "mixed-inverse"), ({"n": MOST}, "mixed-inverse"),
+    ({"n": MOST + 1}, "preconditioned"), ({"n": 20_000}, "preconditioned"), ({"dtype": "float32"}, "fused"),
+    ({"batch": 2}, "fused"), ({"variant": "linear+rbf/cg"}, "stock"), ({"device": "cuda"}, "stock"),
+    ({"n": 400_000, "device": "cuda"}, "stock"), ({"n": 300, "variant": "rbf/cholesky"}, "arrays"),
+]  # fmt: skip
 
 
-def test_exact_is_the_default_up_to_some_thousand_points():
-    op, most = get("exact_log_prob"), iterations.counted().exact
-    assert most >= 2000
-    for n, expected in ((900, "fused"), (1000, "mixed-inverse"), (most, "mixed-inverse"), (most + 1, "preconditioned")):
-        assert op.default_candidate(LOOSE.replace(m=n, n=n)) == expected
-    assert op.default_candidate(LOOSE.replace(dtype="float32")) == "fused"
-    assert op.default_candidate(LOOSE.replace(batch=2)) == "fused"
-    assert op.default_candidate(LOOSE.replace(variant="linear+rbf/cg")) == "stock"
-    assert op.default_candidate(LOOSE.replace(device="cuda")) == "stock"
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"n": 20_000}, "preconditioned"),
-        ({"n": 300, "variant": "rbf/cholesky"}, "arrays"),
-        ({"n": 400_000, "device": "cuda"}, "stock"),
-    ],
-)
-def test_iterations_serve_large_models_on_the_cpu(changes, expected):
-    assert get("exact_log_prob").default_candidate(LOOSE.replace(**changes)) == expected
-
-
-@pytest.mark.parametrize("n", [400, 1600, 2000, 3000])
-def test_a_problem_of_so_many_points_has_no_structure(n):
-    found = api.problem("exact_log_prob", n=n)
-    assert (found.m, found.n) == (n, n)
-    assert ("cg" in found.words) is (n > 800)
+@pytest.mark.parametrize(("changes", "expected"), DEFAULTS)
+def test_exact_is_the_default_up_to_some_thousand_points_and_iterations_beyond(changes, expected):
+    assert MOST >= 2000
+    sizes = {"m": changes["n"]} if "n" in changes else {}
+    assert get("exact_log_prob").default_candidate(LOOSE.replace(**changes, **sizes)) == expected
 
 
 def test_what_iterates_tightly_serves_unmeasured_where_stock_does_not_fit(make_op):

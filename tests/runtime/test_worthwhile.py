@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from types import SimpleNamespace
 
 import pytest
 import sklearn.ensemble  # noqa: F401  (its import would count as spent, if these tests came first)
@@ -20,29 +21,16 @@ from autokern.tuning.calibration import calibrate
 from autokern.tuning.profile import Profile, Timing, Trial, dated
 
 
-class Clock:
-    """A clock that only the op's calls advance."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    """The time that first use and the memo see; the programs of a test start now."""
-    made = Clock()
-    monkeypatch.setattr("autokern.runtime.review.time", made_of(made))
-    monkeypatch.setattr("autokern.runtime.memo.time", made_of(made))
+    """A clock that only the op's calls advance; first use and the memo see it, and the programs of a test start now."""
+    made = SimpleNamespace(now=0.0)
+    there = SimpleNamespace(perf_counter=lambda: made.now, time=time.time)
+    for module in ("review", "memo"):
+        monkeypatch.setattr(f"autokern.runtime.{module}.time", there)
     monkeypatch.delenv("AUTOKERN_CALIBRATE")
     dispatch.reset()
     return made
-
-
-def made_of(clock):
-    return type("time", (), {"perf_counter": staticmethod(clock), "time": staticmethod(time.time)})
 
 
 @pytest.fixture
@@ -81,35 +69,19 @@ def call(make_op, clock):
     return calls
 
 
-def test_a_short_program_is_not_measured(call, budgets):
-    call(50, took=0.1)
-    assert budgets == []
-    assert autokern.stats()["double"] == {"stock": 50}
-
-
-def test_measuring_takes_a_twentieth_of_the_program_at_most_and_the_call_at_hand_is_first(call, budgets):
-    call(100, took=0.1)
+@pytest.mark.parametrize("orders", [{}, {"exclude": ["compiled"]}], ids=["", "in a block"])
+def test_measuring_takes_a_twentieth_of_the_program_at_most_and_all_calls_are_reported(call, budgets, orders):
+    with autokern.using(**orders):
+        call(50, took=0.1)
+        assert budgets == []
+        call(100, took=0.1)
+        call(7, took=0.1, size=5)
+        assert sum(autokern.stats()["double"].values()) == sum(count for _, count in dispatch.decisions()) == 157
     ((budget, near),) = budgets
     assert 0.6 * 0.3 <= budget <= 0.05 * 10
     assert near.n == 4
     assert dispatch.session().profile.trials
-    assert autokern.stats()["double"]["stock"] + autokern.stats()["double"].get("fast", 0) == 100
-
-
-def test_every_call_is_reported_though_it_is_measured_in_between(call, budgets):
-    call(150, took=0.1)
-    call(7, took=0.1, size=5)
-    assert len(budgets) == 1
     assert sum(autokern.stats()["double"].values()) == 157
-    assert sum(count for _, count in dispatch.decisions()) == 157
-
-
-def test_calls_in_a_block_of_orders_are_reported_too(call, budgets):
-    with autokern.using(exclude=["compiled"]):
-        call(150, took=0.1)
-        assert len(budgets) == 1
-        assert sum(autokern.stats()["double"].values()) == 150
-    assert sum(autokern.stats()["double"].values()) == 150
 
 
 def test_calls_are_reported_where_another_process_measures(call, budgets, monkeypatch):

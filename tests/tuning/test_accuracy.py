@@ -64,24 +64,6 @@ def test_moves_are_of_one_eps_and_repeatable():
     assert 1e-9 < (single - exact).abs().max() < 1e-5
 
 
-def test_a_candidate_with_a_check_of_its_own_is_judged_by_what_that_lets_pass():
-    op = get("exact_log_prob")
-    problem = Problem(op="exact_log_prob", m=1050, n=1050, d=3, grad="theta", variant="matern52/cg")
-    candidate = op["mixed-inverse"]
-    args = op.sample(problem, torch.Generator().manual_seed(0))
-    inside.active = True
-    try:
-        exact = trial(op, op["fused"].run, problem, args)()
-        error = accuracy.gradient_errors(op, problem, args, exact)  # as where stock's parts are exact
-        found = trial(op, candidate.run, problem, args)()
-    finally:
-        inside.active = False
-    assert error(found) > 1
-    assert error(found, candidate.error(problem).gradients) <= 1
-    wrong = tuple(2 * grad for grad in found.grads)
-    assert error(Trialled(found.out, wrong), candidate.error(problem).gradients) > 1
-
-
 def test_a_calibration_bans_nobody_for_a_check_of_its_own():
     op = get("exact_log_prob")
     problem = Problem(op="exact_log_prob", m=1050, n=1050, d=3, grad="theta", variant="matern52/cg")

@@ -12,7 +12,6 @@ import torch
 from autokern.core.problem import Features, Problem
 from autokern.core.state import inside
 from autokern.runtime import dispatch
-from autokern.runtime.review import FirstUse
 from autokern.tuning import calibration, timer
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Nearest
@@ -77,16 +76,6 @@ def test_progress_goes_from_begin_to_end_once(ops):
     assert [text for fraction, text in shown if fraction == 1.0 or text == "done"] == ["done"]
 
 
-def test_first_use_does_not_calibrate_while_calibrating(ops, monkeypatch):
-    _, whole, _ = ops
-    monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
-    dispatch.reset()
-    monkeypatch.setattr(FirstUse, "_calibrate", lambda *_, **__: pytest.fail("a calibration inside of another"))
-    published = []
-    calibrate([whole], "quick", 0.5, ["cpu"], Profile(), dtypes=["float64"], publish=published.append)
-    assert len(published) == 1
-
-
 def test_what_was_disturbed_is_tried_once_more_and_not_kept(ops, monkeypatch):
     part, _, _ = ops
     sizes, honest = [], timer.compare
@@ -109,18 +98,6 @@ def test_what_was_disturbed_is_tried_once_more_and_not_kept(ops, monkeypatch):
     assert found.trials == []
     assert found.levels == {}
     assert found.fruitless == {}, "a program may measure it when it is quiet"
-
-
-def test_stock_of_a_composite_op_dispatches_its_parts_in_earnest(ops):
-    _, whole, seen = ops
-    call, a = dispatch.route(whole), torch.ones(3, 3, dtype=torch.float64)
-    with dispatch.using(force={"whole": "stock", "part": "other"}):
-        assert call(a).equal(2 * a)
-        assert dispatch.stats()["part"] == {"other": 1}
-    with dispatch.using(force={"whole": "direct"}):
-        call(a)
-    assert seen["stock"] == [False]
-    assert seen["direct"] == [True]
 
 
 def test_an_interrupted_calibration_has_published_the_levels_that_were_complete(ops, monkeypatch):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from support.bases import fit_base
 from support.synthetic import square, with_candidates
 
-from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.system import host
 from autokern.tuning import chooser, store
@@ -34,24 +31,6 @@ def elsewhere(op):
     """What other hosts measured: the other one is fastest, and stock faster than `fast`."""
     timings = {"stock": Timing(1.0), "fast": Timing(1.2, 1.2), "other": Timing(0.7, 0.7)}
     return {"synthetic@cpu": fit_base(op, [[Trial(square(n), timings) for n in SIZES]] * 2)}
-
-
-def test_own_trees_answer_before_shipped_ones(op, elsewhere):
-    own = Chooser(fitted(Profile(trials=trials(0.5))), elsewhere)
-    assert own.estimates(square(64))["fast"].log_ratio == pytest.approx(math.log(0.5), abs=0.02)
-    assert own.estimates(square(64))["fast"].source == "measured"
-    none = Chooser(Profile(), elsewhere)
-    assert none.estimates(square(64))["fast"].log_ratio == pytest.approx(math.log(1.2), abs=0.02)
-    assert none.estimates(square(64))["other"].source == "other hosts"
-    assert Chooser(Profile(), {}).estimates(square(64)) == {}
-
-
-def test_devices_and_ops_do_not_speak_for_each_other(op):
-    known = Chooser(fitted(Profile(trials=trials())), {})
-    for problem in (square(64, device="cuda"), square(64, "qr")):
-        assert known.estimates(problem) == {}
-        assert not known.knows(problem)
-        assert known.nearest(get(problem.op), problem) is None
 
 
 def test_a_few_trials_are_no_knowledge_unless_they_are_all_there_are(op):

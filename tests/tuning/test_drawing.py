@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from autokern.core.problem import Features, Problem
@@ -31,14 +29,6 @@ def test_problems_of_each_op_offer_a_choice_within_the_limits(op):
         assert {(problem.variant, problem.grad, s, problem.batch > 1) for s in (square, False)} & shapes
     if all(p.m >= p.n for p in grid):
         assert all(p.m >= p.n for p in found)
-
-
-def test_sizes_are_off_the_grid_and_spread_over_octaves():
-    found = draw(get("kernel_matrix"), 200, ["float64"], "cpu", "1")
-    grid = {p.n for p in get("kernel_matrix").grid("full", "float64", "cpu")}
-    assert sum(p.n not in grid for p in found) > 0.8 * len(found)
-    octaves = Counter(p.n.bit_length() for p in found)
-    assert len(octaves) > 4
 
 
 def test_the_same_seed_gives_the_same_and_a_study_measures_nothing_that_was_calibrated():

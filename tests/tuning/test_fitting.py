@@ -81,11 +81,6 @@ def test_noisy_trials_weigh_less(op):
     assert fit_base(op, [noiseless]).base.feature[0] == 7, "the dtype"
 
 
-def test_candidates_of_lower_precision_are_no_knowledge_of_other_hosts(op):
-    assert fit_base(op, [host(fast=0.5, sloppy=0.1)]).candidates == ["stock", "fast"]
-    assert fit_base(op, [host(sloppy=0.1)]) is None
-
-
 @pytest.fixture
 def shipped(op):
     return fit_base(op, [host(fast=0.8, other=1.2)] * 2)
@@ -100,12 +95,6 @@ def test_own_trials_correct_the_base(op, shipped):
     assert own.trials == {"float64": 7}
     assert own.base == shipped.base
     assert own.is_whole
-
-
-def test_a_candidate_that_the_base_does_not_know_gets_what_was_measured(op, shipped):
-    own = fit_own(op, host(exact=0.3, fast=0.8), shipped)
-    assert own.candidates[: len(shipped.candidates)] == shipped.candidates, "rows of the base stay as they are"
-    assert ratio(own, square(64), "exact") == pytest.approx(0.3, rel=0.02)
 
 
 def test_a_candidate_that_is_gone_is_no_obstacle(op, shipped):
@@ -132,13 +121,6 @@ def test_a_candidate_that_only_some_calibrations_measure_is_not_hopeless_in_the_
     for n in SIZES[:-1]:
         assert ratio(own, square(n), name.replace("_", "-")) in (None, pytest.approx(0.3, rel=0.02))
     assert ratio(own, square(SIZES[0]), name.replace("_", "-")) == pytest.approx(0.3, rel=0.02)
-
-
-def test_own_trials_around_the_end_of_the_base_are_not_mixed_up(op, shipped):
-    """Own trials correct the base where it is far as well, though it says nothing there by itself."""
-    own = fit_own(op, host((1100, 1500, 2000, 2500, 3300, 4500, 6000), fast=0.4, other=1.2), shipped)
-    for n in (1500, 2500, 2700, 2800, 2900, 3000, 3200, 4500, 6000):
-        assert ratio(own, square(n)) == pytest.approx(0.4, rel=0.05), n
 
 
 def test_the_same_trials_give_the_same_bytes(op):

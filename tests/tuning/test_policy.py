@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.bases import fit_base
 from support.synthetic import square, with_candidates
 
@@ -95,32 +93,11 @@ def test_of_near_ties_one_thread_runs(make_op, all_threads, one, winner):
     assert sorted(found.order) == sorted(op.names())
 
 
-def test_nothing_measured_means_stock(op):
-    found = decide(Feasibility(op, square(64)), Chooser(Profile(), {}), ORDERS_NOTHING)
-    assert (found.candidate, found.source, found.order[0]) == ("stock", "unmeasured", "stock")
-
-
-def test_deterministic_means_stock_unless_a_profile_is_pinned(op, tmp_path):
-    orders = Settings(deterministic=True)
-    found = chosen(op, {"fast": 0.5}, square(64), orders)
-    assert (found.candidate, found.source) == ("stock", "order")
-    pinned = msgspec.structs.replace(orders, profile=tmp_path / "pinned.json")
-    assert chosen(op, {"fast": 0.5}, square(64), pinned).candidate == "fast"
-
-
 @pytest.mark.parametrize(("ratio", "winner"), [(0.8, "exact"), (1.0, "exact"), (1.05, "exact"), (1.2, "stock")])
 def test_an_exact_result_may_cost_a_little_where_stock_approximates(make_op, ratio, winner):
     loose = with_candidates(make_op, approximates=lambda problem: True)
     assert chosen(loose, {"exact": ratio, "fast": 1.0}, square(64)).candidate == winner
     assert chosen(loose, {"exact": 1.4, "fast": ratio}, square(64)).candidate == ("fast" if ratio < 0.9 else "stock")
-
-
-@pytest.mark.parametrize(("ratio", "winner"), [(2.0, "exact"), (2.9, "exact"), (3.2, "fast")])
-def test_exact_results_come_first_up_to_what_the_op_allows(make_op, ratio, winner):
-    loose = with_candidates(make_op, approximates=lambda problem: True, may_cost=lambda problem: 3.0)
-    found = chosen(loose, {"exact": ratio, "fast": 0.5}, square(64))
-    assert found.candidate == winner
-    assert ("exact where stock's gradients are loose" in found.reason) == (winner == "exact")
 
 
 def test_fewer_threads_are_no_reason_on_an_accelerator(make_op):
@@ -286,57 +263,9 @@ def test_a_set_up_is_weighed_against_the_best_that_needs_none(op):
     assert found.review > 1000
 
 
-wild = st.builds(
-    Timing,
-    seconds=st.floats(2e-12, 1e8),
-    ratio=st.floats(2e-12, 1e8),
-    noise=st.floats(0, 1e8),
-    rounds=st.integers(1, 9),
-)
-any_trial = st.builds(
-    Trial,
-    st.builds(
-        Problem,
-        op=st.just("kernel_matmul"),
-        m=st.integers(1, 2**40),
-        n=st.integers(1, 2**40),
-        rhs=st.integers(0, 2**40),
-        batch=st.integers(1, 2**40),
-        variant=st.sampled_from(["", "rbf/same", "rbf/cross", "a/b/c/d", "/", "rbf+rq"]),
-        grad=st.sampled_from(["", "a", "theta/x"]),
-    ),
-    st.dictionaries(st.sampled_from(["stock", "tiled", "gone"]), wild, max_size=3),
-)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(any_trial, max_size=6), st.integers(8, 5000), st.integers(2, 64))
-def test_any_valid_profile_costs_only_speed(trials, n, columns):
-    problem = Problem(op="kernel_matmul", m=n, n=n, d=3, rhs=columns, variant="rbf/same")
-    known = fitted(Profile(trials=trials))
-    assert all(forest.is_whole for forest in known.forests.values())
-    found = decide(Feasibility(get("kernel_matmul"), problem), Chooser(known, {}), ORDERS_NOTHING)
-    assert found.candidate in [c.name for c in get("kernel_matmul").feasible(problem)]
-    assert described(found, Chooser(known, {}), ORDERS_NOTHING).costs
-
-
 def told(op, ratios, problem, **more) -> Decision:
     known = chooser(ratios, **more)
     return described(decide(Feasibility(op, problem), known, ORDERS_NOTHING), known, ORDERS_NOTHING)
-
-
-def test_described_names_the_nearest_trial_that_seconds_follow_from(op):
-    found = told(op, {"fast": 0.5, "other": 0.8}, square(512))
-    assert found.nearest == f"times follow from {square(512)}, measured on this machine"
-    ratios = {"fast": 0.5, "other": 0.8, "stock": 1.0}
-    assert found.predicted == pytest.approx({n: r * seconds_of_stock(512) for n, r in ratios.items()}, rel=0.01)
-    assert list(found.predicted) == ["fast", "other", "stock"]
-    assert found.costs["fast"].seconds == found.predicted["fast"]
-    assert found.costs["exact"].seconds is None
-    away = told(op, {"fast": 0.5}, square(700))
-    assert away.nearest.startswith(f"times follow from {square(512)}, measured on this machine, 0.")
-    assert away.nearest.endswith("octaves away")
-    assert away.predicted["stock"] == pytest.approx(seconds_of_stock(700), rel=0.3)
 
 
 def test_a_decision_prints_well(op):

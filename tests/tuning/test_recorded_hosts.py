@@ -81,18 +81,6 @@ def test_trees_that_are_packed_tell_the_mean_ratio_of_candidates_that_there_are(
     assert found["other"].source == "other hosts"
 
 
-def test_trials_without_a_choice_are_left_out_and_the_same_gives_the_same_bytes():
-    timings = (
-        {"stock": Timing(1.0)},
-        {"expanded": Timing(1.0)},
-        {"stock": Timing(1.0), "r": Timing(1.0, relative_error=0)},
-    )
-    useless = Profile(trials=[Trial(p, t) for p, t in zip(PROBLEMS, timings, strict=False)])
-    found = read(pack([useless]))
-    assert (found.trials, found.forests) == ({}, {})
-    assert pack([profile()]) == pack([profile()])
-
-
 def test_a_file_that_a_bundler_left_behind_is_no_damage(monkeypatch):
     monkeypatch.setattr(pkgutil, "get_data", lambda *place: None)
     assert chooser.recorded() == Shipped()
