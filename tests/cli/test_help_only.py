@@ -140,6 +140,7 @@ def test_a_script_of_the_same_name_has_the_whole_package(tmp_path):
     assert found.stdout == "True\n"  # nor do libraries print anything
 
 
+@pytest.mark.slow
 def test_a_prompt_after_it_finds_the_package_whole():
     code = "import autokern; print(autokern.calibrate.__name__)"
     found = python("-i", "-m", "autokern", "--version", input=code)
