@@ -55,18 +55,6 @@ def test_a_way_that_the_code_does_not_take_is_told(line, monkeypatch, capsys):
     assert line.partition(":")[0].partition("/")[0] in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_what_explain_tells_is_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(explained, "N", 1000)
-    monkeypatch.setattr(explained, "STEPS", 1)
-    stored = tmp_path / "explained.json"
-    assert explained.main(["--output", str(stored)]) == 0
-    found = json.loads(stored.read_text(encoding="utf-8"))["explained"]
-    assert found["preconditioned"]["errors"]["loss"] < found["stock"]["errors"]["loss"]
-    assert [len(found[name]["decision"]["solved"]) for name in ("preconditioned", "stock", "predicted")] == [1, 0, 0]
-    assert found["predicted"]["errors"]["mean"] < 1e-3
-
-
 def test_reports_of_densities_are_kept():
     reports = baselines.Reports()
     for args in ((1000, Solved(1e-6, 9, "vecchia", 10)), ("other",)):

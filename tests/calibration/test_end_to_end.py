@@ -7,7 +7,6 @@ import copy
 import gc
 import importlib
 import importlib.util
-import io
 import json
 import os
 import sys
@@ -191,36 +190,6 @@ def test_both_sides_compute_the_same(results: dict[str, Any]) -> None:
     assert max(max(check[name].values()) for name in ("off", "on", "default_refit")) <= 1e-9
     assert all(case["difference"] <= 1e-4 and case["residual"]["off"] < 1 for case in results["cg"]["cases"])
     assert max(case["gradient"] for case in results["matrixfree"]["cases"]) < 1e-3
-
-
-def test_forced_exact_is_exact_where_stock_is_not(script: ModuleType) -> None:
-    training = sys.modules["training"]
-    trainers = {name: sys.modules["workloads"].surface_trainer(30, torch.float64) for name in ("exact", "forced", "cg")}
-    with gpytorch.settings.fast_computations():
-        trainers["exact"]()
-        with gpytorch.settings.max_cholesky_size(10):
-            trainers["cg"]()
-            with training.forced_exact():
-                trainers["forced"]()
-    assert training.disagreement(trainers["forced"], trainers["exact"]) == {"loss": 0, "gradient": 0}
-    assert training.disagreement(trainers["cg"], trainers["exact"])["loss"] > 1e-6
-
-
-def test_a_worker_does_one_job_after_another_and_waits_for_the_word(script: ModuleType) -> None:
-    job = json.dumps({"n": 5, "settle": 0.0, "seconds": 0.0})
-    jobs, answers = io.StringIO(f"{job}\ngo\n{job}\ngo\n"), io.StringIO()
-    sys.modules["processes"].serve("off", jobs, answers)
-    greeting, *lines = [json.loads(line) for line in answers.getvalue().splitlines()]
-    assert greeting == {"threads": torch.get_num_threads(), "trials": 0}
-    assert [line.get("ready", line.get("steps")) for line in lines] == [True, 1, True, 1]
-
-
-def test_a_dead_worker_is_an_error_and_all_are_ended(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "false")
-    pool = sys.modules["processes"].Pool("off", 2)
-    with contextlib.closing(pool), pytest.raises(RuntimeError, match="status 1"):
-        pool.greet()
-    assert None not in [worker.poll() for worker in pool.workers]
 
 
 def test_an_update_drops_the_old_model_once_garbage_is_collected(script: ModuleType) -> None:

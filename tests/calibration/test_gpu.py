@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import entry_points
-import forked
 import gpu
 import gpu_tables
 import products
@@ -87,33 +86,6 @@ def test_a_row_that_fails_is_told_and_the_next_one_is_measured(
     assert found["peaks"]["copy"]["error"] == "RuntimeError: out of memory"
     assert found["peaks"]["gemm, float64"]["flops_per_second"] > 0
     assert gpu_tables.summary({"sections": found}) == ["peaks: 2 rows, 1 failed"]
-
-
-def test_an_absent_device_is_bad_usage_and_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        gpu.main(["peaks", "--device", "xpu", "--output", str(tmp_path / "gpu.json")])
-    assert "torch finds cpu" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("import os; os.kill(os.getpid(), 11)", "its process ended with status -11"),
-        ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("pass", "its last line holds no figures"),
-        ("print('final')", "its last line holds no figures"),
-        ("import time; time.sleep(60)", "it took more than 9 s"),
-    ],
-)
-def test_a_program_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, told: str) -> None:
-    monkeypatch.setattr(forked, "IMPORTED", ("torch",))
-    monkeypatch.setattr(forked, "MOST", 9.0)
-    script = tmp_path / "script.py"
-    script.write_text(line)
-    with pytest.raises(RuntimeError, match=told):
-        forked.run(script, "off", "cpu")
 
 
 def test_what_failed_and_what_ran_twice_stands_in_no_table() -> None:

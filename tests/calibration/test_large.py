@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 
 import large
-import large_models
 import large_tables
 import linear_operator
 import pytest
-import torch
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +26,6 @@ def step():
         return large.run_steps(820)
 
 
-def test_targets_have_the_variance_of_the_prior():
-    x = torch.rand(4000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for twice in (1.0, 3.0, 5.0, math.inf):
-        drawn = [
-            large_models.waves(x, (2.0, twice, (0.1, 0.2, 0.3)), torch.Generator().manual_seed(seed))
-            for seed in range(5)
-        ]
-        assert torch.stack(drawn).std().item() == pytest.approx(2.0, rel=0.1)
-
-
 def test_a_model_is_compared_with_stock_and_with_the_truth(model):
     assert model["products"] >= 22
     assert model["candidate"] != "stock"
@@ -52,19 +39,6 @@ def test_a_step_is_compared_with_both_tolerances(step):
     assert step["errors"]["on"]["gradient"] < 1e-8
     assert step["errors"]["tight"]["gradient"] < step["errors"]["off"]["gradient"]
     assert min(step[f"against_{side}"]["ratio"] for side in ("off", "tight")) > 0
-
-
-@pytest.mark.slow
-def test_stock_runs_on_tiles_where_its_matrices_do_not_fit(monkeypatch):
-    monkeypatch.setattr(large.host, "available_memory", lambda device: 2**20)
-    monkeypatch.setattr(large, "ROUNDS", 1)
-    monkeypatch.setattr(large, "EXACT", 500)
-    found, alone = (large.run_steps(820, tightest) for tightest in (820, 500))
-    assert not found["formed"]
-    assert found["errors"]["tight"]["gradient"] == 0
-    assert "| 820 (tiles) |" in large.block(results([], [found]))
-    assert not {"errors", "against_tight"} & set(alone)
-    assert large.block(results([], [alone])).count("|  |") == 3
 
 
 def results(models, steps):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import programs
 import pytest
-from support.programs import python
 
 SCRIPT = '''"""GPyTorch: a program that needs no model."""
 
@@ -90,15 +89,3 @@ def test_there_are_enough_programs_and_none_of_them_knows_autokern():
         assert text.startswith('"""')
         assert "autokern" not in text
         assert 'print("final"' in text
-
-
-@pytest.mark.slow
-def test_a_program_ends_alike_with_autokern(tmp_path):
-    script = programs.programs()["gp_model_list"]
-    (off, on) = (programs.run(script, side, tmp_path / side) for side in ("off", "new"))
-    assert programs.gap(on["final"], off["final"]) < 1e-2  # float32, 60 steps
-
-
-@pytest.mark.slow
-def test_help_runs_as_a_script():
-    assert "whole programs" in python(programs.__file__, "--help", check=True).stdout

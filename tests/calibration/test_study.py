@@ -11,7 +11,6 @@ import documents
 import products
 import pytest
 import study
-import torch
 
 import autokern
 from autokern.core.problem import Problem
@@ -86,13 +85,6 @@ def test_problems_of_a_study_are_off_every_grid_and_partly_those_of_programs() -
     assert asked <= set(found)
 
 
-@pytest.mark.slow
-def test_recorded_hosts_predict_each_other() -> None:
-    rows = choices.replayed()
-    assert len(rows) == 2 * len(list((choices.HERE / "hosts").glob("*.json")))
-    assert all(row["regret_geomean"] >= 1 and row["problems"] > 100 for row in rows)
-
-
 def test_a_document_has_one_place_for_a_block(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text("a\n<!-- it: here -->\nold\n<!-- /it -->\nb\n", encoding="utf-8")
@@ -102,12 +94,3 @@ def test_a_document_has_one_place_for_a_block(tmp_path: Path) -> None:
     assert documents.refresh(path, "it", "new\n", check=True)
     with pytest.raises(ValueError, match="0 places for that"):
         documents.refresh(path, "that", "new\n", check=True)
-
-
-@pytest.mark.parametrize("family", ["rbf", "matern52"])
-@pytest.mark.parametrize("same", [True, False])
-def test_the_matrix_itself_is_multiplied_rightly(family: str, same: bool) -> None:
-    of = products.case(family, 50, 3, same, torch.float64, "cpu")
-    with torch.no_grad():
-        expected = of.kernel(of.x1, of.x2).to_dense() @ of.rhs
-        torch.testing.assert_close(products.whole(of)(), expected)

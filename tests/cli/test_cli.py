@@ -219,17 +219,6 @@ def test_calibrate_leaves_a_pinned_profile_alone(run, monkeypatch, tmp_path):
     assert "choleskyqr2" in run("show").output
 
 
-def test_a_profile_of_another_machine_is_explained_whatever_this_one_has(run, monkeypatch, tmp_path):
-    trial = Trial(
-        Problem(op="cholesky", m=5000, n=5000, device="cuda"), {"stock": Timing(1e-2), "cpu": Timing(5e-3, 0.5)}
-    )
-    store.write_file(tmp_path / "gpu.json", Profile(fingerprint="0" * 32, trials=[trial]))
-    monkeypatch.setenv("AUTOKERN_PROFILE", str(tmp_path / "gpu.json"))
-    result = run("explain", "cholesky", "--n", "5000", "--device", "cuda")
-    assert result.exit_code == 0, result.output
-    assert "runs cpu" in result.output
-
-
 def test_clear_removes_profiles_and_says_which(run, measured, home):
     (home / "notes.txt").write_text("mine")
     result = run("clear", "--json")
@@ -292,13 +281,6 @@ def test_run_a_module_from_the_working_directory_and_count_its_calls(program):
     assert "kernel_matrix" in ours.stderr
     assert "what ran, on what, and why" in ours.stderr
     assert "`--stats` was removed and is ignored" in ours.stderr
-
-
-@pytest.mark.slow
-def test_json_is_all_that_standard_output_holds():
-    found = python("-W", "ignore::FutureWarning", "-m", "autokern", "explain", "qr", "--n", "20", "--json")
-    assert json.loads(found.stdout)["candidate"] == "stock"
-    assert found.stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -309,13 +309,6 @@ def test_a_sitecustomize_of_the_users_own_is_a_module_of_its_own(tmp_path, monke
     assert run.stderr == ""
 
 
-@pytest.mark.slow
-def test_an_exception_of_autokern_ends_a_program_as_under_python(script):
-    path = script("import autokern\ndef f():\n    raise autokern.MemoryBudgetError('too much')\nf()")
-    run, stock = python("-m", "autokern", "run", path), python(path)
-    assert (run.returncode, run.stderr) == (stock.returncode, stock.stderr)
-
-
 @pytest.mark.parametrize(
     ("off", "on", "told"),
     [(2.0, 1.0, "50 % less CPU time"), (1.0, 1.5, "50 % more CPU time"), (1.0, 8.0, "8.0 times the CPU time"),

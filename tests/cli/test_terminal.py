@@ -96,12 +96,6 @@ def test_flags_take_no_value(monkeypatch, command):
     assert "<" not in options, "values have names, as N or FILE; no types of Python"
 
 
-def test_the_list_of_commands_ends_no_line_in_dots(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    for words in ([], ["profile"]):
-        assert "..." not in CliRunner().invoke(app, [*words, "--help"]).output.partition("Commands:")[2]
-
-
 def test_json_has_all_fields_and_a_version():
     problem = Problem(op="qr", m=5, n=5)
     found = json.loads(document(Decision(problem=problem, candidate="stock", reason="r", source="measured")))

@@ -59,9 +59,6 @@ def test_another_formula_constant_default_or_argument_is_another_fingerprint(old
 @pytest.mark.parametrize(("old", "new"), [("a half", "the half"), ("return x", "# a comment\n    return x")])
 def test_docstrings_lines_and_comments_count_nothing(old, new):
     assert marks(SOURCE) == marks(SOURCE.replace(old, new))
-
-
-def test_the_syntax_does_not_count_whether_there_is_a_docstring():
     assert marks(SOURCE)[1] == marks(SOURCE.replace("    'Return a half.'\n", ""))[1]
 
 

@@ -75,13 +75,6 @@ def test_each_question_is_asked_once(asked, monkeypatch, name, accuracy, large):
         assert count <= most, (candidate, question)
 
 
-def test_a_problem_that_is_its_own_neighbour_is_asked_once(asked):
-    here = dispatch.reset(Settings(calibrate="never"))
-    here.adopt(read_file(HOST))
-    here.entry(get("cholesky"), (torch.eye(8, dtype=torch.float64),), here.settings)
-    assert set(asked.values()) == {1}
-
-
 def test_a_recorded_host_is_not_asked_about_this_machine(asked):
     table = Replayed(get("qr"), Problem(op="qr", m=500, n=50), read_file(HOST))
     table.feasible()

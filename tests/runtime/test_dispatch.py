@@ -246,34 +246,11 @@ def test_using_nests_and_ends_also_with_an_exception(toy):
     assert toy.runs == ["other", "stock", "stock", "other", "fast"]
 
 
-def test_excluding(toy):
-    with autokern.using(exclude=["double=fast"]):
-        toy.call(matrix())
-    with autokern.using(exclude=["fast", "other"]):
-        toy.call(matrix())
-    assert toy.runs == ["other", "stock"]
-
-
 def test_using_holds_for_one_thread(toy):
     with autokern.using(force={"double": "other"}):
         in_threads(toy.call, [matrix()])
         in_threads(contextvars.copy_context().run, [toy.call], [matrix()])
     assert toy.runs == ["fast", "other"]
-
-
-# --- orders from the environment --------------------------------------------------------------------------------------
-
-
-def test_random_choice_is_drawn_for_each_call(toy):
-    drawn = []
-    for seed in (1, 1, 2):
-        toy.runs.clear()
-        with autokern.using(force=f"random:{seed}"):
-            for _ in range(30):
-                toy.call(matrix())
-        drawn.append(list(toy.runs))
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert all(set(runs) == {"stock", "fast", "other"} for runs in drawn)
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -369,15 +346,6 @@ def test_stopping_the_program_is_nobodys_failure(toy, stop):
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_memory_budget_that_nothing_fits(toy):
-    with autokern.using(memory="100B"):
-        toy.call(matrix(3))  # 72 bytes
-        with pytest.raises(MemoryBudgetError, match=r"double\(m=9, n=9.*using\(memory"):
-            toy.call(matrix(9))
-    assert toy.runs == ["fast"]
-    assert issubclass(MemoryBudgetError, MemoryError)
 
 
 def test_free_memory_is_asked_for_large_calls_only(make_op, free):

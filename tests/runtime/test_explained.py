@@ -236,15 +236,6 @@ def test_each_candidate_has_the_error_that_is_its_own():
     assert frame.set_index("candidate").error["mixed-inverse"] == "checked"
 
 
-def test_candidates_that_are_not_timed_stand_in_the_table():
-    lines = str(dispatch.explain(LOOSE)).splitlines()
-    chosen = next(line for line in lines if "→" in line)
-    assert chosen.split()[:2] == ["→", "mixed-inverse"]
-    assert chosen.endswith("checked")
-    ends = {len(line) for line in lines if line.endswith((" in bound", "checked", "residual 1e-05", "10-2000 %"))}
-    assert len(ends) == 1
-
-
 def test_an_error_that_a_plugin_cannot_tell_is_within_the_bound(make_op):
     op = iterating(make_op)
     op.candidate("theirs", error=lambda problem: Error("rough", "theirs is rough"))(lambda a: 2 * a)

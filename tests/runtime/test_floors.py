@@ -5,7 +5,6 @@ from __future__ import annotations
 import linear_operator
 import pytest
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from msgspec import structs
 from torch.overrides import TorchFunctionMode
 
@@ -139,16 +138,6 @@ def test_floors_follow_from_a_profile_that_is_loaded(tmp_path):
         assert memo.floor_of("qr").cpu == 0
         qr(LARGE)
         assert memo.floor_of("qr").cpu == known.forests["qr@cpu"].floor > 0
-
-
-def test_other_ops_are_left_to_stock_alike():
-    a = torch.randn(12, 12, dtype=torch.float64)
-    spd = a @ a.mT + torch.eye(12, dtype=torch.float64)
-    with autokern.enabled():
-        dispatch.session().adopt(profile("cholesky", "huge-pages", 2**30))
-        assert memo.floor_of("cholesky").cpu == HIGHEST
-        assert torch.equal(psd_safe_cholesky(spd), torch.linalg.cholesky(spd))
-        assert calls("cholesky") == {}
 
 
 def test_subclasses_modes_and_compilers_meet_what_they_met(measured):

@@ -84,17 +84,6 @@ def test_measuring_takes_a_twentieth_of_the_program_at_most_and_all_calls_are_re
     assert sum(autokern.stats()["double"].values()) == 157
 
 
-def test_calls_are_reported_where_another_process_measures(call, budgets, monkeypatch):
-    @contextlib.contextmanager
-    def busy(*_):
-        yield False
-
-    monkeypatch.setattr(review.store, "calibrating", busy)
-    call(150, took=0.1)
-    assert budgets == []
-    assert autokern.stats()["double"] == {"stock": 150}
-
-
 def test_a_budget_that_is_spent_ends_the_checks(call, budgets, monkeypatch):
     monkeypatch.setenv("AUTOKERN_BUDGET", "0")
     dispatch.reset()
@@ -146,25 +135,16 @@ def test_sizes_share_what_an_op_has_taken(call, budgets):
     assert len(budgets) == 1
 
 
-def test_nothing_is_measured_while_others_use_the_cores(call, budgets):
+@pytest.mark.parametrize("order", ["", "first-use"])
+def test_nothing_is_measured_while_others_use_the_cores_though_it_is_ordered(call, budgets, monkeypatch, order):
     busy(2.0)
+    monkeypatch.setenv("AUTOKERN_CALIBRATE", order)
     dispatch.reset()
     call(300, took=0.1)
     assert budgets == []
     assert autokern.stats()["double"] == {"stock": 300}
     busy(0.0)
     call(600, took=0.1)
-    assert len(budgets) == 1
-
-
-def test_an_order_to_measure_at_once_is_put_off_while_others_use_the_cores(call, budgets, monkeypatch):
-    busy(2.0)
-    monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
-    dispatch.reset()
-    call(10, took=0.1)
-    assert budgets == []
-    busy(0.0)
-    call(100, took=0.1)
     assert len(budgets) == 1
 
 

@@ -123,16 +123,6 @@ def test_a_candidate_that_only_some_calibrations_measure_is_not_hopeless_in_the_
     assert ratio(own, square(SIZES[0]), name.replace("_", "-")) == pytest.approx(0.3, rel=0.02)
 
 
-def test_the_same_trials_give_the_same_bytes(op):
-    trials = [*host(fast=lambda n: 0.4 + n / 1000, other=1.1), *host(fast=0.9, more={"variant": "rows", "grad": "x"})]
-
-    def fitted() -> bytes:
-        base = fit_base(op, [trials, list(trials)])
-        return msgspec.msgpack.encode([base, fit_own(op, trials, base), fit_own(op, trials, None)])
-
-    assert fitted() == fitted()
-
-
 def test_no_trials_and_trials_that_compare_nothing_give_nothing(op, shipped):
     alone, none = Trial(square(64), {"stock": Timing(1.0)}), Trial(square(64), {})
     without = Trial(square(64), {"fast": Timing(1.0), "other": Timing(1.0)})

@@ -81,13 +81,6 @@ def test_problem_is_a_key():
     assert pickle.loads(pickle.dumps(p)) == copy.deepcopy(p) == p
 
 
-def test_problem_groups_and_words():
-    p = Problem(op="qr", dtype="float32", device="cuda", grad="theta/x", variant="rbf/same")
-    assert p.group == ("qr", "float32", "cuda")
-    assert p.words == ("rbf", "same", "grad:theta", "grad:x")
-    assert (p.itemsize, p.replace(dtype="float64").itemsize) == (4, 8)
-
-
 def test_problem_prints_what_matters():
     p = Problem(op="kernel_matrix", m=5, n=6, d=2, batch=3, grad="theta", variant="rbf/cross/ard")
     assert str(p) == "kernel_matrix(m=5, n=6, d=2, batch=3, float64, cpu, rbf/cross/ard, grad=theta)"

@@ -353,12 +353,6 @@ def test_short_writes_are_continued(settings, monkeypatch, chunk):
     assert sizes(store.load(settings, HOST)) == {8}
 
 
-def test_writes_of_nothing_end(settings, monkeypatch):
-    monkeypatch.setattr(os, "write", lambda fd, data: 0)
-    with pytest.warns(AutokernWarning):
-        assert store.save(settings, profile(8)) is None
-
-
 def test_a_folder_that_cannot_be_synced_is_no_trouble(settings, monkeypatch):
     real = os.fsync
 
