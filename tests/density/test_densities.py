@@ -29,6 +29,7 @@ from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, SmoothedBox
 from support.densities import (
     D,
     Deep,
+    Model,
     N,
     Served,
     agree,
@@ -48,7 +49,7 @@ B = torch.Size([3])
 KERNELS = {
     "rbf": lambda: RBFKernel(ard_num_dims=D),
     "matern32": lambda: ScaleKernel(MaternKernel(1.5, ard_num_dims=D)),
-    "matern52": lambda: ScaleKernel(MaternKernel(2.5, active_dims=[0, 2], ard_num_dims=2)),
+    "matern52": lambda: MaternKernel(2.5, active_dims=[0, 2], ard_num_dims=2) + ConstantKernel(),
     "sum": lambda: AdditiveKernel(ScaleKernel(RBFKernel(active_dims=[1])), MaternKernel(2.5)),
     "product": lambda: ScaleKernel(ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(1.5, ard_num_dims=D))),
     "product of one": lambda: ScaleKernel(AdditiveKernel(ProductKernel(RBFKernel()), ProductKernel(MaternKernel(2.5)))),
@@ -68,17 +69,8 @@ OTHERS = {
     "tasks": lambda: RBFKernel(active_dims=[1, 2]) * IndexKernel(3, rank=2, active_dims=[0]),
     "tasks that are alike": lambda: RBFKernel() * PositiveIndexKernel(3, rank=2, active_dims=[0]),
 }
-DEEP = {
-    "rbf": lambda: ScaleKernel(RBFKernel(ard_num_dims=D)),
-    "matern52": lambda: ScaleKernel(MaternKernel(2.5)),
-    "matern12": lambda: MaternKernel(0.5, ard_num_dims=D),
-    "rq": lambda: RQKernel(active_dims=[1]) + ConstantKernel(),
-    "periodic": lambda: ScaleKernel(PeriodicKernel(ard_num_dims=D)),
-    "product": lambda: ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(1.5, active_dims=[1, 1])),
-    "linear": lambda: ScaleKernel(RBFKernel()) + LinearKernel(),
-    "polynomial": lambda: PolynomialKernel(2) + RBFKernel(active_dims=[1]),
-    "spectral mixture": lambda: SpectralMixtureKernel(3, ard_num_dims=D),
-}
+
+
 by_arrays = pytest.mark.parametrize("way", ["objective", "arrays"])
 
 
@@ -101,7 +93,7 @@ CASES = {
     "known noise": lambda: made(
         RBFKernel(), likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.4, N, dtype=torch.float64))
     ),
-    "deep": lambda: made(RBFKernel(ard_num_dims=D), kind=Deep),
+    "a mean without bias": lambda: made(RBFKernel(), LinearMean(D, bias=False)),
     "fixed lengthscale": lambda: fixed(made(ScaleKernel(RBFKernel()))),
     "batch": lambda: made(ScaleKernel(RBFKernel(batch_shape=B), batch_shape=B), batch=B),
     "deep batch": lambda: made(RBFKernel(batch_shape=B), batch=B, kind=Deep),
@@ -144,34 +136,25 @@ def test_values_and_derivatives(make, way, served):
     torch.testing.assert_close(found[: len(stock)], stock, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.thin("name n", "name kind", "kind way")
 @by_arrays
-@pytest.mark.parametrize("kernel", OTHERS.values(), ids=OTHERS)
-def test_kernels_that_are_no_trees(kernel, way, served):
-    mll = made(kernel())
-    mll.model.train_inputs[0][:, 0] = torch.arange(N) % 3
-    expected = truth(mll)
-    with by(way):
-        found = derivatives(mll)
-    assert served[way] == 1
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-11, atol=1e-11)
-    agree(found, expected, both=True, rtol=1e-7, atol=1e-8)
-    autokern.disable()
-    torch.testing.assert_close(value_of(mll).detach(), expected[0], rtol=1e-7, atol=1e-7)
-    autokern.enable()
-
-
-@pytest.mark.thin("kernel n", "way")
-@by_arrays
+@pytest.mark.parametrize("kind", [Model, Deep])
 @pytest.mark.parametrize("n", [2, 12, 40])
-@pytest.mark.parametrize("kernel", DEEP.values(), ids=DEEP)
-def test_points_that_a_network_makes(kernel, n, way, served):
-    mll = made(kernel(), n=n, kind=Deep)
+@pytest.mark.parametrize("name", [*KERNELS, *OTHERS])
+def test_points_that_are_given_and_points_that_a_network_makes(name, n, kind, way, served):
+    tasks = "tasks" in name or "categories" in name
+    mll = made({**KERNELS, **OTHERS}[name](), n=n, kind=Model if tasks else kind)
+    if tasks:
+        mll.model.train_inputs[0][:, 0] = torch.arange(n) % 3
     expected = truth(mll)
     with by(way):
         found = derivatives(mll)
     assert served[way] == 1
     torch.testing.assert_close(found[0], expected[0], rtol=1e-11, atol=1e-11)
     agree(found, expected, both=True, rtol=1e-6, atol=1e-8)
+    autokern.disable()
+    torch.testing.assert_close(value_of(mll).detach(), expected[0], rtol=1e-7, atol=1e-7)
+    autokern.enable()
 
 
 SQUARE = {"n": 3, "batch": B}
@@ -224,30 +207,6 @@ def test_batches(make, points, served):
         found = derivatives(mll)
     assert served["arrays"] == (mll.model.train_inputs[0].shape[-2] > 1)
     agree(found, expected, rtol=1e-8, atol=1e-9)
-
-
-class Own(RBFKernel):
-    def forward(self, x1, x2, **params):
-        return 2 * super().forward(x1, x2, **params)
-
-
-UNKNOWN = {
-    "batches that share a kernel": lambda: made(RBFKernel(), batch=B),
-    "not smooth": lambda: made(ScaleKernel(PiecewisePolynomialKernel(0, ard_num_dims=D))),
-    "a subclass": lambda: made(Own()),
-}
-
-
-@pytest.mark.parametrize("way", ["objective", "arrays", "fused"])
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_what_a_way_does_not_know_is_served_otherwise(name, way, served):
-    mll = UNKNOWN[name]()
-    with by(way):
-        found = derivatives(mll, second=False)
-    autokern.disable()
-    agree(found, derivatives(mll, second=False), rtol=1e-7, atol=1e-9)
-    autokern.enable()
-    assert served[way] == (way == "fused" and "batches" in name)
 
 
 # --- what autograd may ask of each ------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from gpytorch.kernels import (
 )
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.hadamard_gaussian_likelihood import HadamardGaussianLikelihood
-from gpytorch.means import ConstantMean, LinearMean
+from gpytorch.means import ConstantMean
 from gpytorch.priors import (
     GammaPrior,
     HalfNormalPrior,
@@ -239,13 +239,6 @@ def test_matern12_near_and_far(iso):
         assert math.isclose(found.item(), loss.item(), rel_tol=1e-11)
         for one, other in zip(grads, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_linear_means(bias):
-    for kernel in (RBFKernel(), RBFKernel() + PolynomialKernel(2)):
-        mll = made(kernel, LinearMean(D, bias=bias))
-        agree(mll)
 
 
 PRIORS = {

@@ -119,26 +119,6 @@ def test_smooth_kernels_with_little_noise_have_their_inverse_summed_in_double(mo
     assert served == [False, True, True, True]  # single precision is not tried in every step
 
 
-def test_errors_are_shares_of_the_degrees_of_freedom(monkeypatch):
-    served, single = counted(monkeypatch), mixed._contracted
-    tree, noise, residual = problem("product", 400, noise=0.5)
-    k = trees.dense(tree).detach()
-    freedom = torch.linalg.solve(k + noise.detach() * torch.eye(400, dtype=k.dtype), k).trace().item()
-    assert freedom < 100
-    by_weight = len(tree.points) + len(tree.shapes)
-    for share in (0.5, 2.0):
-        error = share * mixed.OF_TRACE * freedom / tree.weights[0].item()
-
-        def off(*args, error=error):
-            found = single(*args)
-            found[by_weight] = found[by_weight] + error
-            return found
-
-        monkeypatch.setattr(mixed, "_contracted", off)
-        both((tree, noise, residual), mixed.Mixed())
-    assert served == [True, False, False]
-
-
 def smooth_beside_rough():
     """Return a sum on a line whose smooth term has few degrees of freedom beside those of the rough one."""
     draw = torch.Generator().manual_seed(1)

@@ -10,7 +10,7 @@ import types
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import PiecewisePolynomialKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
@@ -24,7 +24,7 @@ from gpytorch.priors import (
     UniformPrior,
 )
 from linear_operator.operators import DiagLinearOperator
-from support.densities import N, Served, agree, by, derivatives, made, value_of
+from support.densities import D, N, Served, agree, by, derivatives, made, value_of
 
 import autokern
 from autokern.density import array_density
@@ -47,6 +47,8 @@ UNKNOWN = {
     "a subclass of the likelihood": lambda: another(Doubled),
     "a pseudo-likelihood": lambda: another(LeaveOneOutPseudoLikelihood),
     "another noise": lambda: another(ExactMarginalLogLikelihood, GaussianLikelihood().double()),
+    "a kernel that is not smooth": lambda: made(ScaleKernel(PiecewisePolynomialKernel(0, ard_num_dims=D))),
+    "a subclass of a kernel": lambda: made(type("Own", (RBFKernel,), {})()),
     "a prior of a function": lambda: with_prior(made(RBFKernel())),
     "a box over scales": lambda: made(
         ScaleKernel(RBFKernel(batch_shape=B), batch_shape=B, outputscale_prior=SmoothedBoxPrior(0.1, 0.6)), batch=B

@@ -12,7 +12,6 @@ from support import covariances
 from support.models import ExactModel
 
 import autokern
-from autokern import kernels
 from autokern.core.registry import get
 from autokern.kernels import graph, tiles
 from autokern.kernels import tree as trees
@@ -130,28 +129,6 @@ def test_products_of_far_points_are_no_further_from_the_truth_than_stock(name, c
     assert gap <= 2 * bound + 2e-6
 
 
-@pytest.mark.parametrize("name", ["rbf", "matern12", "matern52"])
-def test_gradients_through_products_of_far_points(name):
-    x, _ = repeated(80, 2, 300.0, 0.0, 3)
-    v = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
-    _, tree = trees_of(name, x.double())
-    points = tree.points[0].requires_grad_()
-    w = torch.randn(80, 2, generator=torch.Generator().manual_seed(1))
-    (truth,) = torch.autograd.grad(((trees.dense(tree) @ v.double()) * w.double()).sum(), points)
-    single = points.detach().float().requires_grad_()
-    product = covariance_product(tree._replace(points=[single]), v)
-    (gradient,) = torch.autograd.grad((product * w).sum(), single)
-    assert gradient.dtype is torch.float32
-    assert (gradient.double() - truth).norm() <= 1e-4 * truth.norm()
-
-
-def covariance_product(tree, v):
-    from autokern.kernels import matmul
-    from autokern.kernels.tiles import Plan
-
-    return matmul.matmul(tree, None, v, Plan(32))
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("candidate", [c.name for c in get("kernel_matrix").candidates])
 @pytest.mark.parametrize("kernel", ["rbf", "matern12", "matern52"])
@@ -185,15 +162,3 @@ def test_compiled_and_scripted_formulae_leave_far_points_alone():
     assert graph._is_far(*covariances.pair(known, x, x)[:2])
     assert torch.equal(covariances.compiled(known, x, x), expected)
     assert not graph._is_far(*covariances.pair(known, x / 300, x / 300)[:2])
-
-
-def test_not_a_number_is_far_and_stays_what_it_is():
-    x = torch.rand(30, 2)
-    x[3, 1] = torch.nan
-    for name in ("rbf", "matern12", "matern52"):
-        known = covariances.recognise(_KERNELS[name](2).requires_grad_(False))
-        for dtype in (torch.float32, torch.float64):
-            own = known._replace(lengthscale=known.lengthscale.to(dtype), outputscale=known.outputscale.to(dtype))
-            for layout in covariances.LAYOUTS:
-                assert covariances.matrix(own, x.to(dtype), x.to(dtype), layout).isnan().all()
-    assert kernels.family("rbf").reach(torch.tensor([torch.nan])).far

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import math
 import pickle
@@ -11,11 +10,8 @@ import pickle
 import pytest
 import torch
 from gpytorch.kernels import (
-    MaternKernel,
-    PeriodicKernel,
     RBFKernel,
     ScaleKernel,
-    keops,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +19,7 @@ from support import covariances
 from support.covariances import Covariance, reference
 
 from autokern import kernels
-from autokern.kernels import families, graph, tree
+from autokern.kernels import families, graph
 from autokern.kernels import matrix as matrices
 from autokern.kernels.tree import Node, Parts
 
@@ -248,28 +244,3 @@ def test_families_travel(family):
 
 
 # --- recognising gpytorch's kernels -----------------------------------------------------------------------------------
-
-
-KEOPS = {
-    RBFKernel: keops.RBFKernel,
-    PeriodicKernel: keops.PeriodicKernel,
-    **{functools.partial(MaternKernel, nu): functools.partial(keops.MaternKernel, nu) for nu in (0.5, 1.5, 2.5)},
-}
-
-
-@pytest.mark.parametrize(("plain", "own"), KEOPS.items(), ids=lambda kind: getattr(kind, "__name__", "matern"))
-@pytest.mark.filterwarnings("ignore:KeOps is not installed")
-def test_the_classes_of_keops_have_the_same_formulae(plain, own):
-    """Their parameters are read alike, but whoever took them does not want a matrix: only who asks finds them."""
-    plain, own = (ScaleKernel(kind(ard_num_dims=2)).double() for kind in (plain, own))
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in plain.named_parameters():
-        parameter.data = 0.5 + torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
-        own.initialize(**{name: parameter.data})
-    x = torch.randn(7, 2, dtype=torch.float64)
-    assert tree.form(own) is None
-    assert tree.form(own + ScaleKernel(own)) is None
-    assert tree.form(own, keops=True) == tree.form(plain) == tree.form(plain, keops=True)
-    assert tree.family_name(own) is None
-    torch.testing.assert_close(tree.dense(tree.read(own, x)), tree.dense(tree.read(plain, x)))
-    torch.testing.assert_close(tree.dense(tree.read(own, x)), own(x).to_dense(), rtol=1e-9, atol=1e-9)

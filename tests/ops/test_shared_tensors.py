@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
-from support import covariances
 
 import autokern
-from autokern import kernels
 from autokern.core.autograd import _Computed
 from autokern.kernels import matmul
 from autokern.kernels import matrix as matrices
@@ -26,12 +24,6 @@ def _enabled():
 
 def normal(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def known(name, scaled=True):
-    lengthscale = torch.full((1, 2), 0.7, dtype=torch.float64, requires_grad=True)
-    outputscale = torch.tensor(1.7, dtype=torch.float64, requires_grad=True) if scaled else None
-    return covariances.Covariance(kernels.family(name), lengthscale, outputscale)
 
 
 def batched(function, inputs, count=3):
@@ -103,15 +95,3 @@ def test_cotangents_of_strips():
     blocks, b = RowBlocks(matrix), normal(4, 600).requires_grad_()
     batched(lambda: blocks.right_transposed(b), [b])
     batched(lambda: blocks.right(b), [b])
-
-
-@pytest.mark.parametrize("name", ["rbf", "matern52"])
-def test_a_kept_graph_keeps_the_matrix_and_a_spent_one_does_not(name):
-    x, covariance = normal(100, 2), known(name)
-    k = covariances.matrix(covariance, x, x)
-    node, total = k.grad_fn, k.sum()
-    del k
-    total.backward(retain_graph=True)
-    assert node.kept._alias is not None
-    total.backward()
-    assert node.kept._alias is None
