@@ -11,11 +11,13 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from autokern.backends import installed
-from autokern.core.problem import Problem
-from autokern.ops._candidates import only
+from autokern.ops._candidates import every, only
 from autokern.ops.decompositions import QR, Pair, differentiable_qr
 
-_unsupported = only("CuPy needs data on a CUDA device", lambda p: p.device == "cuda")
+_unsupported = every(
+    only("with more columns than rows QR has no gradient", lambda p: not p.grad or p.m >= p.n),
+    only("CuPy needs data on a CUDA device", lambda p: p.device == "cuda"),
+)
 
 
 def _unavailable(device: str) -> str | None:
@@ -24,8 +26,8 @@ def _unavailable(device: str) -> str | None:
     return None if installed("cupy") else "CuPy is not installed: `pip install 'autokern[cupy]'`"
 
 
-def _decomposed(a: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    """Return CuPy's QR on torch's current stream, or None if cuSOLVER fails."""
+def _qr(a: torch.Tensor) -> Pair:
+    """Return CuPy's QR on torch's current stream, or stock's if cuSOLVER fails."""
     import cupy
     import cupyx
 
@@ -36,23 +38,13 @@ def _decomposed(a: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         theirs = cupy.cuda.ExternalStream(stream.cuda_stream, device)
     with cupy.cuda.Device(device), theirs, cupyx.errstate(linalg="raise"):
         try:
-            return tuple(map(from_dlpack, cupy.linalg.qr(cupy.from_dlpack(a.detach()))))
+            q, r = map(from_dlpack, cupy.linalg.qr(cupy.from_dlpack(a.detach())))
         except cupy.linalg.LinAlgError:
-            return None
+            return QR.stock.run(a)
+    return q, r
 
 
-def _qr_unsupported(problem: Problem) -> str | None:
-    if problem.grad and problem.m < problem.n:
-        return "with more columns than rows QR has no gradient"
-    return _unsupported(problem)
-
-
-def _qr(a: torch.Tensor) -> Pair:
-    found = _decomposed(a)
-    return QR.stock.run(a) if found is None else (found[0], found[1])
-
-
-@QR.candidate("cupy", unsupported=_qr_unsupported, unavailable=_unavailable)
+@QR.candidate("cupy", unsupported=_unsupported, unavailable=_unavailable)
 def qr_by_cupy(a: torch.Tensor) -> Pair:
     """CuPy's Householder QR (cuSOLVER's geqrf and orgqr, batched for a batch)."""
     return differentiable_qr(_qr, a)

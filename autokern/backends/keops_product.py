@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import math
 import os
 import platform
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autokern.backends import installed
 from autokern.core.errors import KeOpsError, caught, suppressed
 from autokern.core.problem import Problem
 from autokern.core.state import Lock
@@ -50,7 +50,7 @@ def keops_problem(device: str = "cpu") -> str | None:
     """Return why KeOps cannot work here, or None, without compiling; None takes some microseconds."""
     if _failure:
         return _failure
-    if importlib.util.find_spec("pykeops") is None:
+    if not installed("pykeops"):
         return "pykeops is not installed: `pip install 'autokern[keops]'`"
     pykeops = sys.modules.get("pykeops")
     if pykeops is None and "gpytorch.kernels.keops.keops_kernel" in sys.modules:  # gpytorch has tried to import it
@@ -71,13 +71,9 @@ def _obstacle(pykeops: Any, device: str) -> str | None:
             return "KeOps could not build its interface to the CUDA compiler"
     folder = Path(pykeops.get_build_folder())
     if not os.access(folder, os.W_OK | os.X_OK):
-        return f"the build folder of KeOps cannot be written ({_plain(folder)}): set KEOPS_CACHE_FOLDER to one that can"
+        named = f"~/{folder.relative_to(Path.home())}" if folder.is_relative_to(Path.home()) else folder
+        return f"the build folder of KeOps cannot be written ({named}): set KEOPS_CACHE_FOLDER to one that can"
     return None
-
-
-def _plain(folder: Path) -> str:
-    home = Path.home()
-    return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
 
 
 def compiler() -> str | None:

@@ -5,7 +5,6 @@ They run only under ``accuracy="approximate"``, and where the error measured on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from autokern.core.problem import Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.tiles import usual
-from autokern.ops._candidates import needs_few, only
+from autokern.ops._candidates import Rule, every, needs_few, only
 from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs
 
 
@@ -41,13 +40,7 @@ def _low(t: torch.Tensor) -> torch.Tensor:
     return t.to(torch.float32)
 
 
-_only_float64 = only("the data is float32 already", lambda p: p.dtype == "float64")
-
-
-def _tensor_cores_unsupported(problem: Problem) -> str | None:
-    if problem.device != "cuda":
-        return "only a GPU has tensor cores of this precision"
-    return needs_few(problem)
+_tensor_cores = every(only("only a GPU has tensor cores of this precision", lambda p: p.device == "cuda"), needs_few)
 
 
 def _low_memory(problem: Problem) -> int:
@@ -57,7 +50,7 @@ def _low_memory(problem: Problem) -> int:
     return doubled + in_tiles(usual(torch.device(problem.device)).tile)(low)
 
 
-def _add(name: str, precision: str, summary: str, unsupported: Callable[[Problem], str | None]) -> None:
+def _add(name: str, precision: str, summary: str, unsupported: Rule) -> None:
     def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
         return in_lower_precision(kernel, x1, x2, rhs, precision)
 
@@ -67,7 +60,7 @@ def _add(name: str, precision: str, summary: str, unsupported: Callable[[Problem
 
 _add(
     "float32", "", "Tile by tile in float32, for points and columns in float64.",
-    lambda problem: _only_float64(problem) or needs_few(problem),
+    every(only("the data is float32 already", lambda p: p.dtype == "float64"), needs_few),
 )  # fmt: skip
-_add("float16", "float16", "Tile by tile, points in float16 on tensor cores.", _tensor_cores_unsupported)
-_add("bfloat16", "bfloat16", "Tile by tile, points in bfloat16 on tensor cores.", _tensor_cores_unsupported)
+_add("float16", "float16", "Tile by tile, points in float16 on tensor cores.", _tensor_cores)
+_add("bfloat16", "bfloat16", "Tile by tile, points in bfloat16 on tensor cores.", _tensor_cores)

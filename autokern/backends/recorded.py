@@ -23,13 +23,12 @@ import torch
 
 from autokern.core.autograd import computed
 from autokern.core.errors import recoverable
-from autokern.core.problem import Problem
 from autokern.core.state import Lock, permitted
 from autokern.density import gaussian
 from autokern.kernels.tree import Parts
 from autokern.model.marginal import Marginal, ingredients
-from autokern.ops._factorised import in_place
-from autokern.ops.exact_log_prob import EXACT_LOG_PROB
+from autokern.ops._candidates import every, only
+from autokern.ops.exact_log_prob import EXACT_LOG_PROB, in_place
 
 Step = Callable[..., torch.Tensor]
 _log = logging.getLogger("autokern")
@@ -158,11 +157,10 @@ def _step(parts: Parts, wanted: tuple[bool, ...], *tensors: torch.Tensor) -> tor
     return torch.cat([part.reshape(-1) for part in (failed, density, *gradients) if part is not None])
 
 
-def _unsupported(problem: Problem) -> str | None:
-    if problem.device != "cuda":
-        return "only steps on a CUDA device can be recorded"
-    large = problem.batch * problem.n**2 * problem.itemsize > _MOST_BYTES
-    return "for large matrices the time of launches is negligible" if large else None
+_unsupported = every(
+    only("only steps on a CUDA device can be recorded", lambda p: p.device == "cuda"),
+    only("for large matrices the time of launches is negligible", lambda p: p.elements * p.itemsize <= _MOST_BYTES),
+)
 
 
 @EXACT_LOG_PROB.candidate(
@@ -185,12 +183,11 @@ def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.
     if failed:
         return gaussian.log_prob(tree, added, residual)
 
-    def plain(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return gaussian.reference(parts.tree(rest), noise, residual)
-
     batch = tensors[1].shape[:-1]
     _, density, *flat = told.split([1, batch.numel(), *(t.numel() for t in tensors if t.requires_grad)])
     left = iter(flat)
     gradients = [next(left).view(t.shape) if want else t for t, want in zip(tensors, wanted, strict=True)]
-    out = computed(density.view(batch).clone(), gradients, plain, saved=tensors)  # callers change it in place
+    out = computed(
+        density.view(batch).clone(), gradients, gaussian.plainly(parts), saved=tensors
+    )  # callers change it in place
     return out if out.shape == shape else out.view(shape)

@@ -34,7 +34,7 @@ from autokern.system import host, threads
 
 _BLOCK = {"cpu": 2**22, "cuda": 2**26}  # approximate bytes of a block of rows, by kind of device
 _GPU_PACKAGES = ("jax_cuda13_plugin", "jax_cuda12_plugin")
-_NO_PREALLOCATION = ("XLA_PYTHON_CLIENT_PREALLOCATE", ("false", "0"))
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _failure = ""
 
 
@@ -63,9 +63,8 @@ def _jax_problem(device: str) -> str | None:
     gpu = any(map(installed, _GPU_PACKAGES)) and os.environ.get("JAX_PLATFORMS", "cuda").lower() != "cpu"
     if device not in _BLOCK or (device == "cuda" and not gpu):
         return f"the installed JAX has no devices of kind {device}"
-    name, off = _NO_PREALLOCATION
-    if gpu and os.environ.get(name, "").lower() not in off:
-        return f"JAX would reserve most of the GPU's memory: set {name}=false, or JAX_PLATFORMS=cpu"
+    if gpu and os.environ.get(_PREALLOCATE, "").lower() not in ("false", "0"):
+        return f"JAX would reserve most of the GPU's memory: set {_PREALLOCATE}=false, or JAX_PLATFORMS=cpu"
     few = min(threads.current(), host.thread_ceiling())
     if device == "cpu" and 2 * few < host.affinity():
         return f"XLA uses all {host.affinity()} CPUs, and only {few} threads are allowed"

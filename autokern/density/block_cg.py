@@ -6,14 +6,14 @@ The coefficients are those of a Lanczos process and give ``w^T log(M) w`` of eac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from autokern.kernels import matmul
 from autokern.kernels.tiles import usual
-from autokern.kernels.tree import Tree
+from autokern.kernels.tree import Tree, apart
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 _SEEN = 8
@@ -58,15 +58,22 @@ class Preconditioner:
     _tree: Tree
     _noise: torch.Tensor
 
-    def _data(self, *more: torch.Tensor) -> dict[str, Sequence[torch.Tensor | str]]:
-        """Return the inputs that ranks must agree on, by the names that the error about a difference uses."""
-        tree = self._tree
-        return {
-            "kernels": [repr(tree.node)],
-            "points": tree.points,
-            "hyperparameters": [self._noise, *tree.shapes, *tree.weights],
-            "vectors": more,
-        }
+    def _summed(
+        self, elements: float, write: Callable[[list[torch.Tensor], int, int], None], *data: torch.Tensor
+    ) -> Gradients:
+        """Return gradients to which `write` adds those of a range of points; ranks share them, given equal `data`."""
+        shapes = [t.shape for t in (self._noise, *apart(self._tree)[1])]
+        sizes = [shape.numel() for shape in shapes]
+
+        def views(flat: torch.Tensor) -> list[torch.Tensor]:
+            return [t.view(shape) for t, shape in zip(flat.split(sizes), shapes, strict=True)]
+
+        def work(out: torch.Tensor, first: int, end: int) -> None:
+            write(views(out), first, end)
+
+        given = matmul.agreed(self._tree, None, None, self._noise, *data)
+        noise, *totals = views(matmul.by_points(len(self._noise), elements, sum(sizes), self._noise, given, work))
+        return Gradients(noise, totals)
 
 
 def product_with(tree: Tree, noise: torch.Tensor, dtype: torch.dtype) -> Product:
@@ -78,11 +85,6 @@ def product_with(tree: Tree, noise: torch.Tensor, dtype: torch.dtype) -> Product
         return found.addcmul_(added, v.to(noise.dtype))
 
     return multiply
-
-
-def views(flat: torch.Tensor, shapes: list[torch.Size]) -> list[torch.Tensor]:
-    """Return consecutive parts of a vector as views of these shapes."""
-    return [t.view(shape) for t, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
 
 
 def in_double(tree: Tree) -> Tree:

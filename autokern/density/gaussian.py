@@ -56,11 +56,8 @@ def log_prob(
         state = states.pop() if states else _stated(parts, tensors, keep=True)
         return (gradients or gradients_by)(parts.tree(tensors[2:]), state, tensors[0], wanted)
 
-    def plainly(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return reference(parts.tree(rest), noise, residual)
-
     del state
-    out = computed(density, threads.limited(found, most), plainly, saved=tensors)
+    out = computed(density, threads.limited(found, most), plainly(parts), saved=tensors)
     return out if out.shape == shape else out.view(shape)
 
 
@@ -73,6 +70,11 @@ def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> tuple[P
 def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """Return the log density by plain torch steps, differentiable to any order: the reference for `log_prob`."""
     return log_density(trees.dense(tree), noise, residual)
+
+
+def plainly(parts: Parts) -> Callable[..., torch.Tensor]:
+    """Return `reference` as a function of noise, residual and the tensors of a tree."""
+    return lambda noise, residual, *rest: reference(parts.tree(rest), noise, residual)
 
 
 def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from autokern.core.autograd import computed
 from autokern.core.decision import Solved, note
 from autokern.density import block_cg, gaussian
 from autokern.density.block_cg import Preconditioner, Solution, UnfitError
+from autokern.density.matrices import LOG_2_PI
 from autokern.density.preconditioners import Kept
 from autokern.kernels import matmul, products
 from autokern.kernels.tiles import usual
@@ -35,7 +36,6 @@ _FEW = 8
 """Products so few that no other preconditioner is tried."""
 _LONGEST = 100
 """Most products with a preconditioner before it counts as failed."""
-_LOG_2_PI = math.log(2 * math.pi)
 _log = logging.getLogger("autokern")
 
 
@@ -59,11 +59,8 @@ def log_prob(
         return None
     read = [t.detach() for t in tensors]
 
-    def plainly(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return gaussian.reference(parts.tree(rest), noise, residual).view(())
-
-    gradients = functools.partial(_gradients, parts, state, read)
-    return computed(state.value, gradients, plainly, saved=tensors).view(shape)
+    plainly, gradients = gaussian.plainly(parts), functools.partial(_gradients, parts, state, read)
+    return computed(state.value, gradients, lambda *t: plainly(*t).view(()), saved=tensors).view(shape)
 
 
 def _state(
@@ -81,7 +78,7 @@ def _state(
     name, by, solved = found
     left = block_cg.logdets(solved, n)
     quadratic = float(torch.dot(residual.double(), solved.solution.double()))
-    value = -0.5 * (quadratic + by.logdet + float(left.mean()) + n * _LOG_2_PI)
+    value = -0.5 * (quadratic + by.logdet + float(left.mean()) + n * LOG_2_PI)
     error = 0.5 * float(left.std()) / math.sqrt(probes) if probes > 1 else math.inf
     report = Solved(solved.residual, solved.products, name, probes, error, tolerance)
     note(report)

@@ -222,22 +222,17 @@ def _probes(factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _worst(
-    tree: Tree,
-    a: torch.Tensor,
-    factor: torch.Tensor,
-    inverse: torch.Tensor,
-    diagonal: torch.Tensor,
-    found: list[torch.Tensor],
-    freedom: float,
-    known: int | None,
-) -> float:
+    tree: Tree, a: torch.Tensor, factor: torch.Tensor, inverse: torch.Tensor, diagonal: torch.Tensor,
+    found: list[torch.Tensor], freedom: float, known: int | None,
+) -> float:  # fmt: skip
     """Return the largest estimated error of a hyperparameter's gradient in units of its bound, but for `known`."""
     probes, images = _probes(factor)
     missing = _multiplied(inverse, diagonal, images).sub_(probes)
-    errors = _of_outer(tree, torch.cat([probes, missing], 1) / (2 * _PROBES), torch.cat([missing, probes], 1))
+    plan, pair = usual(a.device), (torch.cat([probes, missing], 1) / (2 * _PROBES), torch.cat([missing, probes], 1))
+    errors, _ = products.gradients(tree, None, *pair, plan)
     if known is not None:
         errors[known].zero_()
-    square = _by_logs(tree, _of_outer(tree, a[:, None], a[:, None]))
+    square = _by_logs(tree, products.gradients(tree, None, a[:, None], a[:, None], plan)[0])
     trace = square - _by_logs(tree, found)
     bound = OF_EACH * torch.maximum(square.abs(), trace.abs()) + _NOTHING * freedom
     return (_by_logs(tree, errors).abs() / bound).max().item()
@@ -251,18 +246,6 @@ def _multiplied(inverse: torch.Tensor, diagonal: torch.Tensor, z: torch.Tensor) 
         out[top:bottom] += rows @ z[:bottom]
         out[:bottom] += rows.mT @ z[top:bottom]
     return out
-
-
-def _of_outer(tree: Tree, left: torch.Tensor, right: torch.Tensor) -> list[torch.Tensor]:
-    """Return the gradients of ``sum((left right^T) * K)`` by a tree's tensors; ``left right^T`` is symmetric."""
-
-    def write(at: Place, out: torch.Tensor) -> None:
-        top, bottom, begin, end = at
-        torch.mm(left[top:bottom], right[begin:end].mT, out=out)
-        if top != begin:
-            out.mul_(2)
-
-    return products.gradients_by(tree, write, usual(left.device))
 
 
 def _by_logs(tree: Tree, found: list[torch.Tensor]) -> torch.Tensor:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from autokern.core.state import Weak
-from autokern.density.block_cg import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double, views
+from autokern.density.block_cg import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double
 from autokern.density.vecchia import Conditioning, Vecchia, conditioning
 from autokern.kernels import matmul, products
 from autokern.kernels import tree as trees
 from autokern.kernels.tiles import usual
-from autokern.kernels.tree import Tree, apart
+from autokern.kernels.tree import Tree
 
 _JITTER = 1e-9
 _ELEMENTS = 2**24
@@ -103,7 +103,7 @@ class Pivoted(Preconditioner):
             wide.mul_(self._root[part])
             torch.mm(wide.mT, wide, out=out[n * r :].view(r, r))
 
-        elements, data = n * r * (1 + r / _COST), self._data(chosen)
+        elements, data = n * r * (1 + r / _COST), matmul.agreed(self._tree, None, None, self._noise, chosen)
         found = matmul.by_points(n, elements, n * r + r * r, self._noise, data, write)
         self._b = found[: n * r].view(n, r)
         values, vectors = torch.linalg.eigh(found[n * r :].view(r, r))
@@ -130,21 +130,15 @@ class Pivoted(Preconditioner):
         """Return the gradients of ``log |P|`` less those of the mean of ``(S w)^T P (S w)`` over the probes."""
         sw = by.sw.double() / math.sqrt(by.sw.shape[1])
         n, r = self._b.shape
-        own = apart(self._tree)[1]
-        shapes = [t.shape for t in (self._noise, *own)]
         of_probes = self._explained((sw / self._root).mT @ self._b)
 
-        def write(out: torch.Tensor, first: int, end: int) -> None:
-            noise, *totals = views(out, shapes)
+        def write(totals: list[torch.Tensor], first: int, end: int) -> None:
             found = self._stretch(slice(first, end), sw, of_probes)
-            noise[first:end] = found.noise
-            for total, one in zip(totals, found.tensors, strict=True):
+            totals[0][first:end] = found.noise
+            for total, one in zip(totals[1:], found.tensors, strict=True):
                 total.copy_(one.view_as(total))
 
-        elements, count = n * r * (_BACKWARD + r / _BACKWARD), sum(shape.numel() for shape in shapes)
-        data = self._data(sw, self._chosen)
-        noise, *totals = views(matmul.by_points(n, elements, count, self._noise, data, write), shapes)
-        return Gradients(noise, totals)
+        return self._summed(n * r * (_BACKWARD + r / _BACKWARD), write, sw, self._chosen)
 
     def _stretch(self, part: slice, sw: torch.Tensor, of_probes: torch.Tensor) -> Gradients:
         b, root, plan = self._b[part], self._root[part], usual(self._b.device)

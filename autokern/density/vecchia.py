@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from autokern.density.block_cg import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double, views
+from autokern.density.block_cg import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double
 from autokern.kernels import matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import Tree, apart
@@ -72,6 +72,7 @@ class Vecchia(Preconditioner):
 
         self._tree, self._noise, self._given = in_double(tree), noise.detach().double(), given
         n, size = given.sets.shape
+        data = matmul.agreed(self._tree, None, None, self._noise)
         elements, unit = _COST * n * size**2, self._noise.new_zeros(size, 1)
         unit[-1] = 1
 
@@ -83,7 +84,7 @@ class Vecchia(Preconditioner):
 
             self._in_chunks(lambda _: column, first, end)
 
-        found = matmul.by_points(n, elements, n * size, self._noise, self._data(), columns)
+        found = matmul.by_points(n, elements, n * size, self._noise, data, columns)
         if found.isnan().any():
             raise UnfitError
         self._coefficients = found.view(n, size)
@@ -128,17 +129,13 @@ class Vecchia(Preconditioner):
 
             return add
 
-        def write(out: torch.Tensor, first: int, end: int) -> None:
+        def write(totals: list[torch.Tensor], first: int, end: int) -> None:
             self._in_chunks(chunk, first, end)
-            totals = [sum(each[1:], each[0]).view(-1) for each in zip(*sums, strict=True)]
-            torch.cat(totals, out=out)
+            for total, each in zip(totals, zip(*sums, strict=True), strict=True):
+                total.copy_(sum(each[1:], each[0]))
 
-        shapes = [t.shape for t in like]
         elements = _BACKWARD * _COST * self._given.sets.numel() * self._given.sets.shape[1]
-        count, data = sum(map(torch.Size.numel, shapes)), self._data(double.u, double.ku)
-        found = matmul.by_points(len(self._noise), elements, count, self._noise, data, write)
-        noise, *totals = views(found, shapes)
-        return Gradients(noise, totals)
+        return self._summed(elements, write, double.u, double.ku)
 
     def _cotangent(self, by: Probed, covariance: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """Return the gradient by some small covariances, zero at missing points of a set."""

@@ -129,11 +129,13 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
 @unless_it_fails
 def _is_linear(query: Query) -> bool | None:
     """Whether the candidate for a model too large to factorise is the state-space one, linear in the points."""
-    from autokern.ops import _state_space as state_space
+    from autokern.ops._large_models import predicts
     from autokern.ops.predict import PREDICT
 
     problem = PREDICT.problem_of(query)
-    return problem is not None and state_space.predicts(problem) is None and explain(problem).candidate == "state-space"
+    if problem is None or predicts(problem) is not None:
+        return False
+    return explain(problem).candidate == "state-space"
 
 
 @hook(DefaultPredictionStrategy, "_mean_cache", relies=None)

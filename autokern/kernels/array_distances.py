@@ -7,7 +7,7 @@ The points are transformed first. Parts that depend only on differences read cen
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,6 @@ def arranged(x: Array, raw: bool, centre: Array | None = None) -> Array:
     """Return points less their mean, or less `centre`, followed by the raw points if any part is `raw`."""
     centred: Array = x - (np.add.reduce(x, -2, keepdims=True) / x.shape[-2] if centre is None else centre)
     return np.concatenate((centred, x), -1) if raw else centred
-
-
-class Points(Protocol):
-    """A transform of points."""
-
-    def of(self, x: Array) -> Evaluated:
-        """Return the transformed points, and the intermediate results that `backward` needs."""
-
-    def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        """Add to the gradients of points, and of parameters if `theta`, given the one by the transformed points."""
 
 
 class Scaled:
@@ -104,6 +94,10 @@ class Weighted:
             summed(self._variance, by_z * kept * (0.5 / root))
         if by_x is not None:
             into(by_x, self._columns, by_z * root)
+
+
+Points = Scaled | Circles | Weighted
+"""A transform: `of` returns the points and what `backward` needs, which takes the gradient by transformed points."""
 
 
 class Distances:

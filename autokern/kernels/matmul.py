@@ -27,7 +27,6 @@ LEAST = 2**24
 _MOST = 2.0
 """Least ratio of the time saved to the time of communication."""
 _SAMPLE = 2048
-_NONE = torch.Size()
 Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch.Tensor]
 """A product with the arguments of `products.product`: tree, points of the columns, right-hand sides, plan."""
 
@@ -55,18 +54,18 @@ def pays(here: Ranks, elements: float, count: int) -> bool:
     return elements >= LEAST and _MOST * links < elements / _rate * (1 - 1 / here.size)
 
 
-def _shared(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, count: int) -> Ranks | None:
-    """Return the ranks that share a product with a result of `count` elements, or None."""
+def _sharing(elements: float, count: int, like: torch.Tensor) -> Ranks | None:
+    """Return the ranks that share work on so many matrix elements, with a result of `count` elements, or None."""
     here = ranks.active()
-    if here is None or rhs.device.type != "cpu":
+    if here is None or like.device.type != "cpu" or not pays(here, elements, count * like.element_size()):
         return None
-    elements = tree.points[0].shape[-2] * (others or tree.points)[0].shape[-2]
-    return here if pays(here, elements, count * rhs.element_size()) else None
+    return here
 
 
-def _data(
-    tree: Tree, others: list[torch.Tensor] | None, plan: Plan, *more: torch.Tensor
+def agreed(
+    tree: Tree, others: list[torch.Tensor] | None, plan: Plan | None, *more: torch.Tensor
 ) -> dict[str, Sequence[torch.Tensor | str]]:
+    """Return the inputs that ranks must agree on, by the names that the error about a difference uses."""
     return {
         "kernels": [repr((tree.node, plan))],
         "points": [*tree.points, *(others or ())],
@@ -81,19 +80,12 @@ def _own(n: int, here: Ranks) -> slice:
     return slice(min(n, edges[0]), n if here.rank + 1 == here.size else min(n, edges[1]))
 
 
-def _stretches(n: int, m: int, here: Ranks) -> tuple[slice, slice] | None:
-    """Return this rank's range of the longer side and all of the other, as rows and columns; None if it is empty."""
-    rows, columns = (_own(n, here), slice(0, m)) if n >= m else (slice(0, n), _own(m, here))
-    return (rows, columns) if rows.start < rows.stop and columns.start < columns.stop else None
-
-
 def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``K rhs``, with arguments and result of `products.product`."""
-    n, t = tree.points[0].shape[-2], rhs.shape[-1]
-    here = _shared(tree, others, rhs, n * t)
+    n, (m, t) = tree.points[0].shape[-2], rhs.shape
+    here = _sharing(n * m, n * t, rhs)
     if here is None:
         return products.product(tree, others, rhs, plan)
-    m = rhs.shape[-2]
     plan = plan._replace(symmetric=True)
 
     def work(out: torch.Tensor) -> None:
@@ -101,11 +93,12 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
         if others is None:
             only = tiles.dealt(n, plan.tile, threads.members(rhs.device), here.size, here.rank)
             whole.copy_(products.product(tree, None, rhs, plan, only))
-        elif stretches := _stretches(n, m, here):
-            rows, columns = stretches
+            return
+        rows, columns = (_own(n, here), slice(0, m)) if n >= m else (slice(0, n), _own(m, here))
+        if rows.start < rows.stop and columns.start < columns.stop:
             whole[rows] = products.product(tree.at(rows), [z[columns] for z in others], rhs[columns], plan)
 
-    out = here.summed("product", (n, m, t, len(tree.points)), _data(tree, others, plan, rhs), rhs, n * t, work)
+    out = here.summed("product", (n, m, t, len(tree.points)), agreed(tree, others, plan, rhs), rhs, n * t, work)
     return out.view(n, t)
 
 
@@ -119,7 +112,7 @@ def gradients(
     """
     tensors = apart(tree, others)[1]
     sizes = [t.numel() for t in tensors] + [right.numel() * want_rhs]
-    here = _shared(tree, None, right, sum(sizes)) if others is None else None
+    here = _sharing(len(left) * len(right), sum(sizes), right) if others is None else None
     if here is None or any(t.dtype is not right.dtype for t in tensors):
         return products.gradients(tree, others, left, right, plan, want_rhs)
     n, t = left.shape
@@ -132,7 +125,7 @@ def gradients(
                 if one is not None:
                     total.copy_(one.reshape(-1))
 
-    data = _data(tree, None, plan, left, right)
+    data = agreed(tree, None, plan, left, right)
     flat = here.summed("gradients", (n, n, t, int(want_rhs)), data, right, sum(sizes), work)
     *found, by_rhs = flat.split(sizes)
     views = [part.view(like.shape) for part, like in zip(found, tensors, strict=True)]
@@ -149,8 +142,8 @@ def by_points(
     some ranks only. The work on all points takes as long as evaluating `elements` of a kernel matrix. `data` are its
     inputs, which all ranks must agree on.
     """
-    here = ranks.active()
-    if here is None or like.device.type != "cpu" or not pays(here, elements, count * like.element_size()):
+    here = _sharing(elements, count, like)
+    if here is None:
         out = like.new_zeros(count)
         work(out, 0, n)
         return out
@@ -182,7 +175,7 @@ def matmul(
     return whole.view(*shape, *whole.shape[1:])
 
 
-def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size = _NONE) -> bool:
+def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size) -> bool:
     """Whether there are no points, or a batch dimension is zero."""
     matrices = (*tree.points, *(others or ()), *tree.shapes)
     batches = (batch, *(t.shape[:-2] for t in matrices), *(w.shape for w in tree.weights))

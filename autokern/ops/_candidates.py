@@ -27,6 +27,8 @@ from autokern.model.library_orders import LONGEST, TOLERANCE
 from autokern.ops._problems import families, iterates
 from autokern.system import host, threads
 
+CG_VECTORS = 150
+"""Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
 _SMALL = {"float64": 400, "float32": 255}
 _MAY_COST = 1.3
 """Exact gradients may take this many times stock's time at least, where stock's own are inaccurate."""

@@ -29,8 +29,6 @@ EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 CG_ITERATIONS = 11
 """The smallest number of iterations of the library's conjugate gradients; `_candidates` has counts of real models."""
-CG_VECTORS = 150
-"""Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 

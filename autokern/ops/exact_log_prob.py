@@ -25,27 +25,60 @@ from autokern.density import array_density, gaussian
 from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
-from autokern.model import originals
+from autokern.kernels.matrix import bytes_on
+from autokern.model import kernel_parts, originals
 from autokern.model.library_orders import TRACES, words
-from autokern.model.marginal import Marginal, read
-from autokern.ops import _factorised as factorised
-from autokern.ops import _state_space as state_space
-from autokern.ops._candidates import Iterated, as_asked, every, exact_up_to, needs_few, of_trees, only
-from autokern.ops._factorised import arrays_unsupported, in_place
-from autokern.ops._problems import (
-    CG_ITERATIONS,
+from autokern.model.marginal import Marginal, ingredients, read
+from autokern.ops import _large_models as large_models
+from autokern.ops._candidates import (
     CG_VECTORS,
-    families,
-    is_ours,
-    iterates,
-    kernel_of,
-    matrix_problem,
-    random_matrix,
+    LOW_RANK,
+    Bytes,
+    Iterated,
+    as_asked,
+    every,
+    exact_up_to,
+    needs_accelerator,
+    needs_few,
+    of_trees,
+    on_other_devices,
+    only,
+    or_iterate,
+    with_one_thread,
 )
+from autokern.ops._problems import CG_ITERATIONS, families, is_ours, iterates, kernel_of, matrix_problem, random_matrix
+from autokern.system.threads import one_thread
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _FUSED = 1500
 """Number of points up to which `fused` was faster than stock's factorisation on every recorded CPU."""
+
+
+def in_place(single: float, batched: float) -> Bytes:
+    """Return a memory rule: `single` matrices and strips of rows of constant size, or `batched` matrices and more.
+
+    In a batch these are whole: for each family derivative, values and slopes (the same for an RBF), and a product.
+    """
+
+    def memory(problem: Problem) -> int:
+        elements, names = problem.batch * problem.n**2 * problem.itemsize, families(problem)
+        if problem.batch == 1:
+            block = min(elements, bytes_on(gaussian.CACHED, problem.device))
+            copies = 0 if problem.device == "cpu" else 2 * elements  # factor and inverse are not in place there
+            return int(single * elements) + copies + 12 * block * min(2, len(names))
+        each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
+        return int((batched + each) * elements)
+
+    return memory
+
+
+def _arrays_unsupported(problem: Problem) -> str | None:
+    most = array_density.MOST.get(problem.dtype, 0)
+    if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
+        return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
+    if families(problem) == ["linear"]:
+        return LOW_RANK
+    return None if set(families(problem)) <= kernel_parts.FAMILIES else "for kernels that are taken apart"
 
 
 def _stock_memory(problem: Problem) -> int:
@@ -93,7 +126,7 @@ class _ExactLogProb(Iterated):
         if not any(t.requires_grad for t in (x, *tensors)):
             return None
         grad, how = "theta/x" if x.requires_grad else "theta", "cholesky" if exact else "cg"
-        variant = f"{'+'.join(names)}/{how}{state_space.word(marginal, value)}{words(exact, TRACES)}"
+        variant = f"{'+'.join(names)}/{how}{large_models.word(marginal, value)}{words(exact, TRACES)}"
         return matrix_problem(self.name, x, m=n, n=n, d=x.shape[-1], batch=batch.numel(), grad=grad, variant=variant)
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -138,10 +171,10 @@ class _ExactLogProb(Iterated):
     memory = staticmethod(in_place(1.03, 1.0))
 
     def default_candidate(self, problem: Problem) -> str:
-        if state_space.unsupported(problem) is None:
+        if large_models.unsupported(problem) is None:
             return "state-space"
         most = exact_up_to(problem) if iterates(problem) else _FUSED
-        if super().default_candidate(problem) == "arrays" and arrays_unsupported(problem) is None:
+        if super().default_candidate(problem) == "arrays" and _arrays_unsupported(problem) is None:
             return "arrays"
         if problem.n > most and self["preconditioned"].unsupported(problem) is None:
             return "preconditioned"
@@ -175,5 +208,42 @@ def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tens
         return stock(marginal, value, exact)
 
 
-for _part in (state_space, factorised):
-    _part.register(EXACT_LOG_PROB)
+@EXACT_LOG_PROB.candidate("fused", accuracy="better", unsupported=of_trees)
+@or_iterate(stock)
+def fused(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
+    return gaussian.log_prob(*ingredients(marginal, value))
+
+
+with_one_thread(EXACT_LOG_PROB, "fused")
+
+
+@EXACT_LOG_PROB.candidate(
+    "arrays",
+    accuracy="better",
+    unsupported=_arrays_unsupported,
+    threads=1,
+    memory=lambda p: in_place(5.0, 5.0)(p.replace(batch=1, dtype="float64")),
+)
+@or_iterate(stock)
+def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    """NumPy and LAPACK in float64 from the raw parameters to value and gradients, without autograd between them."""
+    with one_thread:
+        found = array_density.log_prob(marginal, value)
+    if found is not None:
+        return found
+    unread = trees.form(marginal.lazy.kernel, keops=exact) is None
+    return (stock if unread else fused)(marginal, value, exact)
+
+
+on_other_devices(
+    EXACT_LOG_PROB,
+    gaussian.log_prob,
+    "All of it on the {}: only points and gradients are copied.",
+    read=lambda marginal, value, exact: ingredients(marginal, value),
+    on_accelerator=every(of_trees, needs_accelerator),
+    accuracy="better",
+)
+
+
+large_models.register(EXACT_LOG_PROB)

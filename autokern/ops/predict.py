@@ -18,7 +18,7 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator, Matmu
 
 from autokern.core.problem import Error, Features, Problem
 from autokern.model import originals
-from autokern.ops import _state_space as state_space
+from autokern.ops import _large_models as large_models
 from autokern.ops._candidates import Bytes, OpOfParts, as_asked, every, only, or_iterate
 from autokern.ops._problems import is_ours, iterates, matrix_problem, random_matrix, trained
 from autokern.prediction import factor_cache
@@ -82,7 +82,7 @@ class _Predict(OpOfParts):
         return (
             strategy.__class__, strategy.train_labels.shape, test_mean.shape, x.__class__, x.shape, x.dtype, x.device,
             cross.x2.shape, prior.shape, _graph(prior), exact, fast, factor_cache.plain(strategy),
-            factor_cache.is_exact(strategy), _skipped(), prior.last_dim_is_batch, state_space.prediction_word(query),
+            factor_cache.is_exact(strategy), _skipped(), prior.last_dim_is_batch, large_models.prediction_word(query),
         )  # fmt: skip
 
     def problem_of(self, query: Query) -> Problem | None:
@@ -94,7 +94,7 @@ class _Predict(OpOfParts):
         x, n = prior.x1, strategy.num_train
         if not is_ours(x) or prior.shape[-1] != x.shape[-2] or cross.shape[-1] != n:
             return None
-        (m, d), batch, line = x.shape[-2:], prior.shape[:-2].numel(), state_space.prediction_word(query)
+        (m, d), batch, line = x.shape[-2:], prior.shape[:-2].numel(), large_models.prediction_word(query)
         how = "grown" if factor_cache.is_exact(strategy) else "cholesky" if exact else "cg"
         variant = f"{'fast' if fast else 'solve'}/{how}{line}"
         return matrix_problem(self.name, x, m=m, n=n, d=d, batch=batch, grad=_graph(prior), variant=variant)
@@ -166,7 +166,7 @@ class _Predict(OpOfParts):
     def default_candidate(self, problem: Problem) -> str:
         if "grown" in problem.words:
             return "lazy"  # stock cannot use such a factor
-        if state_space.predicts(problem) is None:
+        if large_models.predicts(problem) is None:
             return "state-space"
         if problem.m < 1024 or problem.n > 4000:
             return "stock"
@@ -296,4 +296,4 @@ def rows(query: Query) -> Prediction:
     return mean, covariance
 
 
-state_space.register_prediction(PREDICT)
+large_models.register_prediction(PREDICT)

@@ -27,8 +27,8 @@ from autokern.kernels.embedded import Embedded
 from autokern.model import originals
 from autokern.model.library_orders import SOLVES, TOLERANCE, orders, tolerance
 from autokern.model.marginal import DIAGONAL, is_unstructured, variances
-from autokern.ops._candidates import Iterated, as_own_iterations, every, exact_up_to, only, to_a_residual
-from autokern.ops._problems import CG_ITERATIONS, CG_VECTORS, matrix_problem
+from autokern.ops._candidates import CG_VECTORS, Iterated, as_own_iterations, every, exact_up_to, only, to_a_residual
+from autokern.ops._problems import CG_ITERATIONS, matrix_problem
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_system, system_of
 from autokern.system import memory
 

@@ -1,4 +1,11 @@
-"""The candidate `state-space` of `exact_log_prob` and `predict`: Matérn kernels in one dimension, in linear time."""
+"""Candidates of `exact_log_prob` and `predict` for many points.
+
+``state-space`` serves Matérn kernels in one dimension, in linear time.
+``mixed-inverse`` computes the value like `fused`, and gradients from a single-precision inverse. It checks that inverse
+on the caller's own system: ``tr(K^-1 K) = n`` to 1e-4 effective degrees of freedom, the solution to 1e-3 of its norm,
+the gradient by the log of each hyperparameter to an estimated 1e-3 of its terms; else it inverts in double precision.
+``preconditioned`` solves to a stated residual; if its iterations do not converge, `matrix-free` serves.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import gpytorch
 import torch
+from linear_operator import settings as library
 
 from autokern.core.op import Op
-from autokern.core.problem import Problem
+from autokern.core.problem import Error, Problem
 from autokern.core.state import Beside
+from autokern.density import gaussian, iterated_density
+from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
+from autokern.density.preconditioners import footprint, kept_for
 from autokern.kernels import tree as trees
+from autokern.model.library_orders import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients, variances
-from autokern.ops._candidates import every, only
-from autokern.ops._problems import families
+from autokern.ops._candidates import as_own_iterations, every, of_trees, only, or_iterate, to_a_residual
+from autokern.ops._problems import families, iterates
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
 from autokern.prediction.lazy_covariance import PosteriorCovariance
@@ -67,6 +79,48 @@ def _memory(problem: Problem) -> int:
     return 8 * n * (BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
 
 
+_LEAST = 1000
+"""Number of points below which other candidates are faster."""
+_CANCELLED = 10.0
+"""Assumed ratio of the terms of a gradient to the gradient, by cancellation."""
+_TILES = 2**26
+"""Bytes of the tiles in which kernels and derivatives are formed."""
+
+
+_large = every(
+    only(
+        f"for one matrix of {_LEAST} points or more on the CPU",
+        lambda p: p.n >= _LEAST and p.batch <= 1 and p.device == "cpu",
+    ),
+    of_trees,
+    only("the points require gradients", lambda p: "x" not in p.grad.split("/")),
+)
+_mixed_unsupported = every(
+    only("the covariance is factorised, and gradients to the last digit are expected", iterates),
+    only("its check lets more pass than your cg_tolerance", lambda p: TIGHT not in p.words),
+    only("for double precision", lambda p: p.dtype == "float64"),
+    _large,
+)
+_CHECKED = Error(
+    "checked",
+    "the value is exact; the single-precision inverse of the gradients is checked on your system (tr(K^-1 K) to "
+    f"{OF_TRACE:.0e} degrees of freedom, the solution to {OF_SOLUTION:.0e}, each gradient to {OF_EACH:.0e} of its "
+    "terms by an estimate), else one in double precision serves",
+    gradients=_CANCELLED * OF_EACH,
+)
+
+
+def _mixed_memory(problem: Problem) -> int:
+    """Return the bytes of one matrix in double precision, one in single, and tiles."""
+    return int(1.55 * problem.n**2 * problem.itemsize) + _TILES * min(2, len(families(problem)))
+
+
+def _iterated_memory(problem: Problem) -> int:
+    matrix = problem.n**2 * problem.itemsize
+    held = matrix if matrix <= iterated_density.DENSE else _TILES
+    return held + footprint(problem.n) + problem.n * 210 * 8
+
+
 def register(op: Op) -> None:
     @op.candidate("state-space", accuracy="better", unsupported=unsupported, memory=_memory)
     def state_space(marginal: Marginal, value: torch.Tensor, exact: bool) -> Any:
@@ -75,6 +129,37 @@ def register(op: Op) -> None:
 
         found = markov.log_prob(*ingredients(marginal, value), exact)
         return op.stock.run(marginal, value, exact) if found is None else found
+
+    @op.candidate(
+        "mixed-inverse",
+        accuracy="better",
+        unsupported=_mixed_unsupported,
+        memory=_mixed_memory,
+        error=lambda p: _CHECKED,
+    )
+    @or_iterate(op.stock.run)
+    def by_single(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+        """`fused` with an inverse in single precision: the value is exact, the error of the gradients is checked."""
+        own = mixed_for(marginal.lazy.kernel)
+        return gaussian.log_prob(*ingredients(marginal, value), own)
+
+    @op.candidate(
+        "preconditioned",
+        accuracy="better",
+        unsupported=every(only("the covariance is factorised", iterates), _large),
+        memory=_iterated_memory,
+        parts=True,
+        as_stock=True,
+        obeys=as_own_iterations,
+        error=to_a_residual("; the log determinant and its gradient by probes, whose standard error calls tell"),
+    )
+    def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+        """Conjugate gradients to a stated residual; the preconditioner (neighbours or pivots) is chosen per system."""
+        kernel, x = marginal.lazy.kernel, marginal.lazy.x1
+        found = iterated_density.log_prob(
+            *ingredients(marginal, value), kept_for(kernel, x), library.num_trace_samples.value(), tolerance(x.dtype)
+        )
+        return op["matrix-free"].run(marginal, value, exact) if found is None else found
 
 
 _posteriors: Beside[LinePosterior] = Beside()
