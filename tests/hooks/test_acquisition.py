@@ -92,13 +92,6 @@ def test_large_ones_keep_all_threads():
         assert watched.seen == {2}, n
 
 
-def test_batches_of_restarts_count_one_by_one():
-    watched = Watched(model_of(60))
-    with autokern.enabled():
-        optimised(watched, num_restarts=1200, raw_samples=1200, options={"batch_limit": 600, "maxiter": 1})
-    assert watched.seen == {1}
-
-
 class Mine(PosteriorMean):
     """A function of the user's own, which may do anything."""
 
@@ -174,14 +167,6 @@ def test_the_number_is_restored_after_errors():
     with autokern.enabled(), pytest.raises(KeyboardInterrupt):
         optimised(broken)
     assert broken.seen == {1}
-
-
-def test_the_user_may_forbid_it(monkeypatch):
-    monkeypatch.setenv("AUTOKERN_THREADS", "off")
-    watched = Watched(model_of())
-    with autokern.enabled():
-        optimised(watched)
-    assert watched.seen == {2}
 
 
 @pytest.mark.parametrize(

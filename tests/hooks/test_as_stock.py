@@ -117,31 +117,3 @@ def test_noise_of_fantasies_in_odd_shapes(shape):
         grown = model.get_fantasy_model(points(2), torch.ones(2, dtype=torch.float64), noise=noise)
         return grown(points(5)).mean, torch.tensor(len({t.category for t in told}))
     return ()
-
-
-def test_points_of_no_dimension_raise_as_in_stock():
-    def work():
-        model = regression().eval()
-        with pytest.raises(RuntimeError) as raised:
-            model(torch.tensor(0.5, dtype=torch.float64))
-        return str(raised.value)
-
-    stock, ours = both(work)
-    assert ours == stock
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile does so
-@pytest.mark.parametrize("kind", [RBFKernel, lambda: MaternKernel(1.5), lambda: ScaleKernel(RBFKernel())])
-def test_a_kernel_compiled_whole_ends_as_in_stock(kind):
-    kernel, x = kind().double(), points()
-
-    def end():
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda z: kernel.forward(z, z).sum(), backend="eager", fullgraph=True)
-        try:
-            return compiled(x)
-        except torch._dynamo.exc.Unsupported as error:
-            return str(error).splitlines()[0]
-
-    ours, stock = both(end)
-    assert ours == stock

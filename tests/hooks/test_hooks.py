@@ -16,9 +16,6 @@ import torch
 from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
-from linear_operator.utils.errors import NanError, NotPSDError
-from linear_operator.utils.warnings import NumericalWarning
-from support.models import ExactModel
 from support.outcomes import outcome
 from support.threads import in_threads
 
@@ -26,7 +23,6 @@ import autokern
 from autokern.core.errors import SettingsError
 from autokern.core.registry import get
 from autokern.hooks import install
-from autokern.runtime import dispatch
 from autokern.system import host
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -142,15 +138,6 @@ def test_a_bad_environment_changes_nothing(monkeypatch, name, text):
     autokern.enable()
     autokern.disable()
     assert not install.is_enabled()
-
-
-def test_the_environment_of_the_moment_counts(monkeypatch):
-    monkeypatch.setenv("AUTOKERN_FORCE", "cholesky=stock")
-    with autokern.enabled():
-        assert dispatch.session().settings.forced("cholesky") == "stock"
-    monkeypatch.delenv("AUTOKERN_FORCE")
-    with autokern.enabled():
-        assert dispatch.session().settings.forced("cholesky") is None
 
 
 @pytest.mark.parametrize(("order", "quota", "inside"), [("1", 2, 1), ("off", 2, 2), ("2", 2, 2), (None, 1, 1)])
@@ -338,23 +325,6 @@ def test_cholesky_as_stock(name, kind, options, accelerator):
         assert found.stride()[-2:] == expected.stride()[-2:] or a.shape[-1] == 1 or name != "stock"
 
 
-def test_the_outcomes_above_are_all_there():
-    """So that the comparison is not one of like with like alone."""
-    assert outcome(lambda: psd_safe_cholesky(MATRICES["nan"]))[0][0] is NanError
-    assert outcome(lambda: psd_safe_cholesky(MATRICES["indefinite"]))[0][0] is NotPSDError
-    found, warned = outcome(lambda: psd_safe_cholesky(MATRICES["singular"]))
-    assert isinstance(found, torch.Tensor)
-    assert warned[0][0] is NumericalWarning
-
-
-def test_cholesky_into_a_given_tensor_is_left_to_the_library():
-    a, out = covariance(4), torch.empty(4, 4, dtype=torch.float64)
-    with autokern.enabled():
-        assert psd_safe_cholesky(a, out=out) is out
-    torch.testing.assert_close(out, torch.linalg.cholesky(a))
-    assert autokern.stats() == {}
-
-
 def test_verbose_and_trace_mode_are_left_to_the_library():
     a = covariance(4)
     with autokern.enabled():
@@ -429,31 +399,3 @@ def test_a_threshold_that_the_user_changed_is_obeyed():
         QR.stable_qr(a)
         sys.modules["linear_operator.utils.pinverse"].stable_pinverse(a)
         assert autokern.stats() == {"qr": {"choleskyqr2": 2}}
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
-X = torch.rand(25, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-Y = torch.sin(6 * X[:, 0]) + X[:, 1]
-
-
-def model() -> ExactModel:
-    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(2.5, ard_num_dims=2))
-    return ExactModel(X, Y, kernel).double()
-
-
-def loss(made: ExactModel) -> torch.Tensor:
-    made.train()
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(made.likelihood, made)
-    return -objective(made(X), Y)
-
-
-def test_a_model_made_while_enabled_lives_on_when_disabled():
-    with autokern.enabled():
-        made = model()
-        loss(made).backward()
-    slope = made.covar_module.raw_outputscale.grad.clone()
-    made.zero_grad()
-    loss(made).backward()
-    torch.testing.assert_close(made.covar_module.raw_outputscale.grad, slope, rtol=1e-8, atol=1e-10)

@@ -191,14 +191,6 @@ def test_active_dimensions_survive_an_exception(enabled, inside):
         autokern.enable()
 
 
-def test_stock_loses_them():
-    """If this fails, the library has learnt it, and the hook may go."""
-    kernel = Failing(active_dims=[2])
-    with pytest.raises(ArithmeticError):
-        kernel(torch.rand(4, 3)).to_dense()
-    assert kernel.active_dims is None
-
-
 def test_batch_shapes_may_be_plain_tuples(enabled):
     kernel = kernels.ConstantKernel(batch_shape=(2,))
     assert kernel(torch.rand(2, 3, 1)).to_dense().shape == (2, 3, 3)

@@ -13,7 +13,6 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 
 import autokern
 from autokern.core.releases.known import Relied
-from autokern.hooks import gpytorch as hooks
 from autokern.hooks import install
 from autokern.model.originals import prediction
 
@@ -102,31 +101,6 @@ def test_an_idle_hook_asks_nothing(monkeypatch):
     with autokern.enabled():
         kernel.covar_dist(x1=x, x2=x)
         kernel.covar_dist(x, x, True, False)
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ([[5.0, 0.0], [6.0, 1.0]], None),
-        ([[-5.0, 7.0], [-6.0, 8.0]], [[-4.0, 9.0]]),
-        ([[5.0, 0.0], [6.0, 1.0]], [[50.0, 0.5]]),
-        ([[2.0], [1.0], [3.0]], None),
-        ([[2.0], [0.9], [3.0]], None),
-        ([[1.0], [3.0]], None),
-        ([[0.0], [0.0]], None),
-        ([[float("nan"), 4.0], [1.0, 4.5]], None),
-        ([[float("inf"), 4.0], [1.0, 4.5]], None),
-    ],
-)
-def test_points_are_moved_where_a_factor_of_two_lies_between_them_at_most(first, second):
-    x1 = torch.tensor(first)
-    x2 = x1 if second is None else torch.tensor(second)
-    origin = x1[0]
-    spread = torch.cat([x1, x2]).sub(origin).abs().amax(0)
-    origin = torch.where(2 * spread <= origin.abs(), origin, 0.0)
-    moved = hooks._near(x1, x2)
-    assert all(torch.equal((x - origin).nan_to_num(), m.nan_to_num()) for x, m in zip((x1, x2), moved, strict=True))
-    assert (moved[0] is x1) == (not origin.any())
 
 
 def test_a_hook_that_asks_by_itself_takes_all_that_its_release_takes():

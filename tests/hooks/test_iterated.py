@@ -125,13 +125,6 @@ def products():
     return sum(autokern.stats().get("kernel_matmul", {}).values())
 
 
-def test_a_candidate_that_is_ordered_makes_its_factor():
-    with autokern.enabled(), autokern.using(force={"predict": "lazy"}), torch.no_grad():
-        model = made()
-        model(points(MANY, 1))
-        assert factor_of(model) is not None
-
-
 def test_gradients_by_test_points_are_those_of_a_factor():
     def slopes():
         x = points(MANY, 1).requires_grad_()

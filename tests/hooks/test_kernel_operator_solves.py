@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-
 import linear_operator
 import pytest
 import torch
@@ -15,7 +12,6 @@ from support.tiling import (
     FOR_OPERATORS,
     KERNELS,
     NONE,
-    assert_as_dense,
     assert_near,
     dense_of,
     operator,
@@ -29,60 +25,6 @@ from autokern.hooks import kernel_operator
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 
 pytestmark = FOR_OPERATORS
-
-# --- solves -----------------------------------------------------------------------------------------------------------
-
-WAYS = {
-    "by a factor": [settings.max_cholesky_size(1000)],
-    "by iterations": [settings.max_cholesky_size(1), settings.min_preconditioning_size(1000)],
-    "with a preconditioner": [settings.max_cholesky_size(1), settings.min_preconditioning_size(5)],
-}
-
-
-def tightly(way, read):
-    """Read with tolerances so tight that iterations are exact, and the same probes on both sides."""
-
-    def run(op):
-        contexts = [settings.cg_tolerance(1e-5), settings.max_cg_iterations(500)]
-        contexts += [settings.num_trace_samples(5), settings.max_lanczos_quadrature_iterations(40), *WAYS[way]]
-        with contextlib.ExitStack() as stack:
-            for context in contexts:
-                stack.enter_context(copy.copy(context))
-            return read(op.add_jitter(0.5))
-
-    return run
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("batch", [NONE, BATCH], ids=str)
-@pytest.mark.parametrize("name", ["matern 1/2", "sum of products", "two shapes"])
-def test_solves(way, batch, name):
-    read = tightly(way, lambda op: op.solve(random(*op.batch_shape, op.shape[-1], 2, seed=4)))
-    assert_as_dense(read, make=KERNELS[name], batch=batch, own=batch, factor=1e4)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("batch", [NONE, BATCH], ids=str)
-@pytest.mark.parametrize("name", ["matern 1/2", "sum of products", "two shapes"])
-def test_quadratic_forms_and_determinants_with_the_same_probes(way, batch, name):
-    def both(op):
-        return torch.stack(op.inv_quad_logdet(random(*op.batch_shape, op.shape[-1], 1, seed=4), logdet=True))
-
-    assert_as_dense(tightly(way, both), make=KERNELS[name], batch=batch, own=batch, factor=100)
-
-
-def test_the_inverse_root_times_vectors():
-    read = tightly("by iterations", lambda op: op.sqrt_inv_matmul(random(op.shape[-1], 2, seed=4)))
-    assert_as_dense(read, make=KERNELS["matern 1/2"], factor=1e5)
-
-
-def test_roots_by_lanczos():
-    op, _, dense = operator(KERNELS["matern 3/2"], 40)
-    with settings.max_cholesky_size(1), settings.max_root_decomposition_size(40):
-        root = op.add_jitter(1.0).root_decomposition().to_dense()
-    torch.testing.assert_close(root, dense.add_jitter(1.0).to_dense(), rtol=1e-4, atol=1e-4)
-    assert used() == {"tiled"}
-
 
 # --- products of operators --------------------------------------------------------------------------------------------
 

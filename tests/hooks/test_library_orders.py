@@ -247,14 +247,6 @@ TIGHTER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TIGHTER)
-def test_what_asks_for_more_accuracy_is_no_order(name):
-    with getattr(library, name)(TIGHTER[name]):
-        assert library_orders.orders(library_orders.SOLVES, library_orders.TRACES, library_orders.ROOTS) == ""
-    with settings.eval_cg_tolerance(1e-6):
-        assert library_orders.orders(library_orders.SOLVES) == ""
-
-
 def test_gradients_that_are_checked_loosely_do_not_serve_a_tight_tolerance():
     problem = Problem(op="exact_log_prob", m=1200, n=1200, d=2, grad="theta", variant="rbf/cg")
     mixed = get("exact_log_prob")["mixed-inverse"]
@@ -486,17 +478,6 @@ def test_these_readings_depend_on_their_settings():
         read, *contexts = VALUES[name]
         usual, other = [t.detach() for t in read()], agree(read, *contexts)
         assert str(usual) != str(other), name
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_verbose_linalg_logs_what_it_logs_in_stock(monkeypatch):
-    told = []
-    for enabled in (False, True):
-        told.append([])
-        monkeypatch.setattr(library.verbose_linalg.logger, "debug", told[-1].append)
-        with autokern.enabled() if enabled else contextlib.nullcontext(), library.verbose_linalg():
-            training(made(60))
-    assert told[1] == told[0] != []
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

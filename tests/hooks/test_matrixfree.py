@@ -26,7 +26,6 @@ from linear_operator.operators import DenseLinearOperator
 import autokern
 from autokern.core.errors import MemoryBudgetError
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
-from autokern.hooks.memory import too_large
 from autokern.runtime import dispatch
 from autokern.system import memory
 
@@ -171,14 +170,6 @@ def test_fast_variances_without_room():
     assert_close(found, expected, 1e-2)
 
 
-def test_a_matrix_may_fit_where_its_factor_does_not(monkeypatch):
-    monkeypatch.setattr(memory, "LARGE", 2**26)
-    lazy = MaternKernel(2.5).double()(torch.rand(2000, 1, dtype=torch.float64))  # 31 MiB
-    for order, expected in (("80MiB", True), ("200MiB", False)):
-        with without_room(order):
-            assert too_large(lazy) is expected
-
-
 def test_many_test_points_keep_the_order():
     model = MODELS["matern and scale"]().eval()
     with without_room(), torch.no_grad(), settings.skip_posterior_variances():
@@ -191,14 +182,6 @@ def test_many_test_points_keep_the_order():
 def evaluated(n=N, kernel=None):
     x = points(n)
     return (kernel or ScaleKernel(RBFKernel())).double()(x).evaluate_kernel()
-
-
-def test_nothing_changes_where_the_matrix_fits():
-    with autokern.enabled():
-        assert type(evaluated()) is DenseLinearOperator
-        with autokern.using(memory="4GiB"):
-            assert type(evaluated()) is DenseLinearOperator
-    assert type(evaluated()) is DenseLinearOperator
 
 
 def test_where_the_library_factorises_the_matrix_is_formed_or_refused():
@@ -229,18 +212,6 @@ def test_an_order_to_use_tiles_is_obeyed_on_small_models(order, monkeypatch):
         with autokern.enabled():
             assert_close(trained(regression(MaternKernel(2.5), 60)), expected, 1e-4)
             assert used() == {order}
-
-
-def test_an_order_to_use_tiles_leaves_predictions_of_small_models_right():
-    expected = predicted(regression(MaternKernel(2.5), 60))
-    with autokern.enabled(), autokern.using(force={"kernel_matmul": "tiled"}):
-        assert_close(predicted(regression(MaternKernel(2.5), 60)), expected, 1e-6)
-
-
-@pytest.mark.parametrize("order", ["stock"])
-def test_an_order_to_use_the_matrix_is_obeyed(order):
-    with autokern.enabled(), autokern.using(force={"kernel_matmul": order}):
-        assert type(evaluated()) is DenseLinearOperator
 
 
 @pytest.mark.parametrize("kernel", [LinearKernel(), RBFKernel() * LinearKernel(), type("Mine", (RBFKernel,), {})()])

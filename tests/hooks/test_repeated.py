@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 
@@ -153,19 +154,39 @@ def agree(ours, theirs, rtol=1e-8):
         np.testing.assert_allclose(one, other, rtol=0, atol=rtol * size)
 
 
+def asked(call, seeds, q=1):
+    return [call(points(4, 2 * q, seed=seed).numpy(), [0, 1, 2, 3]) for seed in seeds]
+
+
+class Warning(acquisitions.PosteriorMean):
+    __module__ = acquisitions.PosteriorMean.__module__
+
+    def forward(self, X):
+        warnings.warn("near the border", UserWarning, stacklevel=1)
+        return super().forward(X)
+
+
 REFUSED = {
     "sparse": (lambda: acquisitions.LogExpectedImprovement(tasks(), 0.3), 1),
     "random": (lambda: acquisitions.qLogExpectedImprovement(single(), 0.3, StochasticSampler(torch.Size([4]))), 2),
-}  # fmt: skip
+    "warning": (lambda: Warning(single()), 1),
+    "few": (lambda: acquisitions.PosteriorMean(single()), 1),
+    "a setting": (lambda: acquisitions.PosteriorMean(single()), 1),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_recorded_is_left_to_the_library(name):
+def test_what_is_not_recorded_is_left_to_the_library(name, monkeypatch):
+    if name == "few":
+        monkeypatch.setattr(repeated, "_SPENT", 60.0)
+    if name == "a setting":
+        off = msgspec.structs.replace(dispatch.session().settings, replay=False)
+        monkeypatch.setattr(dispatch.session(), "settings", off)
     make, q = REFUSED[name]
-    acquisition, before = make(), served()
-    call = wrapper(acquisition, q, 2)
-    for seed in range(6):
-        call(points(4, 2 * q, seed=seed).numpy(), [0, 1, 2, 3])
+    call, before = wrapper(make(), q, 2), served()
+    for seed in range(8):
+        with pytest.warns(UserWarning, match="near the border") if name == "warning" else contextlib.nullcontext():
+            asked(call, [seed], q)
     assert served() == before
 
 
@@ -195,9 +216,7 @@ def test_a_user_s_objective_is_called_as_often_as_by_stock():
         return samples.sum(-1)
 
     acquisition = acquisitions.qLogExpectedImprovement(single(), 0.1, SAMPLER(), objectives.GenericMCObjective(counted))
-    call = wrapper(acquisition, 2, 2)
-    for seed in range(8):
-        call(points(4, 4, seed=seed).numpy(), [0, 1, 2, 3])
+    asked(wrapper(acquisition, 2, 2), range(8), 2)
     assert len(calls) == 8
 
 
@@ -213,26 +232,10 @@ def test_errors_of_the_user_pass_and_leave_no_mode():
             return super().forward(X)
 
     call = wrapper(Failing(single()), 1, 2)
-    for seed in range(2):
-        call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
+    asked(call, range(2))
     with pytest.raises(ZeroDivisionError, match="of the user"):
-        call(points(4, 2).numpy(), [0, 1, 2, 3])
+        asked(call, [2])
     assert _get_current_dispatch_mode() is None
-
-
-def test_an_evaluation_that_warns_warns_each_time():
-    class Warning(acquisitions.PosteriorMean):
-        __module__ = acquisitions.PosteriorMean.__module__
-
-        def forward(self, X):
-            warnings.warn("near the border", UserWarning, stacklevel=1)
-            return super().forward(X)
-
-    call, before = wrapper(Warning(single()), 1, 2), served()
-    for seed in range(8):
-        with pytest.warns(UserWarning, match="near the border"):
-            call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
-    assert served() == before
 
 
 def test_optimisations_leave_the_random_state_and_end_where_stock_ends():
@@ -254,26 +257,13 @@ def test_optimisations_leave_the_random_state_and_end_where_stock_ends():
 
 def test_two_comparisons_come_before_the_first_replay_whatever_runs_in_between():
     call, before = wrapper(acquisitions.PosteriorMean(single()), 1, 2), served()
-
-    def asked(seeds):
-        for seed in seeds:
-            call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
-
-    asked(range(3))  # the last one is recorded
+    asked(call, range(3))  # the last one is recorded
     with torch.autograd.set_detect_anomaly(True, check_nan=False):  # stock's matter
-        asked(range(3, 8))
-    asked(range(8, 10))
+        asked(call, range(3, 8))
+    asked(call, range(8, 10))
     assert served() == before
-    asked([10])
+    asked(call, [10])
     assert served() == before + 1
-
-
-def test_few_evaluations_are_not_recorded(monkeypatch):
-    monkeypatch.setattr(repeated, "_SPENT", 60.0)
-    call, before = wrapper(acquisitions.PosteriorMean(single()), 1, 2), served()
-    for seed in range(12):
-        call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
-    assert served() == before
 
 
 def test_long_optimisations_let_the_next_be_recorded_at_once_and_short_ones_do_not(monkeypatch):
@@ -289,25 +279,10 @@ def test_long_optimisations_let_the_next_be_recorded_at_once_and_short_ones_do_n
     assert other.spent() == np.inf
 
 
-def test_a_setting_switches_it_off(monkeypatch):
-    off = msgspec.structs.replace(dispatch.session().settings, replay=False)
-    monkeypatch.setattr(dispatch.session(), "settings", off)
-    call, before = wrapper(acquisitions.PosteriorMean(single()), 1, 2), served()
-    for seed in range(8):
-        call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
-    assert served() == before
-
-
-# --- fits -------------------------------------------------------------------------------------------------------------
-
-
-def closures_of(model):
-    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
-    return mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters()))
-
-
 def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():
-    mll, closure = closures_of(kronecker())
+    model = kronecker()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
+    closure = get_loss_closure_with_grads(mll, dict(mll.named_parameters()))
     before, states, found = served(), [], []
     for step in range(8):
         with torch.no_grad():
@@ -329,21 +304,13 @@ def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():
 
 def test_sets_that_depend_on_each_other_are_noticed_where_one_is_dropped():
     """A loss that centres over all sets is another function of fewer sets."""
-    scope = {"__name__": gen.__name__}
-    exec("def made(acquisition_function):\n    return lambda x: -acquisition_function(x)", scope)
     objective = objectives.GenericMCObjective(lambda samples, X=None: samples[..., 0] - samples[..., 0].mean())
     acquisition = acquisitions.qExpectedImprovement(single(), best_f=-1.0, sampler=SAMPLER(), objective=objective)
-    loss, shape = scope["made"](acquisition), torch.Size([4, 2, 2])
-
-    def evaluator():
-        wrapper = gen._get_f_np_wrapper(shape, torch.device("cpu"), DOUBLE, True)
-        return lambda seed, n=4: wrapper(np.random.default_rng(seed).random((4, 4))[:n], loss, None, list(range(n)))
-
-    evaluate, before = evaluator(), served()
-    for seed in range(8):
-        evaluate(seed)
+    call, before = wrapper(acquisition, 2, 2), served()
+    asked(call, range(8), 2)
     assert served() > before
     for seed in range(8, 11):
-        ours = evaluate(seed, 3)
+        some = points(3, 4, seed=seed).numpy(), [0, 1, 2]
+        ours = call(*some)
         with autokern.using(force={"posterior": "stock"}):
-            agree(ours, evaluator()(seed, 3), 1e-9)
+            agree(ours, wrapper(acquisition, 2, 2)(*some), 1e-9)

@@ -144,20 +144,6 @@ def test_solutions_and_gradients_are_those_of_dense_algebra(candidate, formed, o
     assert all(far(one, exact) < 5 * bound for one, exact in zip(own, slopes, strict=True))
 
 
-@pytest.mark.usefixtures("trusted")
-def test_by_default_what_fits_a_factor_is_exact_and_one_factor_serves_both_passes(monkeypatch):
-    system, count = System(), []
-    factorise = torch.linalg.cholesky_ex
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *a, **k: count.append(1) or factorise(*a, **k))
-    with autokern.enabled():
-        found = system.matrix(formed=True).solve(system.rhs)
-        own = system.slopes(found)
-    truth, slopes = system.truth()
-    assert len(count) == 1
-    assert far(found, truth) < 1e-10
-    assert all(far(one, exact) < 1e-8 for one, exact in zip(own, slopes, strict=True))
-
-
 @pytest.mark.parametrize("change", ["lengthscale", "noise", "points"])
 def test_what_is_kept_of_a_system_holds_for_its_values_alone(change):
     system = System(wanted=False)
@@ -183,15 +169,6 @@ def test_what_has_no_factor_or_is_no_number_is_stocks_matter():
             assert iterates.called
             with pytest.raises(RuntimeError, match="NaNs encountered"):
                 indefinite.solve(system.rhs * float("nan"))
-
-
-def test_zeros_are_solved_by_zeros_beside_other_columns():
-    system = System(wanted=False)
-    system.rhs[:, 1] = 0
-    with autokern.enabled(), autokern.using(force={"solve": "preconditioned"}):
-        found = system.matrix(formed=False).solve(system.rhs)
-        assert not found[:, 1].any()
-        assert far(found, system.truth()[0]) < 1e-3
 
 
 def test_one_set_of_columns_for_a_batch_of_matrices_is_solved_in_both_passes():

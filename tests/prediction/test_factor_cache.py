@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import math
-import statistics
 import sys
 import threading
-import warnings
 import weakref
 
 import gpytorch
@@ -65,24 +62,6 @@ def narrow(monkeypatch):
 
 
 @often
-@given(
-    start=st.sampled_from([1, 2, 255, 256, 257, 300]),
-    steps=st.lists(st.integers(1, 40), max_size=8),
-    batch=st.sampled_from(BATCHES[:2]),
-)
-def test_rows_appended_many_times_make_the_dense_matrix(start, steps, batch):
-    matrix = lower(start, batch)
-    blocks = RowBlocks(matrix)
-    for seed, q in enumerate(steps):
-        rows = new_rows(blocks.n, q, batch, seed)
-        matrix, blocks = grown(matrix, rows), blocks.appended(rows)
-    assert torch.equal(blocks.dense(), matrix)
-    b = drawn(3, blocks.n)
-    close(blocks.right_transposed(b), b @ matrix.mT)
-    close(blocks.right(b), b @ matrix)
-
-
-@often
 @given(births=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 30)), max_size=12))
 def test_no_child_writes_into_another_of_the_family(births):
     """Whatever the family tree, all members keep their values bit for bit."""
@@ -123,26 +102,6 @@ def test_threads_that_append_to_one_parent_do_not_share_rows():
     in_threads(append, range(16))
     for k, child in children.items():
         assert torch.equal(child.dense()[20:], grown(parent.dense(), rows[k])[20:])
-
-
-@pytest.mark.thin("lead", "batch")
-@pytest.mark.parametrize("batch", BATCHES[:2], ids=str)
-@pytest.mark.parametrize("lead", [(), (2,), (3, 1)], ids=str)
-def test_derivatives_of_products_with_several_strips(batch, lead, narrow):
-    blocks = RowBlocks(lower(6, batch))
-    for q in (1, 2, 3):
-        blocks = blocks.appended(new_rows(blocks.n, q, batch))
-    assert len(blocks._pieces()) > 2
-    b = drawn(*lead, 2, blocks.n).requires_grad_()
-    for product in (blocks.right_transposed, blocks.right):
-        assert torch.autograd.gradcheck(product, b)
-        assert torch.autograd.gradgradcheck(product, b)
-
-
-@pytest.mark.parametrize("product", ["right_transposed", "right"])
-def test_a_matrix_that_wants_gradients_stays_in_one_piece(product, narrow):
-    inputs = lower(11).requires_grad_(), drawn(2, 11).requires_grad_()
-    assert torch.autograd.gradcheck(lambda matrix, b: getattr(RowBlocks(matrix), product)(b), inputs)
 
 
 @pytest.mark.parametrize("product", ["right_transposed", "right"])
@@ -226,13 +185,6 @@ def joined(x, new):
     return torch.cat((x.expand(*lead, -1, -1), new.expand(*lead, -1, -1)), dim=-2)
 
 
-@pytest.mark.parametrize("batch", BATCHES, ids=str)
-@pytest.mark.parametrize("n", [1, 20, 300])
-def test_what_is_known_of_training_data(n, batch):
-    x = points(*batch, n)
-    assert_knows(conditioned(x), noisy(x), x.sum(-1).sin())
-
-
 def test_detached_is_the_same_without_gradients():
     x, new = points(12), points(2, seed=1).requires_grad_()
     plain = conditioned(x)
@@ -265,17 +217,6 @@ def test_duplicates_under_tiny_noise_are_not_appended(dtype, noise, scale):
     assert extended(known, x, other.expand(2, 3), noise, scale) is None
     assert extended(known, x, torch.stack((other, x[:1])), noise, scale) is None
     assert extended(known, x, other, 0.1, scale) is not None
-
-
-@pytest.mark.parametrize(
-    ("dtype", "scale"), [(torch.float64, 0.1), (torch.float64, 1.0), (torch.float32, 1e6)], ids=str
-)
-def test_what_is_negative_by_rounding_is_not_appended_either(dtype, scale):
-    """No jitter may lift what is left of a duplicate over the guard, and none too small for it may be an error."""
-    x = points(10, dtype=dtype)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", gpytorch.utils.warnings.NumericalWarning)
-        assert extended(conditioned(x, 1e-18, scale), x, x[:1], 1e-18, scale) is None
 
 
 class Regression(gpytorch.models.ExactGP):
@@ -381,14 +322,6 @@ def test_a_covariance_that_is_not_positive_definite_raises():
     assert factor_cache.found(kept) is None
 
 
-def test_attached_nothing_means_to_factorise_when_needed():
-    kept = strategy(regression())
-    factor_cache.attach(kept, None, attached=False)
-    assert factor_cache.is_exact(kept)
-    assert factor_cache.found(kept) is None
-    assert not factor_cache.of(kept).grown
-
-
 @pytest.mark.parametrize("detached", [True, False])
 def test_nothing_is_kept_of_a_strategy_that_is_dropped(detached):
     with autokern.enabled(), gpytorch.settings.detach_test_caches(detached):
@@ -417,30 +350,3 @@ def test_memory_is_flat_over_fifty_dropped_models():
                 gc.collect()
                 resident.append(process.memory_info().rss)
     assert resident[-1] - resident[1] < 40 * 2**20  # three matrices of each take 150
-
-
-def test_new_points_lose_no_more_digits_than_the_library_does():
-    """Float32, noise 5e-5 of the variance: medians over draws, against float64 truth of the same matrix."""
-    ours, theirs = [], []
-    x, new = torch.linspace(0, 1, 11), torch.linspace(0, 1, 51)
-    for seed in range(40):
-        scale, lengthscale = (1 + 0.05 * torch.rand(2, generator=torch.Generator().manual_seed(seed))).tolist()
-        y, n = torch.sin(2 * math.pi * x), 5
-
-        def covariance(a, b, scale=scale, lengthscale=lengthscale):
-            return 3.8 * scale * torch.exp(-0.5 * ((a[:, None] - b) / (0.25 * lengthscale)) ** 2)
-
-        k, rows = covariance(x, x) + 2e-4 * torch.eye(11), covariance(new, x)
-        truth = rows.double() @ torch.linalg.solve(k.double(), y.double())
-        old, cross, corner = k[:n, :n], k[n:, :n], k[n:, n:]
-        lower = torch.linalg.cholesky(old)
-        grown = Conditioned(lower, residual=y[:n]).extended(cross, corner, y[n:])
-        root = torch.linalg.solve_triangular(lower, torch.eye(n), upper=False).mT  # gpytorch's get_fantasy_strategy
-        solve, alpha = root @ (root.mT @ cross.mT), torch.cholesky_solve(y[:n, None], lower)
-        schur = torch.linalg.cholesky(corner - cross @ solve)
-        last = torch.cholesky_solve(y[n:, None] - cross @ alpha, schur)
-        library = torch.cat((alpha - solve @ last, last)).squeeze(-1)
-        for errors, found in ((ours, grown.alpha), (theirs, library)):
-            errors.append((rows.double() @ found.double() - truth).abs().max().item())
-    assert statistics.median(ours) <= statistics.median(theirs)
-    assert max(ours) <= 1.2 * max(theirs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import pickle
 from unittest import mock
@@ -10,15 +9,9 @@ from unittest import mock
 import psutil
 import pytest
 import torch
-from gpytorch import kernels, settings
-from gpytorch.kernels import LinearKernel, RBFKernel
 from support.exact_models import (
-    KINDS,
     MODELS,
-    Regression,
-    Several,
     assert_close,
-    assert_stock,
     at,
     change,
     fantasy,
@@ -29,7 +22,6 @@ from support.exact_models import (
     predicted,
     refitted,
     regression,
-    several_at,
     stock_s,
     truth,
 )
@@ -37,20 +29,6 @@ from support.exact_models import (
 from autokern.runtime import dispatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-each_way = pytest.mark.parametrize("fast", [False, True], ids=["solve", "fast"])
-
-
-@pytest.mark.parametrize("learnt", [False, True], ids=["fixed", "fixed and learnt"])
-@pytest.mark.parametrize("options", [{"noise": torch.tensor([0.1, 0.3]).double()}, {}], ids=["noise", "none"])
-@pytest.mark.parametrize("shape", [(2,), (4, 2)])
-@stock_s()
-def test_fantasies_with_noise_of_their_own(shape, options, learnt):
-    model = predicted(regression(likelihood=fixed_noise(learn_additional_noise=learnt)))
-    try:
-        imagined = fantasy(model, points(*shape, seed=7), **options)
-    except RuntimeError as error:
-        return str(error)
-    return moments(imagined(points(6, seed=8))), imagined.likelihood.noise
 
 
 @pytest.mark.parametrize("candidate", ["stock", "rows"])
@@ -97,42 +75,6 @@ def test_fantasies_of_large_models_are_exact_and_take_no_qr():
 
 
 # --- what stays stock, and what is kept -------------------------------------------------------------------------------
-
-
-def grid():
-    x = points(40)[:, :1]
-    kernel = kernels.GridInterpolationKernel(RBFKernel(), grid_size=40, num_dims=1, grid_bounds=[(-0.1, 1.1)])
-    return Regression(x, x.sum(-1).sin(), kernel)
-
-
-STRUCTURED = {
-    "grid": grid,
-    "linear": lambda: regression(kernel=LinearKernel()),
-    **{kind: functools.partial(Several, kind) for kind in KINDS},
-}
-
-
-@each_way
-@pytest.mark.filterwarnings("ignore")  # of stock's grids
-@pytest.mark.parametrize("make", STRUCTURED.values(), ids=STRUCTURED)
-def test_fantasies_of_structured_models_stay_stock(make, fast):
-    def where(model, m, seed):
-        x, *task = several_at(getattr(model, "kind", ""), m, seed)
-        return [x[:, : model.train_inputs[0].shape[-1]], *task]
-
-    def read():
-        torch.manual_seed(0)
-        model = make()
-        model(*where(model, 6, 5))
-        y = torch.arange(1.0, 1 + 2 * model.train_targets[0].numel()).double().view(2, *model.train_targets.shape[1:])
-        try:
-            return moments(model.get_fantasy_model(where(model, 2, 7), y)(*where(model, 6, 8)))
-        except RuntimeError as error:  # of several tasks at each point: stock cannot
-            return str(error)
-
-    with settings.fast_pred_var(fast), torch.no_grad():
-        assert_stock(read)
-    assert "rows" not in dispatch.stats().get("fantasy", {})
 
 
 def test_a_fantasy_keeps_the_hyperparameters_that_its_parent_had():

@@ -36,7 +36,6 @@ from support.exact_models import (
     regression,
     several_at,
     stock_s,
-    truth,
     values,
 )
 from support.fakes import unpickled_without_autokern
@@ -45,7 +44,6 @@ from autokern.core.registry import get
 from autokern.hooks import memory
 from autokern.hooks import prediction as seam
 from autokern.prediction.lazy_covariance import PosteriorCovariance
-from autokern.runtime import dispatch
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -75,22 +73,6 @@ def test_noise_with_a_batch_that_the_kernel_has_not(fixed, candidate):
         return moments(posterior), density, moments(first)
 
 
-@pytest.mark.parametrize("candidate", [n for n in CANDIDATES if n not in ("stock", "state-space")])
-@pytest.mark.parametrize("model", ["ard", "sum", "batch", "float32", "fixed noise"])
-def test_each_candidate_serves_many_points(candidate, model):
-    m = 1100 if candidate == "rows" else 300
-
-    def read():
-        made = MODELS[model]()
-        with torch.no_grad():
-            posterior = made(at(made, m))
-            part = posterior[..., m // 2 : m // 2 + 9]
-            return posterior.mean, posterior.variance, part.variance, part.covariance_matrix
-
-    assert_stock(read, candidate)
-    assert dispatch.stats()["predict"].get(candidate)
-
-
 @pytest.mark.thin
 @each_way
 @each_of_all
@@ -104,39 +86,12 @@ def test_no_prediction_writes_a_setting(fast, candidate, monkeypatch):
         monkeypatch.undo()
 
 
-@pytest.mark.thin
-@each_way
-@pytest.mark.parametrize("m", [9, 301])
-@pytest.mark.parametrize("kind", KINDS)
-@stock_s()
-def test_several_tasks(kind, m, fast):
-    with settings.fast_pred_var(fast):
-        model = Several(kind)
-        x, *more = several_at(kind, m)
-        posterior = model(x.requires_grad_(), *more)
-        (slope,) = torch.autograd.grad(posterior.mean.sum() + posterior.variance.sum(), x)
-        posterior, noisy = model(x, *more), model.likelihood(model(x, *more))
-        parts = [posterior[..., 2:7, :], posterior[..., 1, :]] if kind != "hadamard" else [posterior[2:7]]
-        read = [[d.mean, d.variance, d.covariance_matrix, d.variance] for d in (posterior, noisy, *parts)]
-        return slope, read, posterior.confidence_region()
-
-
 @stock_s(rtol=1e-05, atol=1e-06)
 def test_structured_solves_keep_the_settings_of_the_call():
     model = Several("kronecker")
     with settings.max_cholesky_size(10), settings.eval_cg_tolerance(1e-8):
         posterior = model(points(600, seed=4))
     return posterior.mean, posterior.variance
-
-
-@pytest.mark.parametrize("candidate", ["lazy", "lazy-product"])
-def test_above_800_points_a_prediction_is_exact(candidate):
-    model, x = regression(820), points(12, seed=5)
-    mean, covariance = truth(model, x)
-    with ours(candidate), torch.no_grad():
-        posterior = model(x)
-        found = [posterior.mean, posterior.variance, posterior.covariance_matrix]
-        assert_close(found, [mean, covariance.diagonal(), covariance], rtol=0, atol=1e-8)
 
 
 @each_of_all

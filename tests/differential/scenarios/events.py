@@ -147,6 +147,7 @@ EVENTS = {
     "unknown kernel": lambda see, model: setattr(model, "covar_module", ScaleKernel(LinearKernel()).to(see.dtype)),
     "active dimensions": lambda see, model: setattr(model.covar_module, "active_dims", torch.tensor([1, 0])),
     "constraint": _constraint,
+    "smoothness": lambda see, model: setattr(scaled(model).base_kernel, "nu", 1.5),
     "trained in between": lambda see, model: (model.train() and _outer(see, model)) or model.eval(),
     "forward of the kernel": lambda see, model: _forward(model.covar_module, 2.0),
     "double and back": lambda see, model: model.float().double(),
@@ -167,6 +168,7 @@ SEVEN = ["outputscale setter", "initialize", "data copy", "load_state_dict", "fu
     cases(event=["outputscale setter", "fused SGD", "load_state_dict"], m=1030, fresh=True),
     cases(event=[*SEVEN[2:], "active dimensions", "points through NumPy"], m=300, fresh=True),
     cases(event=["outputscale setter", "load_state_dict"], likelihood=["fixed"], fresh=True),
+    cases(event="smoothness", kernel="scaled matern52", fresh=True),
     cases(event=["outputscale setter", "load_state_dict"], likelihood=["counting"]),
     stale=STALE,
 )

@@ -24,10 +24,12 @@ def fantasised(see: See, model, q: int, shape: str = "one", grad: bool = False, 
 
 
 @scenarios(
-    cases(kernel=["scaled rbf", "scaled matern52", "rbf + matern", "own", "features", *STRUCTURED[:2]]),
+    cases(kernel=["scaled rbf", "scaled matern52", "rbf + matern", "own", "features", *STRUCTURED]),
     cases(kernel=["scaled rbf", "rbf + linear"], shape=["targets", "both"]),
     cases(kernel=["scaled rbf", "rbf + linear"], setting=["fast", "attached"]),
     cases(kernel=["scaled rbf"], likelihood=["fixed", "counting", "louder"]),
+    cases(kernel="scaled rbf", likelihood="fixed and learned", shape=["one", "both"], noise=[True, False]),
+    cases(kernel="scaled rbf", likelihood="fixed", shape=["one", "both"], noise=False),
     cases(kernel=["scaled rbf"], n=[1, 130], q=[1, 5]),
     cases(kernel=["scaled rbf", "own"], dtype="float32", kappa=10.0),
 )
@@ -39,13 +41,15 @@ def grown(
     likelihood: str = "gaussian",
     n: int = 20,
     q: int = 3,
+    noise: bool = True,
 ):
     """A model, its fantasy, what both predict after it."""
     with under(setting):
         model = regression(see, n, kernel, likelihood).eval()
         x = points(see, 6, seed=1)
         _ = model(x).variance
-        more = {"noise": torch.full((q,), 0.3, dtype=see.dtype)} if likelihood == "fixed" else {}
+        given = likelihood.startswith("fixed") and noise
+        more = {"noise": torch.full((q,), 0.3, dtype=see.dtype)} if given else {}
         _, _, other = fantasised(see, model, q, shape, **more)
         see.posterior("grown", other(x))
         see.posterior("once more", other(points(see, 4, seed=2)))

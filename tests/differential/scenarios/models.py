@@ -173,6 +173,11 @@ class Multitask(gpytorch.models.ExactGP):
         return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
+class Independent(Regression):
+    def forward(self, x):
+        return MultitaskMultivariateNormal.from_batch_mvn(super().forward(x))
+
+
 class Hadamard(Regression):
     def forward(self, x, i):
         count("forward")
@@ -189,11 +194,11 @@ class Derivatives(gpytorch.models.ExactGP):
         return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def tasked(see: See, kind: str):
+def tasked(see: See, kind: str, m: int = 5):
     """A model of several outputs, its training inputs and test inputs."""
-    x, z = points(see, 14), points(see, 5, seed=1)
+    x, z = points(see, 14), points(see, m, seed=1)
     if kind == "hadamard":
-        i, j = (torch.arange(14) % 2).unsqueeze(-1), (torch.arange(5) % 2).unsqueeze(-1)
+        i, j = (torch.arange(14) % 2).unsqueeze(-1), (torch.arange(m) % 2).unsqueeze(-1)
         model = Hadamard((x, i), values(x), GaussianLikelihood(), ConstantMean(), ScaleKernel(RBFKernel()))
         model.task_module = IndexKernel(num_tasks=2, rank=1)
         torch.nn.init.constant_(model.task_module.covar_factor, 0.7)
@@ -202,6 +207,10 @@ def tasked(see: See, kind: str):
         y = torch.stack((values(x), x[:, 0], x[:, 1]), -1)
         return Derivatives(x, y, MultitaskGaussianLikelihood(3)).to(see.dtype), (x,), (z,)
     y = torch.stack((values(x), -x[:, 0]), -1)
+    if kind == "independent":
+        two = torch.Size([2])
+        mean, kernel = ConstantMean(batch_shape=two), ScaleKernel(RBFKernel(batch_shape=two), batch_shape=two)
+        return Independent(x, y, MultitaskGaussianLikelihood(2), mean, kernel).to(see.dtype), (x,), (z,)
     kernels = {
         "kronecker": lambda: MultitaskKernel(RBFKernel(), num_tasks=2, rank=1),
         "lcm": lambda: LCMKernel([RBFKernel(), MaternKernel(1.5)], num_tasks=2, rank=1),
@@ -216,15 +225,16 @@ def tasked(see: See, kind: str):
 
 @scenarios(
     cases(
-        kind=["hadamard", "kronecker", "lcm", "kronecker of own", "derivatives"],
+        kind=["hadamard", "kronecker", "independent", "lcm", "kronecker of own", "derivatives"],
         setting=["defaults", "fast", "attached"],
         kappa=10.0,
     ),
+    cases(kind=["hadamard", "kronecker", "independent"], m=301, kappa=10.0),
     cases(kind=["hadamard", "kronecker"], dtype="float32", kappa=10.0),
 )
-def several_outputs(see: See, kind: str, setting: str = "defaults"):
+def several_outputs(see: See, kind: str, setting: str = "defaults", m: int = 5):
     with under(setting):
-        model, inputs, others = tasked(see, kind)
+        model, inputs, others = tasked(see, kind, m)
         model.train()
         loss = -ExactMarginalLogLikelihood(model.likelihood, model)(model(*inputs), model.train_targets)
         see("loss", loss)
@@ -233,10 +243,13 @@ def several_outputs(see: See, kind: str, setting: str = "defaults"):
         see.posterior("posterior", p)
         see.grads("variance", p.variance.sin(), model)
         see("sample", p.rsample(base_samples=normals(see, *p.mean.shape)))
+        see.posterior("noisy", model.likelihood(model(*others), *others[1:]))
+        part = model(*others)[2:4] if kind == "hadamard" else model(*others)[..., 2:4, :]
+        see.posterior("part", part)
 
 
 @scenarios(
-    cases(kind=["hadamard", "kronecker"], what=["changed", "fantasy"]),
+    cases(kind=["hadamard", "kronecker", "independent"], what=["changed", "fantasy"]),
     stale="stock keeps the caches of the mean: those, or a fresh model's",
 )
 def several_outputs_after(see: See, kind: str, what: str):
