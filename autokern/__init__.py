@@ -35,7 +35,7 @@ else:
             from autokern.evaluation.compared import load_ipython_extension as load_ipython_extension
             from autokern.evaluation.served import Served, explain
             from autokern.hooks.install import disable, enable, enabled, is_enabled, status
-            from autokern.model import originals as _originals  # noqa: F401  (before any hook is installed)
+            from autokern.model import libraries as _libraries  # noqa: F401  (before any hook is installed)
             from autokern.runtime.api import Explanation, op, profile
             from autokern.runtime.dispatch import stats, using
             from autokern.runtime.ranks import ranks

@@ -72,7 +72,7 @@ def run(script: Path, off: str, threads: int, trace: bool = False) -> Any:
 def reached(script: Path, threads: int, asked: Sequence[str] = ()) -> list[str]:
     """Return the parts that a program reaches, of those that are asked for, if any are."""
     _, files, served = run(script, "", threads, trace=True)
-    start, machinery = f"{PACKAGE}{os.sep}hooks{os.sep}", {"__init__", "install", "bypass", "origin"}
+    start, machinery = f"{PACKAGE}{os.sep}hooks{os.sep}", {"__init__", "install", "bypass"}
     within = {file[len(start) : -len(".py")].replace(os.sep, ".") for file in files if file.startswith(start)}
     hooks = [f"hooks/{file}" for file in sorted(within - machinery)]
     ops = {op: [name for name in by if name != "stock"] for op, by in served.items()}

@@ -79,7 +79,7 @@ TRAINING = """
 """
 PREDICTION = """
   hooks/prediction.py: _get_test_prior_mean_and_covariances | ours _new_and_cross | leaves covariances unformed
-  hooks/origin.py: ours | serves adopt | checks by value that the model has not changed
+  hooks/strategies.py: ours | serves adopt | checks by value that the model has not changed
   hooks/prediction.py: _exact_prediction | Query _dispatch_predict | describes the call as one `Query`
   runtime/dispatch.py: route | key_of memo entry run | looks up the key; a new one is decided as above
   ops/predict.py: _kept | _factor evaluated deferred | is the candidate `lazy`: a mean now, a covariance later

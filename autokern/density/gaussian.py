@@ -20,7 +20,7 @@ from autokern.density.matrices import LOG_2_PI, factorised, inverted, log_densit
 from autokern.kernels import tree as trees
 from autokern.kernels.matrix import Blocks, bytes_on, row_blocks
 from autokern.kernels.tree import Parts, Tree, apart, centre_of, flattened
-from autokern.model.originals import psd_safe_cholesky
+from autokern.model.libraries import psd_safe_cholesky
 from autokern.system import memory, threads
 
 Inverse = Callable[[torch.Tensor], torch.Tensor]

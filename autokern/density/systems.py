@@ -18,7 +18,7 @@ from autokern.core.decision import Solved, note
 from autokern.density.block_cg import Product, UnfitError, product_with, still_needed
 from autokern.density.preconditioners import Kept
 from autokern.kernels.tree import Tree, apart
-from autokern.model.library_orders import LONGEST
+from autokern.model.libraries import LONGEST
 
 _ROUNDS = 3
 """Most restarts from the solution so far, if rounding made the iteration inaccurate."""

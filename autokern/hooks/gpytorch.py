@@ -29,9 +29,8 @@ from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, is_enabled, stock_of
 from autokern.kernels.tree import family_name
-from autokern.model import marginal, memoized, originals
-from autokern.model.library_orders import EXACT, regime
-from autokern.model.originals import density
+from autokern.model import libraries, marginal, memoized
+from autokern.model.libraries import EXACT, density, regime
 from autokern.runtime.dispatch import forced, route
 
 _dispatch = route("kernel_matrix", looked=True)
@@ -45,12 +44,8 @@ _ENOUGH = 0.15
 """Seconds of forward passes of a marginal likelihood before it is recorded, which takes some 40 ms."""
 _ENOUGH_VARIATIONAL = 0.03
 """The same of variational ones, whose model and backward pass take longer."""
-_stock_several = stock_of(MultiDeviceKernel, "forward")
-_stock_log_prob = stock_of(MultivariateNormal, "log_prob")
 _stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
 _Approximate: Any = VariationalELBO.__base__
-_stock_approximate = stock_of(ApproximateGP, "__call__")
-_stock_variational = stock_of(_Approximate, "forward")
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,7 +92,7 @@ def _hooked(kind: type) -> None:
 def _several(self: Any, x1: Any, x2: Any, diag: bool = False, **kwargs: Any) -> Any:
     """Compute by the base kernel, inside of candidates too, where there is no device: gpytorch fails there."""
     if type(self) is not MultiDeviceKernel or self.device_ids or not is_enabled():
-        return _stock_several(self, x1, x2, diag=diag, **kwargs)
+        return _several.__wrapped__(self, x1, x2, diag=diag, **kwargs)
     if self.module.active_dims is None:
         return self.module.forward(x1, x2, diag=diag, **kwargs)
     with gpytorch.settings.lazily_evaluate_kernels(False):
@@ -109,10 +104,10 @@ def _log_prob(self: Any, value: Any) -> Any:
     found = None if self._validate_args or stay_out_of_models() else _described(self)
     # a covariance that has served before: stock caches its factor, so there the next density is cheap
     if found is None or "_autokern_asked" in self._covar.__dict__ or memoized.names(self._covar):
-        return _stock_log_prob(self, value)
+        return _log_prob.__wrapped__(self, value)
     self._covar._autokern_asked = True
     result = found(value)
-    return _stock_log_prob(self, value) if result is None else result
+    return _log_prob.__wrapped__(self, value) if result is None else result
 
 
 @unless_it_fails
@@ -136,7 +131,7 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
         covariance = dense.lazy.evaluate_kernel()  # as in stock; it may be a structured operator
         if covariance.__class__ is not DenseLinearOperator or not density.holds():
             return None
-        plainly, k = lambda *_: _stock_log_prob(dense.noisy(), value), covariance.tensor
+        plainly, k = lambda *_: _log_prob.__wrapped__(dense.noisy(), value), covariance.tensor
         return _dispatch_dense(plainly, k, dense.noise, distribution.loc, value)
 
     return of
@@ -192,25 +187,25 @@ def _repeats(model: Any) -> bool:
 @hook(ApproximateGP, "__call__", relies=None)
 def _approximate(self: Any, inputs: Any, prior: Any = False, **kwargs: Any) -> Any:
     if prior or kwargs or not self.training or not _repeats(self) or stay_out_of_models():
-        return _stock_approximate(self, inputs, prior=prior, **kwargs)
+        return _approximate.__wrapped__(self, inputs, prior=prior, **kwargs)
     from autokern.hooks.later import variational
 
-    return variational.called(self, _stock_approximate, inputs)
+    return variational.called(self, _approximate.__wrapped__, inputs)
 
 
 @hook(_Approximate, "forward", relies=None)
 def _variational(self: Any, approximate_dist_f: Any, target: Any, **kwargs: Any) -> Any:
     model = self.model
     if kwargs or not isinstance(model, ApproximateGP) or stay_out_of_models():
-        return _stock_variational(self, approximate_dist_f, target, **kwargs)
+        return _variational.__wrapped__(self, approximate_dist_f, target, **kwargs)
     if not _repeats(model):
         began = time.thread_time()
-        found = _stock_variational(self, approximate_dist_f, target)
+        found = _variational.__wrapped__(self, approximate_dist_f, target)
         _spent.put(model, (_spent.get(model) or 0.0) + time.thread_time() - began)
         return found
     from autokern.hooks.later import variational
 
-    return variational.loss(self, _stock_variational, _stock_approximate, approximate_dist_f, target)
+    return variational.loss(self, _variational.__wrapped__, _approximate.__wrapped__, approximate_dist_f, target)
 
 
 def _objective(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
@@ -269,7 +264,7 @@ def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
     plain = type(likelihood) is GaussianLikelihood and type(distribution) is MultivariateNormal
     if not plain or type(likelihood.noise_covar) is not HomoskedasticNoise:
         return None
-    if gpytorch.settings.observation_nan_policy.value() != "ignore" or not originals.noise_in_place(likelihood):
+    if gpytorch.settings.observation_nan_policy.value() != "ignore" or not libraries.noise_in_place(likelihood):
         return None
     noise: torch.Tensor = likelihood.noise_covar.noise
     return noise

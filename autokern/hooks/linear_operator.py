@@ -18,18 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from linear_operator import operators, utils
 from linear_operator import settings as library
-from linear_operator import utils
-from linear_operator.operators import (
-    AddedDiagLinearOperator,
-    ConstantMulLinearOperator,
-    DenseLinearOperator,
-    LinearOperator,
-    LowRankRootLinearOperator,
-    MatmulLinearOperator,
-    RootLinearOperator,
-    SumLinearOperator,
-)
+from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
 
 from autokern.core.errors import unless_it_fails
@@ -38,9 +29,8 @@ from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.kernels.embedded import Embedded
 from autokern.model import memoized
-from autokern.model.library_orders import EXACT, ORDERED, ROOT, SOLVE, as_now, regime
-from autokern.model.marginal import is_unstructured
-from autokern.model.originals import DENSITY, MEMORY
+from autokern.model.libraries import DENSITY, EXACT, MEMORY, ORDERED, ROOT, SOLVE, as_now, regime
+from autokern.model.marginal import is_unstructured, kinds_of_terms
 from autokern.runtime.dispatch import route
 from autokern.runtime.memo import floor_of
 
@@ -59,26 +49,20 @@ _dispatch_solve = route("solve", looked=True)
 
 _small_cholesky, _small_qr = (floor_of(op).covers for op in ("cholesky", "qr"))
 
-_stock_cholesky = stock_of(_cholesky_module, "_psd_safe_cholesky")
-_stock_qr = stock_of(qr_module, "stable_qr")
-_stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
 _solve_module: Any = sys.modules.get("linear_operator.functions._solve")
-_stock_solve = stock_of(_solve_module, "_solve")
-_stock_solve_backward = stock_of(_solve_module.Solve, "backward")
-_stock_add_low_rank = stock_of(LinearOperator, "add_low_rank")
 
 
 @hook(_cholesky_module, "_psd_safe_cholesky", idle=lambda A, *_, **__: _small_cholesky(A))
 def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max_tries: int | None = None) -> Any:
     if out is not None or stay_out():
-        return _stock_cholesky(A, out=out, jitter=jitter, max_tries=max_tries)
+        return _psd_safe_cholesky.__wrapped__(A, out=out, jitter=jitter, max_tries=max_tries)
     return _dispatch_cholesky(A, jitter, max_tries)
 
 
 @hook(qr_module, "stable_qr", idle=lambda mat, *_, **__: _small_qr(mat))
 def _stable_qr(mat: Any) -> Any:
     if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
-        return _stock_qr(mat)
+        return _stable_qr.__wrapped__(mat)
     q, r = _dispatch_qr(mat)
     diagonal = r.diagonal(dim1=-2, dim2=-1)
     tiny = diagonal.abs() < _TINY
@@ -89,7 +73,7 @@ def _stable_qr(mat: Any) -> Any:
 
 
 for _importing in (utils, sys.modules.get("linear_operator.utils.pinverse")):
-    if stock_of(_importing, "stable_qr") is _stock_qr:
+    if stock_of(_importing, "stable_qr") is _stable_qr.__wrapped__:
         hook(_importing, "stable_qr", relies=None)(_stable_qr)
 
 
@@ -102,12 +86,12 @@ def _inv_quad_logdet(
     self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
 ) -> Any:
     if stay_out() or _factorised_already(self):
-        return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
+        return _inv_quad_logdet.__wrapped__(self, inv_quad_rhs, logdet, reduce_inv_quad)
     exact = regime(self.size(-1)) == EXACT
     lazy = any(p.__class__.__name__ == "LazyEvaluatedKernelTensor" for p in (self, *self._args))
     evaluated = self.evaluate_kernel() if lazy else self
     if _factorised_already(evaluated) or not is_unstructured(evaluated):
-        return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
+        return _inv_quad_logdet.__wrapped__(self, inv_quad_rhs, logdet, reduce_inv_quad)
     return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), exact)
 
 
@@ -137,7 +121,7 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
     out = stay_out() or regime(linear_op.size(-1), SOLVE) == EXACT
     kernel = None if out else _kernel_of(linear_op)
     if out or (kernel is None and not is_unstructured(linear_op)):
-        return _stock_solve(linear_op, rhs)
+        return _solve.__wrapped__(linear_op, rhs)
     if rhs.dim() < linear_op.dim():  # all matrices of a batch share them, as in backward passes
         rhs = rhs.expand(*linear_op.batch_shape, *rhs.shape[-2:])
     return _dispatch_solve(linear_op, rhs, kernel)
@@ -146,7 +130,7 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
 @unless_it_fails
 def _kernel_of(operator: Any) -> Embedded | None:
     """Return the kernel of a matrix-free covariance plus noise, None for any other operator."""
-    if operator.__class__ is not AddedDiagLinearOperator or operator.preconditioner_override is not None:
+    if operator.__class__ is not operators.AddedDiagLinearOperator or operator.preconditioner_override is not None:
         return None
     covariance = operator._linear_op
     if covariance.__class__ is not MatrixFreeKernelOperator or not covariance._same or operator.dim() > 2:
@@ -165,18 +149,11 @@ def _solve_backward(ctx: Any, grad_output: Any) -> Any:
     before = _reuse.operator
     _reuse.operator = None if stay_out() else getattr(ctx, "_linear_op", None)
     try:
-        return _stock_solve_backward(ctx, grad_output)
+        return _solve_backward.__wrapped__(ctx, grad_output)
     finally:
         _reuse.operator = before
 
 
-_TERMS = {
-    DenseLinearOperator,
-    LowRankRootLinearOperator,
-    MatmulLinearOperator,
-    RootLinearOperator,
-}
-"""Operators that hold tensors only, no kernel that is still to be evaluated."""
 _KEYS = tuple((name, (), pickle.dumps({})) for name in ("root_decomposition", "root_inv_decomposition"))
 _CACHE = "_memoize_cache"
 
@@ -207,15 +184,15 @@ class _Roots(dict[Any, Any]):
 @hook(LinearOperator, "add_low_rank", relies=MEMORY)
 def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> Any:
     if args or kwargs or stay_out_of_operators() or not _waits(self):
-        return _stock_add_low_rank(self, low_rank_mat, *args, **kwargs)
+        return _add_low_rank.__wrapped__(self, low_rank_mat, *args, **kwargs)
     rootless = copy.copy(self)
     rootless.__dict__[_CACHE] = {}
-    total = _stock_add_low_rank(rootless, low_rank_mat, generate_roots=False)
+    total = _add_low_rank.__wrapped__(rootless, low_rank_mat, generate_roots=False)
     graph, as_then = torch.is_grad_enabled(), as_now()
 
     def compute() -> dict[Any, Any]:
         with torch.set_grad_enabled(graph), as_then():
-            found: dict[Any, Any] = _stock_add_low_rank(self, low_rank_mat).__dict__[_CACHE]
+            found: dict[Any, Any] = _add_low_rank.__wrapped__(self, low_rank_mat).__dict__[_CACHE]
         return found
 
     total.__dict__[_CACHE] = _Roots(compute)
@@ -224,9 +201,42 @@ def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> An
 
 def _waits(operator: Any) -> bool:
     """Whether the roots of a sum may be deferred; never iterations that the user ordered: they draw random numbers."""
-    terms = operator.linear_ops if type(operator) is SumLinearOperator else (operator,)
-    held = (t.base_linear_op if type(t) is ConstantMulLinearOperator else t for t in terms)
-    known = type(operator) in (SumLinearOperator, DenseLinearOperator) and all(type(t) in _TERMS for t in held)
-    if not known or regime(operator.shape[-1], ROOT) == ORDERED:
+    if not kinds_of_terms(operator) or regime(operator.shape[-1], ROOT) == ORDERED:
         return False
     return type(operator.__dict__.get(_CACHE)) is _Roots or not memoized.names(operator)
+
+
+@hook(LinearOperator, "_mul_matrix", relies=MEMORY)
+def _mul_matrix(self: Any, other: Any) -> Any:
+    """Multiply matrix-free operators and tables of task covariances element by element without approximation."""
+    if stay_out():
+        return _mul_matrix.__wrapped__(self, other)
+    one, two = self.evaluate_kernel(), other.evaluate_kernel()
+    if isinstance(one, MatrixFreeKernelOperator):
+        return one._mul_matrix(two)
+    if isinstance(two, MatrixFreeKernelOperator):
+        return two._mul_matrix(one)
+    if one.__class__ is DenseLinearOperator and (entries := _looked_up(two)) is not None:
+        return DenseLinearOperator(one.tensor * entries)
+    if two.__class__ is DenseLinearOperator and (entries := _looked_up(one)) is not None:
+        return DenseLinearOperator(entries * two.tensor)
+    return _mul_matrix.__wrapped__(one, two)
+
+
+def _looked_up(operator: Any) -> torch.Tensor | None:
+    """Return the exact matrix of an operator that looks up entries of a table (task covariances), else None."""
+    if operator.__class__ is not operators.InterpolatedLinearOperator:
+        return None
+    base, left, right = operator.base_linear_op, operator.left_interp_indices, operator.right_interp_indices
+    table = base.tensor if base.__class__ is DenseLinearOperator else None
+    if type(table) is not torch.Tensor or table.dim() != 2 or not table.is_cpu:
+        return None
+    if left.dim() != 2 or left.shape[1] != 1 or right.dim() != 2 or right.shape[1] != 1:
+        return None
+    weights = operator.left_interp_values, operator.right_interp_values
+    if any(w.requires_grad or bool((w != 1).any()) for w in weights):
+        return None
+    try:
+        return table.index_select(0, left[:, 0]).index_select(1, right[:, 0])
+    except (IndexError, RuntimeError):  # stock raises its own error for an invalid index
+        return None

@@ -1,7 +1,9 @@
 """Guards before the calls that allocate most, and matrix-free models: a result that cannot fit is replaced or refused.
 
 Without a guard, a matrix that is too large is filled page by page until the system kills the process. A guard reads the
-available memory only where it predicts `memory.LARGE` bytes or more, and its prediction is a lower bound.
+available memory only where it predicts `memory.LARGE` bytes or more. Its prediction is a lower bound: unknown parts
+count zero, and kernels count as the candidate of `kernel_matrix` with the least memory. The counts of matrices follow
+the libraries' code and were measured by ``calibration/memory.py``.
 
 A `MatrixFreeKernelOperator` replaces a kernel matrix where the dense matrix does not fit the memory, where the chosen
 candidate forms no matrix, where the user forces `kernel_matmul` to a candidate other than stock, and for gpytorch's
@@ -12,11 +14,11 @@ The hook of `evaluate_kernel` also restores the active dimensions of a kernel th
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel
-from gpytorch.kernels.keops.keops_kernel import KeOpsKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel, SpectralMixtureKernel
+from gpytorch.kernels.keops import keops_kernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.settings import use_keops
 from linear_operator import operators
@@ -32,10 +34,10 @@ from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.kernels import tree as trees
-from autokern.model import footprint, memoized
-from autokern.model.library_orders import EXACT, ITERATIVE, SOLVE, is_default_size, regime
+from autokern.kernels.family import family
+from autokern.model import memoized
+from autokern.model.libraries import EXACT, ITERATIVE, MEMORY, SOLVE, is_default_size, regime
 from autokern.model.marginal import trivial
-from autokern.model.originals import MEMORY
 from autokern.runtime import dispatch
 from autokern.system import memory
 
@@ -43,9 +45,7 @@ _FACTORISED = 4
 """Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
 _ITERATED = 2**14
 """Number of points from which iterations take a tenth of a factorisation's time for a mean."""
-_stock_mul_matrix = stock_of(operators.LinearOperator, "_mul_matrix")
 _stock_evaluate_kernel = stock_of(LazyEvaluatedKernelTensor, "evaluate_kernel")
-_stock_covar_dist = stock_of(Kernel, "covar_dist")
 
 
 def too_large(lazy: Any) -> bool:
@@ -65,7 +65,7 @@ def is_iterated(lazy: Any, large: bool) -> bool:
 
 
 def _has_keops(kernel: Any) -> bool:
-    if isinstance(kernel, KeOpsKernel):
+    if isinstance(kernel, keops_kernel.KeOpsKernel):
         return True
     return any(isinstance(part, Kernel) and _has_keops(part) for part in kernel.__dict__["_modules"].values())
 
@@ -78,7 +78,7 @@ def _iterates(lazy: Any) -> bool:
 
 def _fits(lazy: Any) -> bool:
     """Whether the matrix fits the memory, with two more for the backward pass if gradients are needed."""
-    need = footprint.of_dense(lazy).peak
+    need = matrices_of(lazy).peak
     if torch.is_grad_enabled() and any(t.requires_grad for t in (lazy.x1, lazy.x2, *lazy.kernel.parameters())):
         need += 2
     return memory.fits(int(need * lazy.shape.numel()) * lazy.dtype.itemsize, lazy.device)
@@ -102,42 +102,6 @@ def _supported(lazy: Any) -> bool:
     return get("kernel_matmul").problem_of(lazy.kernel, lazy.x1, lazy.x2, lazy.x2[..., :1]) is not None
 
 
-@hook(operators.LinearOperator, "_mul_matrix", relies=MEMORY)
-def _mul_matrix(self: Any, other: Any) -> Any:
-    """Multiply matrix-free operators and tables of task covariances element by element without approximation."""
-    if stay_out():
-        return _stock_mul_matrix(self, other)
-    one, two = self.evaluate_kernel(), other.evaluate_kernel()
-    if isinstance(one, MatrixFreeKernelOperator):
-        return one._mul_matrix(two)
-    if isinstance(two, MatrixFreeKernelOperator):
-        return two._mul_matrix(one)
-    if one.__class__ is operators.DenseLinearOperator and (entries := _looked_up(two)) is not None:
-        return operators.DenseLinearOperator(one.tensor * entries)
-    if two.__class__ is operators.DenseLinearOperator and (entries := _looked_up(one)) is not None:
-        return operators.DenseLinearOperator(entries * two.tensor)
-    return _stock_mul_matrix(one, two)
-
-
-def _looked_up(operator: Any) -> torch.Tensor | None:
-    """Return the exact matrix of an operator that looks up entries of a table (task covariances), else None."""
-    if operator.__class__ is not operators.InterpolatedLinearOperator:
-        return None
-    base, left, right = operator.base_linear_op, operator.left_interp_indices, operator.right_interp_indices
-    table = base.tensor if base.__class__ is operators.DenseLinearOperator else None
-    if type(table) is not torch.Tensor or table.dim() != 2 or not table.is_cpu:
-        return None
-    if left.dim() != 2 or left.shape[1] != 1 or right.dim() != 2 or right.shape[1] != 1:
-        return None
-    weights = operator.left_interp_values, operator.right_interp_values
-    if any(w.requires_grad or bool((w != 1).any()) for w in weights):
-        return None
-    try:
-        return table.index_select(0, left[:, 0]).index_select(1, right[:, 0])
-    except (IndexError, RuntimeError):  # stock raises its own error for an invalid index
-        return None
-
-
 _WORTH_A_LOOK = 2**17
 """Elements below which no guard is needed: `memory.LARGE` is 64 such matrices in double precision."""
 
@@ -146,7 +110,7 @@ _WORTH_A_LOOK = 2**17
 def needed(operator: Any) -> int:
     """Return a lower bound of the bytes for an operator's dense matrix, None if it cannot be read."""
     itemsize: int = operator.dtype.itemsize
-    return int(footprint.of_dense(operator).peak * operator.shape.numel()) * itemsize
+    return int(matrices_of(operator).peak * operator.shape.numel()) * itemsize
 
 
 def _guard(position: str, operator: Any) -> None:
@@ -222,12 +186,12 @@ def _covar_dist(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_bat
     try:
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # type: ignore[no-untyped-call]
     except caught(RuntimeError):  # of mismatched shapes; the library raises its own error
-        return _stock_covar_dist(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **more)
+        return _covar_dist.__wrapped__(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **more)
     matrices = batch.numel() * (x1.shape[-1] if last_dim_is_batch else 1)
     need = matrices * x1.shape[-2] * x2.shape[-2] * x1.element_size()
     points = f"{x1.shape[-2]} x {x2.shape[-2]} points, {x1.shape[-1]} dimensions"
     _refuse_beyond(need, f"covar_dist of {type(self).__name__}, {points}", x1, of_kernel=True)
-    return _stock_covar_dist(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **more)
+    return _covar_dist.__wrapped__(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **more)
 
 
 def _guard_dense(kind: type) -> None:
@@ -249,3 +213,81 @@ _HOLD = ("CholLinearOperator", "DenseLinearOperator", "SumBatchLinearOperator", 
 for _kind in (MatrixFreeKernelOperator, *vars(operators).values()):
     if isinstance(_kind, type) and "to_dense" in vars(_kind) and _kind.__name__ not in _HOLD:
         _guard_dense(_kind)
+
+
+class Matrices(NamedTuple):
+    """Number of matrices that a computation allocates."""
+
+    peak: float  # during the computation
+    live: float  # after it: the result, and tensors that autograd keeps
+
+
+_NOTHING = Matrices(0, 0)
+
+
+def matrices_of(operator: Any) -> Matrices:
+    """Return the matrices held while `to_dense` of an operator runs."""
+    kind = type(operator)
+    kept = memoized.names(operator)
+    if "kernel_eval" in kept or any(name.endswith("to_dense") for name in kept):
+        return _NOTHING
+    if isinstance(operator, (operators.DiagLinearOperator, operators.IdentityLinearOperator)):
+        return Matrices(1, 1)  # before triangular ones: a diagonal is one
+    if isinstance(operator, (operators.DenseLinearOperator, operators.TriangularLinearOperator)):
+        return _NOTHING
+    if kind is LazyEvaluatedKernelTensor:
+        x1, x2 = operator.x1, operator.x2
+        grad = operator._is_grad_enabled and operator.requires_grad
+        d = 1 if operator.last_dim_is_batch else x1.shape[-1]
+        return _of_kernel(operator.kernel, d, grad, keops_kernel._use_keops(x1, x2))
+    if kind.to_dense is operators.SumLinearOperator.to_dense:
+        peak = live = 0.0
+        for number, part in enumerate(operator.linear_ops):
+            inner = matrices_of(part)
+            peak = max(peak, live + inner.peak, live + inner.live + 1)
+            live += inner.live + (number == 0)
+        return Matrices(peak, live)
+    if kind is operators.ConstantMulLinearOperator:
+        inner = matrices_of(operator.base_linear_op)
+        return Matrices(max(inner.peak, inner.live + 1), inner.live + 1)
+    return Matrices(2, 1) if kind.to_dense is operators.LinearOperator.to_dense else Matrices(1, 1)
+
+
+def _of_kernel(kernel: Kernel, d: int, grad: bool, keops: bool) -> Matrices:
+    """Return the matrices of a kernel with `d` active dimensions; `keops` says whether KeOps runs."""
+    if (name := trees.family_name(kernel)) is not None:
+        of = family(name)
+        return Matrices(2, 2) if grad and of.shape is None and not of.slope_is_value else Matrices(1, 1)
+    kind = type(kernel)
+    if kind is ScaleKernel:
+        inner = _of_kernel(kernel.base_kernel, d, grad, keops)
+        scaled = Matrices(max(inner.peak, inner.live + 1), inner.live + 1 if grad else 1)
+        return scaled if inner.peak else _NOTHING
+    if kind in (AdditiveKernel, ProductKernel):
+        dimensions = [d if part.active_dims is None else len(part.active_dims) for part in kernel.kernels]
+        parts = [_of_kernel(k, own, grad, keops) for k, own in zip(kernel.kernels, dimensions, strict=True)]
+        return _combined(parts, grad, kind is ProductKernel)
+    if kind is SpectralMixtureKernel:  # grids of all mixtures, points and dimensions
+        grid = kernel.num_mixtures * d
+        return Matrices(6 * grid + d, 5 * grid + d + 1) if grad else Matrices(4 * grid + d, 1)
+    if isinstance(kernel, keops_kernel.KeOpsKernel) and not keops:  # all differences, and their squares
+        return Matrices(2 * d, 1)
+    return _NOTHING
+
+
+def _combined(parts: list[Matrices], grad: bool, product: bool) -> Matrices:
+    """Return the matrices of a sum or product that is evaluated part after part, with operands and results."""
+    if _NOTHING in parts:  # a part stays lazy, so no dense sum is formed
+        return Matrices(max(part.peak for part in parts), 0)
+    (peak, live), kept = parts[0], _kept_of_sums(parts[0])
+    for part in parts[1:]:
+        peak = max(peak, live + part.peak, live + part.live + 1)
+        kept += _kept_of_sums(part)
+        with_gradients = live + part.live + 1 if product else kept + 1
+        live = with_gradients if grad else 1.0
+    return Matrices(peak, live)
+
+
+def _kept_of_sums(part: Matrices) -> float:
+    """Return the matrices that autograd keeps of an operand after a sum, whose backward reads no operands."""
+    return max(1.0, part.live - 1)

@@ -35,14 +35,13 @@ from linear_operator.operators import (
 from autokern.core.autograd import has_duals
 from autokern.core.errors import left, unless_it_fails
 from autokern.core.state import Beside
-from autokern.hooks import later, origin
+from autokern.hooks import later, strategies
 from autokern.hooks.bypass import stay_out, stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.model import memoized
 from autokern.model.arrays import UnreadError
 from autokern.model.forwards import parts_of
-from autokern.model.library_orders import EXACT, SOLVE, regime
-from autokern.model.originals import ALGEBRA, MEMORY
+from autokern.model.libraries import ALGEBRA, EXACT, MEMORY, SOLVE, regime
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import Posterior
 from autokern.runtime.dispatch import route
@@ -56,9 +55,6 @@ _left_alone = Beside[bool]()
 False: a fantasy that has predicted once. Most predict no more, so it is read at the second prediction.
 """
 _DTYPES = torch.float32, torch.float64
-_stock = stock_of(ExactGP, "__call__")
-_stock_apply = stock_of(ExactGP, "_apply")
-_stock_rsample = stock_of(MultivariateNormal, "rsample")
 
 
 @hook(ExactGP, "__call__", relies=None)
@@ -67,8 +63,8 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     plain = len(args) == 1 and not kwargs and not self.training
     found = _read(self, args[0]) if plain else None
     if found is None:
-        return _stock(self, *args, **kwargs)
-    return _dispatch(found, args[0], functools.partial(_stock, self))
+        return _call.__wrapped__(self, *args, **kwargs)
+    return _dispatch(found, args[0], functools.partial(_call.__wrapped__, self))
 
 
 @unless_it_fails
@@ -82,7 +78,7 @@ def _read(model: Any, x: torch.Tensor) -> Posterior | None:
             parts_of(type(model))  # a cheap test before the strategy is read
         except UnreadError:
             return None
-    strategy = origin.ours(model)
+    strategy = strategies.ours(model)
     if strategy is None:
         _left_alone.put(model.prediction_strategy, True)
         return None
@@ -146,12 +142,12 @@ _RELIES = (
 def _apply(self: Any, fn: Any) -> Any:
     if getattr(fn, "__code__", None) in _CONVERSIONS and not stay_out() and _is_converted(self, fn):
         return self
-    return _stock_apply(self, fn)
+    return _apply.__wrapped__(self, fn)
 
 
 _CONVERSIONS = [c for c in torch.nn.Module.to.__code__.co_consts if getattr(c, "co_name", "") == "convert"]
 """The code of the inner function by which `torch.nn.Module.to` converts a tensor."""
-_APPLIES = (torch.nn.Module._apply, Interval._apply, FixedGaussianNoise._apply, _stock_apply, _apply)
+_APPLIES = (torch.nn.Module._apply, Interval._apply, FixedGaussianNoise._apply, _apply.__wrapped__, _apply)
 
 
 @unless_it_fails
@@ -195,7 +191,7 @@ _root, _factor = LinearOperator.root_decomposition, stock_of(_linear_operator, "
 @hook(MultivariateNormal, "rsample", relies=_OF_SAMPLES)
 def _rsample(self: Any, sample_shape: Any = _NO_SHAPE, base_samples: Any = None) -> Any:
     found = None if base_samples is None or type(self) not in _KINDS or stay_out() else _drawn(self, base_samples)
-    return _stock_rsample(self, sample_shape, base_samples) if found is None else found
+    return _rsample.__wrapped__(self, sample_shape, base_samples) if found is None else found
 
 
 @unless_it_fails

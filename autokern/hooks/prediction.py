@@ -1,7 +1,7 @@
 """Hooks into gpytorch's exact prediction: test covariances stay lazy, caches share one factor, fantasies extend it.
 
 Only `DefaultPredictionStrategy` itself is served. Strategies of structured kernels, models that override a step, and
-strategies whose inputs are unknown (`origin`) run the library's code.
+strategies whose inputs are unknown (`strategies`) run the library's code.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from linear_operator.operators import to_linear_operator
 
 from autokern.core.errors import unless_it_fails
 from autokern.core.state import inside
-from autokern.hooks import iterated, origin
+from autokern.hooks import strategies
 from autokern.hooks.bypass import stay_out_of_models
-from autokern.hooks.install import hook, stock_of
+from autokern.hooks.install import hook
 from autokern.model import memoized
-from autokern.model.library_orders import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, regime
+from autokern.model.libraries import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, fantasy, prediction, regime
 from autokern.model.memoized import frozen, thawed
-from autokern.model.originals import fantasy, prediction
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query, Update
 from autokern.prediction.lazy_covariance import less
@@ -37,14 +36,6 @@ from autokern.runtime.dispatch import explain, route
 _dispatch_predict = route("predict", looked=True)
 _dispatch_fantasy = route("fantasy", looked=True)
 _OURS = DefaultPredictionStrategy, type(None)
-_stock_init = stock_of(DefaultPredictionStrategy, "__init__")
-_stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
-_stock_prediction = stock_of(DefaultPredictionStrategy, "exact_prediction")
-_stock_mean_cache = stock_of(DefaultPredictionStrategy, "_mean_cache")
-_stock_covar_cache = stock_of(DefaultPredictionStrategy, "covar_cache")
-_stock_covariance = stock_of(DefaultPredictionStrategy, "exact_predictive_covar")
-_stock_fantasy = stock_of(DefaultPredictionStrategy, "get_fantasy_strategy")
-_stock_fantasy_model = stock_of(ExactGP, "get_fantasy_model")
 
 
 def _stay_out() -> bool:
@@ -53,18 +44,20 @@ def _stay_out() -> bool:
 
 @hook(DefaultPredictionStrategy, "__init__", relies=None)
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
-    _stock_init(self, *args, **kwargs)
-    origin.made(None if stay_out_of_models() else self)  # `origin.adopt` checks the rest
+    _init.__wrapped__(self, *args, **kwargs)
+    strategies.made(None if stay_out_of_models() else self)  # `strategies.adopt` checks the rest
 
 
 @hook(ExactGP, "_get_test_prior_mean_and_covariances", relies=None)
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points lazy: variances do not need the whole matrix."""
     odd = kwargs or any(t.dim() < 2 for t in test_inputs) or _is_small_of_tasks(self, test_inputs)
-    strategy = None if odd or type(self.prediction_strategy) not in _OURS or _stay_out() else origin.ours(self)
+    strategy = None if odd or type(self.prediction_strategy) not in _OURS or _stay_out() else strategies.ours(self)
     if strategy is None:
-        origin.made(None)  # keywords or modes may affect the strategy
-        return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
+        strategies.made(None)  # keywords or modes may affect the strategy
+        return _get_test_prior_mean_and_covariances.__wrapped__(
+            self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs
+        )
     pairs = list(zip(train_inputs, test_inputs, strict=True))
     leads = {t.shape[:-2] for pair in pairs for t in pair}
     lead = torch.broadcast_shapes(*leads) if len(leads) > 1 else leads.pop()  # type: ignore[no-untyped-call]
@@ -75,7 +68,7 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
     mean, covariance, n = output.loc, output.lazy_covariance_matrix, strategy.num_train
     points = output.event_shape[0] - strategy.train_shape[0]
     test_shape = torch.Size([points, *output.event_shape[1:]])
-    prior, cross = _new_and_cross(origin.kernel_of(strategy), covariance, n)
+    prior, cross = _new_and_cross(strategies.kernel_of(strategy), covariance, n)
     return mean[..., n:], prior, cross, output.batch_shape, test_shape, output.__class__
 
 
@@ -90,7 +83,7 @@ def _is_small_of_tasks(model: Any, test_inputs: Any) -> bool:
 
 def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
     """Return covariances of the test points, and of these with the training points; lazy and frozen if safe."""
-    if kernel is None or kernel is not origin.kernel_in(covariance):
+    if kernel is None or kernel is not strategies.kernel_in(covariance):
         return covariance[..., n:, n:].evaluate_kernel(), covariance[..., n:, :n].evaluate_kernel()
     make = functools.partial(LazyEvaluatedKernelTensor, kernel=frozen(kernel) if torch.is_grad_enabled() else kernel)
     if kernel.num_outputs_per_input(covariance.x1, covariance.x2) != 1:
@@ -105,25 +98,25 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
     known = type(test_test_covar) is LazyEvaluatedKernelTensor
     lazy = known or type(test_train_covar) is LazyEvaluatedKernelTensor
     if not lazy or not prediction.holds():  # the library evaluated the covariances itself
-        return _stock_prediction(self, test_mean, test_test_covar, test_train_covar)
-    if not known or not origin.is_ours(self) or _stay_out():
-        plainly = map(iterated.evaluated, (test_test_covar, test_train_covar))
-        return _stock_prediction(self, test_mean, *plainly)
+        return _exact_prediction.__wrapped__(self, test_mean, test_test_covar, test_train_covar)
+    if not known or not strategies.is_ours(self) or _stay_out():
+        plainly = map(strategies.evaluated, (test_test_covar, test_train_covar))
+        return _exact_prediction.__wrapped__(self, test_mean, *plainly)
     fast, defers = gpytorch.settings.fast_pred_var.on(), gpytorch.settings.skip_posterior_variances.off()
     found = regime(self.num_train, SOLVE, *([ROOT] if fast else []))
     if found != ORDERED and factor_cache.plain(self):
         exact = found == EXACT or factor_cache.is_exact(self)
         query = Query(self, test_mean, test_test_covar, test_train_covar, exact, fast, True)
-        formless = iterated.is_formless(self)
-        later = not exact and iterated.reads_later(self, formless)
+        formless = strategies.is_formless(self)
+        later = not exact and strategies.reads_later(self, formless)
         if not (formless or later) or _is_linear(query):
             return _dispatch_predict(query)
         if later and not (formless and fast) and defers:
-            return iterated.read_later(self, test_mean, test_test_covar, test_train_covar)
+            return strategies.read_later(self, test_mean, test_test_covar, test_train_covar)
     if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and defers:
-        return iterated.structured(self, test_mean, test_test_covar, test_train_covar)
-    thawn = (iterated.evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
-    return _stock_prediction(self, test_mean, *thawn)
+        return strategies.structured(self, test_mean, test_test_covar, test_train_covar)
+    thawn = (strategies.evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
+    return _exact_prediction.__wrapped__(self, test_mean, *thawn)
 
 
 @unless_it_fails
@@ -149,14 +142,14 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
     if there is not None:
         return there
     ours = ours and not _stay_out()
-    alone = ours and iterated.is_iterated(self, iterated.is_formless(self))
+    alone = ours and strategies.is_iterated(self, strategies.is_formless(self))
     with inside.without_matrices() if alone else contextlib.nullcontext():
-        return _stock_mean_cache(self, nan_policy)
+        return _mean_cache.__wrapped__(self, nan_policy)
 
 
 def _is_left(strategy: Any) -> bool:
     """Whether a strategy is left to the library: of another class, or not adopted, without a factor, and exact."""
-    known = origin.is_ours(strategy) or factor_cache.found(strategy) is not None
+    known = strategies.is_ours(strategy) or factor_cache.found(strategy) is not None
     return not known and (type(strategy) not in _OURS or regime(strategy.num_train, SOLVE) == EXACT)
 
 
@@ -183,7 +176,7 @@ def _shared(strategy: Any, *cached: str) -> Any:
         return known
     found = regime(strategy.num_train, SOLVE)
     if found == EXACT or (found == ITERATIVE and factor_cache.is_exact(strategy)):
-        return factor_cache.of(strategy) if origin.is_ours(strategy) else None
+        return factor_cache.of(strategy) if strategies.is_ours(strategy) else None
     return None
 
 
@@ -196,7 +189,7 @@ class _Cache(property):
 def _read_covar_cache(self: Any) -> Any:
     known = _shared(self, "covar_cache") if not _is_left(self) and prediction.holds() else None
     if known is None:
-        return _stock_covar_cache.fget(self)
+        return _covar_cache.__wrapped__.fget(self)
     with _untraced():
         return known.root
 
@@ -211,7 +204,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
     settings = gpytorch.settings
     known = None if settings.fast_pred_var.on() or settings.skip_posterior_variances.on() else _in_force(self)
     if known is None:
-        return _stock_covariance(self, test_test_covar, test_train_covar)
+        return _exact_predictive_covar.__wrapped__(self, test_test_covar, test_train_covar)
     rows = test_train_covar if isinstance(test_train_covar, torch.Tensor) else test_train_covar.to_dense()
     explained = factor_cache.for_covariances(self, known, fast=False).explained_covariance(rows)
     if isinstance(test_test_covar, torch.Tensor):
@@ -225,7 +218,7 @@ def _in_force(strategy: Any) -> Any:
     known = factor_cache.found(strategy)
     if known is None or not prediction.holds() or _iterates_by_order(strategy, SOLVE):
         return None
-    return known if origin.holds(strategy) else None
+    return known if strategies.holds(strategy) else None
 
 
 def _iterates_by_order(strategy: Any, switch: Any) -> bool:
@@ -240,12 +233,12 @@ def _get_fantasy_strategy(
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, ROOT, SOLVE)
     if found == ORDERED or not _grows(self, inputs, targets, kwargs) or _stay_out() or not fantasy.holds():
-        found = _stock_fantasy(*args, **kwargs)
-        origin.made(None)
+        found = _get_fantasy_strategy.__wrapped__(*args, **kwargs)
+        strategies.made(None)
         return found
     exact = found == EXACT or factor_cache.is_exact(self)
     grown = _dispatch_fantasy(Update(*args, kwargs.get("noise"), exact))
-    origin.made(grown)
+    strategies.made(grown)
     return grown
 
 
@@ -254,7 +247,7 @@ def _grows(strategy: Any, inputs: Any, targets: Any, kwargs: dict[str, Any]) -> 
     noise = kwargs.get("noise")  # of a shape unlike that of points and targets, the library ignores or refuses it
     if noise is not None and (noise.dim() >= inputs[0].dim() or noise.shape[-1:] != targets.shape[-1:]):
         return False
-    if not origin.is_ours(strategy) or gpytorch.settings.observation_nan_policy.value() != "ignore":
+    if not strategies.is_ours(strategy) or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False
     likelihood = strategy.likelihood  # noise that it does not store exists in the caches only
     keeps = isinstance(likelihood, FixedNoiseGaussianLikelihood) and not getattr(likelihood, "second_noise_covar", None)
@@ -264,9 +257,9 @@ def _grows(strategy: Any, inputs: Any, targets: Any, kwargs: dict[str, Any]) -> 
 @hook(ExactGP, "get_fantasy_model")
 def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> Any:
     if _stay_out() or self.prediction_strategy is None:
-        return _stock_fantasy_model(self, inputs, targets, **kwargs)
-    origin.ours(self, growing=True)
-    made = _stock_fantasy_model(self, inputs, targets, **kwargs)
-    if origin.just_made(made.prediction_strategy):
-        origin.adopt(made, made.prediction_strategy, parent=self)
+        return _get_fantasy_model.__wrapped__(self, inputs, targets, **kwargs)
+    strategies.ours(self, growing=True)
+    made = _get_fantasy_model.__wrapped__(self, inputs, targets, **kwargs)
+    if strategies.just_made(made.prediction_strategy):
+        strategies.adopt(made, made.prediction_strategy, parent=self)
     return made

@@ -15,27 +15,18 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.operators import (
-    AddedDiagLinearOperator,
-    BlockInterleavedLinearOperator,
-    ConstantDiagLinearOperator,
-    ConstantMulLinearOperator,
-    DenseLinearOperator,
-    DiagLinearOperator,
-    KroneckerProductLinearOperator,
-    LinearOperator,
-    SumLinearOperator,
-)
+from linear_operator import operators
+from linear_operator.operators import ConstantDiagLinearOperator, DenseLinearOperator, LinearOperator
 
 from autokern.core.op import itself, rebuilt, tensors_in
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import centre_of
-from autokern.model import memoized, originals
-from autokern.model.library_orders import ORDERED, regime
+from autokern.model import libraries, memoized
+from autokern.model.libraries import ORDERED, regime
 
-DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
+DIAGONAL = (operators.DiagLinearOperator, ConstantDiagLinearOperator)
 """Diagonal operators."""
-SUMS = (SumLinearOperator, AddedDiagLinearOperator)
+SUMS = (operators.SumLinearOperator, operators.AddedDiagLinearOperator)
 
 
 class Marginal(NamedTuple):
@@ -94,7 +85,10 @@ def _described(distribution: Any, extra: torch.Tensor | None) -> Marginal | None
 
 def terms(covariance: Any) -> tuple[Any, Any] | None:
     """Return the matrix and the diagonal operator of a noisy covariance, None if it has another form."""
-    if covariance.__class__ is not AddedDiagLinearOperator or covariance._diag_tensor.__class__ not in DIAGONAL:
+    if (
+        covariance.__class__ is not operators.AddedDiagLinearOperator
+        or covariance._diag_tensor.__class__ not in DIAGONAL
+    ):
         return None
     return covariance._linear_op, covariance._diag_tensor
 
@@ -112,9 +106,23 @@ def is_unstructured(operator: Any, lazy: bool = False) -> bool:
             return False  # the user chose a preconditioner, so conjugate gradients must run
         parts = [part for part in operator.linear_ops if type(part) not in DIAGONAL]
         return bool(parts) and all(is_unstructured(part, lazy) for part in parts)
-    if kind is ConstantMulLinearOperator:
+    if kind is operators.ConstantMulLinearOperator:
         return type(operator.base_linear_op) is DenseLinearOperator
     return kind is DenseLinearOperator or (lazy and kind is LazyEvaluatedKernelTensor)
+
+
+_THIN = (operators.LowRankRootLinearOperator, operators.MatmulLinearOperator, operators.RootLinearOperator)
+_FORMED = {DenseLinearOperator, *_THIN}
+"""Operators that hold tensors only, no kernel that is still to be evaluated; the last three are of linear kernels."""
+
+
+def kinds_of_terms(operator: Any) -> set[type]:
+    """Return the classes of a sum's terms, constant factors left out, or of a dense matrix; none if any is unformed."""
+    if type(operator) is not operators.SumLinearOperator:
+        return {type(operator)} & {DenseLinearOperator}
+    scaled = operators.ConstantMulLinearOperator
+    kinds = {type(t.base_linear_op if type(t) is scaled else t) for t in operator.linear_ops}
+    return kinds if kinds <= _FORMED else set()
 
 
 def ingredients(marginal: Marginal, value: torch.Tensor) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
@@ -168,7 +176,7 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
     return type(value)(*rebuilt(held, leaf))
 
 
-_OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
+_OPERATORS = (LazyEvaluatedKernelTensor, operators.BlockInterleavedLinearOperator)
 
 
 def are_tasks(distribution: Any, likelihood: Any) -> bool:
@@ -185,8 +193,8 @@ def are_tasks(distribution: Any, likelihood: Any) -> bool:
 def of_tasks(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:
     """Return the covariances of points, tasks and noise, and the mean, None if there is no Kronecker product."""
     product = distribution._covar.evaluate_kernel()
-    pair = product.__class__ is KroneckerProductLinearOperator and len(product.linear_ops) == 2
-    if not pair or not originals.noise_in_place(likelihood):
+    pair = product.__class__ is operators.KroneckerProductLinearOperator and len(product.linear_ops) == 2
+    if not pair or not libraries.noise_in_place(likelihood):
         return None
     noise = _noise_of_tasks(likelihood, distribution.num_tasks)
     points, tasks = product.representation_tree()(*product.representation()).linear_ops  # a copy: its caches stay empty
@@ -195,7 +203,7 @@ def of_tasks(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | N
 
 def of_independent_tasks(distribution: Any, likelihood: Any) -> Marginal | None:
     """Return the marginal of tasks in blocks as a batch over tasks, None if the noise is unsupported."""
-    noise = _noise_of_tasks(likelihood, distribution.num_tasks) if originals.noise_in_place(likelihood) else None
+    noise = _noise_of_tasks(likelihood, distribution.num_tasks) if libraries.noise_in_place(likelihood) else None
     if noise is None or noise.dim() != 1:  # noise is correlated between tasks
         return None
     batch = MultivariateNormal(distribution.mean.mT, distribution._covar.base_linear_op)

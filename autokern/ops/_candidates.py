@@ -23,7 +23,7 @@ from autokern.core.op import Op, Run, rebuilt, tensors_in
 from autokern.core.problem import Candidate, Error, Problem
 from autokern.core.state import once
 from autokern.kernels.family import known_family
-from autokern.model.library_orders import LONGEST, TOLERANCE
+from autokern.model.libraries import LONGEST, TOLERANCE
 from autokern.ops._problems import families, iterates
 from autokern.system import host, threads
 

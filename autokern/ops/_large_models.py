@@ -23,7 +23,7 @@ from autokern.density import gaussian, iterated_density
 from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
 from autokern.density.preconditioners import footprint, kept_for
 from autokern.kernels import tree as trees
-from autokern.model.library_orders import TIGHT, tolerance
+from autokern.model.libraries import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients, variances
 from autokern.ops._candidates import as_own_iterations, every, of_trees, only, or_iterate, to_a_residual
 from autokern.ops._problems import families, iterates

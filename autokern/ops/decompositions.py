@@ -21,7 +21,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.autograd import each_cotangent
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
-from autokern.model import originals
+from autokern.model import libraries
 from autokern.ops._candidates import every, moved, needs_cpu_detour, needs_tall, on_other_devices, only, squares
 from autokern.ops._problems import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
 from autokern.system import memory
@@ -74,7 +74,7 @@ CHOLESKY = _Cholesky()
 @CHOLESKY.candidate("stock")
 def stock_cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """The library's psd_safe_cholesky on the tensor's own device."""
-    return originals.psd_safe_cholesky(a, jitter=jitter, max_tries=max_tries)
+    return libraries.psd_safe_cholesky(a, jitter=jitter, max_tries=max_tries)
 
 
 def with_ladder(factor: Run) -> Run:

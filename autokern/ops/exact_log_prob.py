@@ -27,7 +27,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
 from autokern.kernels.matrix import bytes_on
 from autokern.model import kernel_parts, originals
-from autokern.model.library_orders import TRACES, words
+from autokern.model.libraries import TRACES, words
 from autokern.model.marginal import Marginal, ingredients, read
 from autokern.ops import _large_models as large_models
 from autokern.ops._candidates import (
@@ -191,7 +191,7 @@ EXACT_LOG_PROB = _ExactLogProb()
 def stock(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's own: autograd through kernel and Cholesky, or conjugate gradients above `max_cholesky_size`."""
     with as_asked(exact, marginal.distribution.loc.shape[-1]):
-        return originals.log_prob(marginal.noisy(), value)
+        return libraries.log_prob(marginal.noisy(), value)
 
 
 @EXACT_LOG_PROB.candidate(

@@ -31,7 +31,7 @@ from autokern.core.problem import Features, Problem
 from autokern.density import array_density
 from autokern.density.array_density import Step, step_of
 from autokern.density.exact_objective import Reading
-from autokern.model import originals
+from autokern.model import libraries
 from autokern.ops._candidates import LOW_RANK, OpOfParts, every, only, squares
 from autokern.ops._problems import families, objective_model, prior_of, random_matrix
 from autokern.prediction import factor_cache
@@ -246,7 +246,7 @@ def _as_botorch(model: Any, x: torch.Tensor) -> Any:
     """Call a model under BoTorch's settings."""
     settings = gpytorch.settings
     with settings.debug(False), settings.fast_pred_var(), settings.detach_test_caches():
-        return originals.exact_call(model, x)
+        return libraries.exact_call(model, x)
 
 
 @POSTERIOR.candidate("stock")

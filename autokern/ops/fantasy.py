@@ -17,7 +17,7 @@ from linear_operator.operators import BatchRepeatLinearOperator
 from linear_operator.utils.memoize import get_from_cache
 
 from autokern.core.problem import Error, Features, Problem
-from autokern.model import originals
+from autokern.model import libraries
 from autokern.ops._candidates import OpOfParts, as_asked
 from autokern.ops._problems import is_ours, iterates, matrix_problem, random_matrix, trained
 from autokern.prediction import factor_cache
@@ -139,7 +139,7 @@ def stock(update: Update) -> Any:
     strategy, *data, noise, exact = update
     with as_asked(exact, strategy.num_train):
         more = {} if noise is None else {"noise": noise}
-        made = originals.get_fantasy_strategy(strategy, *data, **more)
+        made = libraries.get_fantasy_strategy(strategy, *data, **more)
     factor_cache.keep_mean(made, get_from_cache(made, "mean_cache"))
     return made
 

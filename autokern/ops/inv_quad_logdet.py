@@ -26,8 +26,8 @@ from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
 from autokern.core.op import tensors_in
 from autokern.core.problem import Features, Problem
 from autokern.density.matrices import factorised, inverted
-from autokern.model import originals
-from autokern.model.library_orders import TRACES, words
+from autokern.model import libraries
+from autokern.model.libraries import TRACES, words
 from autokern.model.marginal import DIAGONAL, SUMS, is_unstructured, variances
 from autokern.ops._candidates import (
     Iterated,
@@ -119,7 +119,7 @@ def _white(
 
     lower, info = factorised(assembled())
     if torch.any(info):
-        lower = originals.psd_safe_cholesky(assembled())
+        lower = libraries.psd_safe_cholesky(assembled())
     white = torch.linalg.solve_triangular(lower, rhs, upper=False)
     return lower, white, white.square().sum(-2)
 
@@ -232,7 +232,7 @@ def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """linear_operator: Cholesky with autograd, or conjugate gradients above `max_cholesky_size`."""
     whole = to_linear_operator(operator)
     with as_asked(exact, operator.shape[-1]):
-        return originals.inv_quad_logdet(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
+        return libraries.inv_quad_logdet(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
 
 
 @INV_QUAD_LOGDET.candidate("potri", accuracy="better")

@@ -29,7 +29,7 @@ from linear_operator.operators import KroneckerProductDiagLinearOperator as Kron
 
 from autokern.core.problem import Features, Problem
 from autokern.density import matrices
-from autokern.model import originals
+from autokern.model import libraries
 from autokern.ops._candidates import OpOfParts
 from autokern.ops._problems import alike, is_ours, matrix_problem, positive_definite, random_matrix
 from autokern.system.threads import one_thread
@@ -120,7 +120,7 @@ class _DenseLogProb(_OfMatrices):
 
 def _by_matrix(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     covariance = AddedDiagLinearOperator(DenseLinearOperator(k), ConstantDiagLinearOperator(noise, len(k)))
-    return originals.log_prob(MultivariateNormal(mean, covariance), value)
+    return libraries.log_prob(MultivariateNormal(mean, covariance), value)
 
 
 DENSE_LOG_PROB = _DenseLogProb()
@@ -157,7 +157,7 @@ def _by_tasks(
     added = KroneckerDiagonal(eye, DiagLinearOperator(noise.diagonal()))
     product = KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # it takes views
     prior = MultivariateNormal(mean.flatten(), product + added)
-    return originals.log_prob(prior, value.flatten())
+    return libraries.log_prob(prior, value.flatten())
 
 
 TASK_LOG_PROB = _TaskLogProb()

@@ -17,7 +17,7 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import DenseLinearOperator, LinearOperator, MatmulLinearOperator, to_linear_operator
 
 from autokern.core.problem import Error, Features, Problem
-from autokern.model import originals
+from autokern.model import libraries
 from autokern.ops import _large_models as large_models
 from autokern.ops._candidates import Bytes, OpOfParts, as_asked, every, only, or_iterate
 from autokern.ops._problems import is_ours, iterates, matrix_problem, random_matrix, trained
@@ -188,7 +188,7 @@ def stock(query: Query) -> Prediction:
         factor_cache.forget(strategy)
     asked = gpytorch.settings.fast_pred_var
     with as_asked(exact, strategy.num_train), contextlib.nullcontext() if asked.on() == fast else asked(fast):
-        return originals.exact_prediction(strategy, mean, prior.evaluate_kernel(), cross.evaluate_kernel())
+        return libraries.exact_prediction(strategy, mean, prior.evaluate_kernel(), cross.evaluate_kernel())
 
 
 def _as_stock(query: Query, known: Conditioned) -> Prediction:

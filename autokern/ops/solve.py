@@ -24,8 +24,8 @@ from autokern.density.preconditioners import footprint
 from autokern.kernels import embedded as forms
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
-from autokern.model import originals
-from autokern.model.library_orders import SOLVES, TOLERANCE, orders, tolerance
+from autokern.model import libraries
+from autokern.model.libraries import SOLVES, TOLERANCE, orders, tolerance
 from autokern.model.marginal import DIAGONAL, is_unstructured, variances
 from autokern.ops._candidates import CG_VECTORS, Iterated, as_own_iterations, every, exact_up_to, only, to_a_residual
 from autokern.ops._problems import CG_ITERATIONS, matrix_problem
@@ -109,7 +109,7 @@ def system(like: torch.Tensor, columns: int, kernel: Embedded | None, batch: int
 @SOLVE.candidate("stock", memory=lambda p: (CG_VECTORS + 10 * p.rhs) * p.batch * p.n * p.itemsize)
 def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """linear_operator's conjugate gradients, with a preconditioner of rank 15 from 2,000 rows on."""
-    return originals.solve(operator, rhs)
+    return libraries.solve(operator, rhs)
 
 
 _factors = Beside[torch.Tensor]()

@@ -27,8 +27,8 @@ from autokern.kernels.array_parts import Array
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.forwards import mean_of_tasks, numbered, parts_of
 from autokern.model.kernel_parts import called
+from autokern.model.libraries import PREDICTION
 from autokern.model.means_and_noise import Mean
-from autokern.model.originals import PREDICTION
 from autokern.model.parameters import Mirrors, Parameter
 from autokern.prediction.array_posterior_call import Apart, Call, Pair
 from autokern.prediction.inverse_factor import Conditioned
@@ -62,7 +62,9 @@ class Posterior:
         first = inputs[0]
         self.batch, self.device, self.dtype = first.shape[:-2], first.device, first.dtype
         seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
-        seen.relies(*PREDICTION, *map(type, model.modules()))  # as `hooks.origin`, so that one comparison serves both
+        seen.relies(
+            *PREDICTION, *map(type, model.modules())
+        )  # as `hooks.strategies`, so that one comparison serves both
         self.tasks, train = numbered(seen, model, np.asarray(seen.view(first, fixed=True), np.float64))
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
         seen.batch = self._kernel_module.batch_shape  # fantasies of a model share one kernel without a batch

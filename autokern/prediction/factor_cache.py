@@ -23,7 +23,7 @@ from autokern.core.state import Beside
 from autokern.density.matrices import solved
 from autokern.kernels import tree as trees
 from autokern.model import memoized
-from autokern.model.marginal import terms, variances
+from autokern.model.marginal import kinds_of_terms, terms, variances
 from autokern.model.memoized import frozen, thawed
 from autokern.prediction.inverse_factor import Conditioned
 from autokern.prediction.lazy_covariance import BySolving, evaluated
@@ -65,8 +65,6 @@ class _Kept:
     exact: bool = False
 
 
-_THIN = operators.LowRankRootLinearOperator, operators.MatmulLinearOperator, operators.RootLinearOperator
-"""Operators of a linear kernel."""
 _MARK = "conditioned"
 """A mark in the library's cache of a strategy: an attached factor is valid until a backward pass empties that cache."""
 _CACHES = ("mean_cache", "covar_cache")
@@ -94,17 +92,10 @@ def plain(strategy: Any) -> bool:
     if kept.plain is None:
         made = None if isinstance(strategy.train_prior_dist, MultitaskMultivariateNormal) else parts(strategy)
         kept.plain = made is not None and (
-            trees.form(made[0].kernel) is not None or _is_formed(made[0].evaluate_kernel())
+            trees.form(made[0].kernel) is not None
+            or operators.DenseLinearOperator in kinds_of_terms(made[0].evaluate_kernel())
         )
     return kept.plain
-
-
-def _is_formed(kernel: Any) -> bool:
-    """Whether an evaluated kernel is dense, or a sum of dense matrices and products with linear kernels' factors."""
-    if type(kernel) is not operators.SumLinearOperator:
-        return type(kernel) is operators.DenseLinearOperator
-    kinds = {type(t.base_linear_op if type(t) is operators.ConstantMulLinearOperator else t) for t in kernel.linear_ops}
-    return operators.DenseLinearOperator in kinds and kinds <= {operators.DenseLinearOperator, *_THIN}
 
 
 def _attached(strategy: Any) -> bool:

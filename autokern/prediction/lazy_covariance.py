@@ -19,7 +19,7 @@ from linear_operator.utils.getitem import _is_noop_index
 
 from autokern.core.state import once
 from autokern.kernels import tree as trees
-from autokern.model.library_orders import as_now
+from autokern.model.libraries import as_now
 from autokern.model.memoized import by_kernel, frozen
 from autokern.prediction.inverse_factor import Conditioned
 

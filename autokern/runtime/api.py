@@ -18,7 +18,7 @@ from autokern.core.problem import SIZES, Problem
 from autokern.core.registry import get
 from autokern.core.releases import known
 from autokern.kernels.family import families
-from autokern.model.library_orders import ROWS
+from autokern.model.libraries import ROWS
 from autokern.runtime import dispatch
 from autokern.tuning.profile import Profile
 

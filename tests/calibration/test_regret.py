@@ -19,7 +19,7 @@ from autokern.tuning import timer
 
 def test_random_problems_are_what_their_samples_are():
     """A problem that its own op would describe otherwise tests nothing."""
-    for problem in random_problems(40, seed=5, flops=1e8, bytes=1e7):
+    for problem in random_problems(40, seed=5, most=(1e8, 1e7)):
         op = get(problem.op)
         args = op.sample(problem, torch.Generator().manual_seed(0))
         assert op.problem_of(*args) == problem

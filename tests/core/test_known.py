@@ -22,7 +22,7 @@ import autokern
 from autokern.core.releases import known, recorded
 from autokern.core.releases.known import relied
 from autokern.core.releases.recorded import definitions, of_function
-from autokern.model.originals import TASKS
+from autokern.model.libraries import TASKS
 
 SOURCE = """
 def half(x, scale=0.5, *, shift=0):

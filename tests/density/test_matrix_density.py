@@ -13,7 +13,7 @@ from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOpe
 from support.models import ExactModel, loss_of
 
 import autokern
-from autokern.hooks.memory import _looked_up as looked_up
+from autokern.hooks.linear_operator import _looked_up as looked_up
 
 N = 14
 

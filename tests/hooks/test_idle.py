@@ -14,7 +14,7 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 import autokern
 from autokern.core.releases.known import Relied
 from autokern.hooks import install
-from autokern.model.originals import prediction
+from autokern.model.libraries import prediction
 
 DTYPES = [torch.float32, torch.float64]
 

@@ -27,7 +27,7 @@ import autokern
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
-from autokern.model import library_orders
+from autokern.model import libraries
 from autokern.ops._candidates import as_own_iterations
 
 N = 300
@@ -164,7 +164,7 @@ def test_an_order_has_the_effect_that_it_has_in_stock(name, what, monkeypatch):
 
 
 def test_the_orders_tried_are_all_of_the_table():
-    assert list(ORDERS) == [row.name for row in library_orders.ROWS]
+    assert list(ORDERS) == [row.name for row in libraries.ROWS]
 
 
 ROUGHER = {
@@ -253,8 +253,8 @@ def test_gradients_that_are_checked_loosely_do_not_serve_a_tight_tolerance():
     assert mixed.unsupported(problem) is None
     assert mixed.unsupported(problem.replace(variant="rbf/cg" + "/tight")) is not None
     with library.cg_tolerance(1e-5):
-        assert library_orders.words(False, library_orders.TRACES) == "/tight"
-        assert library_orders.words(True, library_orders.TRACES) == ""
+        assert libraries.words(False, libraries.TRACES) == "/tight"
+        assert libraries.words(True, libraries.TRACES) == ""
 
 
 def test_explain_tells_which_settings_a_candidate_does_not_obey():
@@ -525,7 +525,7 @@ def test_each_setting_has_its_row():
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
 def test_a_row_says_what_the_table_of_the_package_says(row):
     """Orders, their defaults, and who obeys them; each setting is tried here."""
-    listed = {each.name: each for each in library_orders.ROWS}
+    listed = {each.name: each for each in libraries.ROWS}
     for name in re.findall(r"`([^`]+)`", row[0]):
         assert name in {*ORDERS, *VALUES, *ELSEWHERE}
         assert (name in listed) == row[2].startswith("an order")
@@ -539,7 +539,7 @@ def test_a_row_says_what_the_table_of_the_package_says(row):
 def test_every_candidate_that_obeys_an_order_is_named():
     """What obeys any order is the library's own iterations; what obeys some is `preconditioned`."""
     found = {}
-    for name in (*(row.name for row in library_orders.ROWS), "unknown"):
+    for name in (*(row.name for row in libraries.ROWS), "unknown"):
         for op in registered():
             for candidate in op.candidates[1:]:
                 variants = [f"rbf/cg/order:{name}={value}" for value in (0, 1, 100, 500, 5000)]
@@ -554,7 +554,7 @@ def test_every_candidate_that_obeys_an_order_is_named():
 def test_the_defaults_are_those_of_the_libraries():
     program = """
 import json, gpytorch, linear_operator.settings as library
-from autokern.model.library_orders import ROWS, SOLVES, orders
+from autokern.model.libraries import ROWS, SOLVES, orders
 def read(): return {row.name: row.value() for row in ROWS}
 def ordered():
     found = []
@@ -570,14 +570,14 @@ print(json.dumps([before, read(), told, ordered()]))
     before, after, told, told_after = json.loads(done.stdout.splitlines()[-1])
     assert told == ["", "/order:max_cholesky_size=4096"]
     assert told_after == ["/order:max_cholesky_size=800", ""]
-    assert before == {row.name: row.default for row in library_orders.ROWS}
+    assert before == {row.name: row.default for row in libraries.ROWS}
     assert {name for name in before if before[name] != after[name]} == {"max_cholesky_size"}
-    assert after["max_cholesky_size"] == library_orders.DEFAULT_SIZES[1]
+    assert after["max_cholesky_size"] == libraries.DEFAULT_SIZES[1]
 
 
 def test_contexts_of_what_is_read_late_set_only_what_has_changed(monkeypatch):
     with library.max_cg_iterations(30):
-        again = library_orders.as_now()
+        again = libraries.as_now()
     entries = []
     monkeypatch.setattr(library.cg_tolerance, "__enter__", entries.append)
     with again():

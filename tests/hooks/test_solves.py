@@ -25,7 +25,7 @@ import autokern
 from autokern.core.decision import collecting
 from autokern.density import systems
 from autokern.hooks.kernel_operator import matrix_free
-from autokern.model.library_orders import TOLERANCE
+from autokern.model.libraries import TOLERANCE
 from autokern.ops import solve
 
 pytestmark = pytest.mark.usefixtures("fresh")

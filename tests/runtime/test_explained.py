@@ -21,7 +21,7 @@ from autokern.core.problem import WITHIN, Error, Problem
 from autokern.core.registry import registered
 from autokern.density import iterated_density
 from autokern.density.mixed_inverse import OF_TRACE
-from autokern.model.library_orders import TOLERANCE
+from autokern.model.libraries import TOLERANCE
 from autokern.ops import _candidates as iterations
 from autokern.runtime import dispatch, memo, review
 

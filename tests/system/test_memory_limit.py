@@ -1,4 +1,4 @@
-"""The memory limit, the error beyond it, and footprints."""
+"""The memory limit, the error beyond it, and lower bounds of what operators take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import autokern
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.output import sized
 from autokern.core.settings import Settings
-from autokern.model import footprint
+from autokern.hooks.memory import matrices_of
 from autokern.runtime import dispatch
 from autokern.system import host, memory
 from autokern.system.memory import LARGE, Limit
@@ -143,7 +143,7 @@ def test_training_goes_on_where_only_the_frugal_way_fits():
 
 
 def peak(kernel, grad: bool = False) -> float:
-    return footprint.of_dense(kernel.requires_grad_(grad)(torch.rand(5, 3))).peak
+    return matrices_of(kernel.requires_grad_(grad)(torch.rand(5, 3))).peak
 
 
 def test_what_is_not_known_counts_nothing():
@@ -172,12 +172,12 @@ def test_parts_of_sums_and_products_live_at_once(grad, most):
 def test_what_is_dense_already_costs_nothing():
     a = torch.eye(5)
     dense = DenseLinearOperator(a)
-    assert footprint.of_dense(dense).peak == 0
+    assert matrices_of(dense).peak == 0
     total = AddedDiagLinearOperator(dense, ConstantDiagLinearOperator(torch.ones(1), 5))
-    assert footprint.of_dense(total).peak > 0
+    assert matrices_of(total).peak > 0
     total.to_dense()
-    assert footprint.of_dense(total).peak == 0
+    assert matrices_of(total).peak == 0
     lazy = gpytorch.kernels.RBFKernel()(a)
-    assert footprint.of_dense(lazy).peak == 1
+    assert matrices_of(lazy).peak == 1
     lazy.evaluate_kernel()
-    assert footprint.of_dense(lazy).peak == 0
+    assert matrices_of(lazy).peak == 0

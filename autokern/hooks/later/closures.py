@@ -23,7 +23,7 @@ from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.later.repeated import Repeated
 from autokern.model.arrays import UnreadError
-from autokern.model.library_orders import EXACT, regime
+from autokern.model.libraries import EXACT, regime
 from autokern.runtime.dispatch import route
 
 _CORE = "botorch.optim.closures.core"
