@@ -32,8 +32,8 @@ from autokern.system import host
 from autokern.tuning import chooser as choosers
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Chooser, Shipped
-from autokern.tuning.drawing import contenders
 from autokern.tuning.forest import Forest, fit_own
+from autokern.tuning.measuring import contenders
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Trial, pools
 from autokern.tuning.store import read_file
@@ -102,7 +102,7 @@ def problems(count: int, device: str) -> list[Problem]:
     chance = random.Random(SEED)
     of_programs = asked(count // 2, chance) if device == "cpu" else []
     names = [op.name for op in registered()]
-    drawn = regret.random_problems(count - len(of_programs), SEED, ops=names, device=device, flops=1e10)
+    drawn = regret.random_problems(count - len(of_programs), SEED, ops=names, device=device, most=(1e10, 1e9))
     found = [*filter(is_itself, drawn), *of_programs]
     chance.shuffle(found)
     return found

@@ -167,12 +167,11 @@ def overhead(homes: Path, seconds: float, count: int) -> list[dict[str, Any]]:
     from autokern.runtime import dispatch
     from autokern.runtime.session import Session
     from autokern.tuning import timer
-    from autokern.tuning.drawing import contenders
-    from autokern.tuning.measuring import trial
+    from autokern.tuning.measuring import contenders, trial
 
     sessions = {side: Session(Settings(calibrate="never", home=homes / side)) for side in SIDES[1:]}
     rows, deadline = [], time.perf_counter() + seconds
-    for problem in random_problems(count, 77, flops=1e10):
+    for problem in random_problems(count, 77, most=(1e10, 1e9)):
         if time.perf_counter() > deadline:
             break
         op = get(problem.op)

@@ -148,7 +148,7 @@ def crossovers(device: str) -> Iterator[Task]:
 
 def off_the_grid(device: str) -> Iterator[Task]:
     """Problems that no calibration has seen, drawn log-uniformly."""
-    yield from map(timed, regret.random_problems(DRAWN, SEED, device=device, flops=1e11))
+    yield from map(timed, regret.random_problems(DRAWN, SEED, device=device, most=(1e11, 2e10)))
 
 
 def timed(problem: Problem) -> Task:

@@ -26,8 +26,7 @@ from autokern.core.state import inside
 from autokern.hooks import install
 from autokern.system import host
 from autokern.tuning import timer
-from autokern.tuning.drawing import contenders, draw
-from autokern.tuning.measuring import Trialled, trial
+from autokern.tuning.measuring import Trialled, contenders, draw, trial
 
 AGAIN = "stock, again"
 """The second name of stock."""
@@ -80,12 +79,11 @@ def random_problems(
     *,
     ops: Iterable[str] | None = None,
     device: str = "cpu",
-    flops: float | None = None,
-    bytes: float | None = None,
+    most: tuple[float, float] | None = None,
 ) -> list[Problem]:
     """Return random problems of some ops, by default all that offer a choice on the device, in turn; see `draw`."""
     chosen = registered() if ops is None else [get(name) for name in ops]
-    found = [draw(op, count, ("float32", "float64"), device, f"{seed}:{op.name}", flops, bytes) for op in chosen]
+    found = [draw(op, count, ("float32", "float64"), device, f"{seed}:{op.name}", most) for op in chosen]
     turns = itertools.chain(*itertools.zip_longest(*filter(None, found)))
     return [problem for problem in turns if problem is not None][:count]
 

@@ -16,11 +16,11 @@ from autokern.cli import doctor, report, summary, tables
 from autokern.core import registry
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.output import duration, legible
-from autokern.evaluation import calibrate as measuring
+from autokern.evaluation import calibrate as evaluation
 from autokern.runtime import api, dispatch
 from autokern.system import load, threads
 from autokern.system.files import write_whole
-from autokern.tuning import calibration, drawing, store
+from autokern.tuning import calibration, measuring, store
 from autokern.tuning.profile import Profile
 
 SCHEMA = 2
@@ -104,7 +104,7 @@ def calibrate(
         message(f"{busy}; measuring with what is free: what is disturbed too much is not kept")
     began, watch = time.perf_counter(), load.Watch()
     try:
-        profile = measuring.calibrate(names, level, seconds, kinds, accuracy=accuracy)
+        profile = evaluation.calibrate(names, level, seconds, kinds, accuracy=accuracy)
     except KeyboardInterrupt:
         profile, interrupted = api.profile(), True
     took = time.perf_counter() - began
@@ -133,7 +133,7 @@ def _nothing(names: list[str] | None, kinds: list[str] | None, level: str, secon
     """Return why a calibration of these ops on these devices measured nothing."""
     places = itertools.product(calibration.chosen_ops(names), calibration.DTYPES, calibration.chosen_devices(kinds))
     grids = ((op, problem) for op, dtype, device in places for problem in op.grid(level, dtype, device))
-    if any(len(drawing.measurable(op, problem, level)) > 1 for op, problem in grids):
+    if any(len(measuring.measurable(op, problem, level)) > 1 for op, problem in grids):
         return f"nothing could be measured within {seconds:g} s; allow more with --budget"
     asked = "any op" if names is None else ", ".join(names)
     return f"there is nothing to measure: no problem of {asked} has more than one candidate on this machine"

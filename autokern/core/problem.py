@@ -88,14 +88,6 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
         """The problem with sizes rounded to four binary digits, so that a slowly growing size keeps one problem."""
         return self.replace(m=_cut(self.m), n=_cut(self.n), d=_cut(self.d), batch=_cut(self.batch))
 
-    @property
-    def family(self) -> str:
-        """All properties but `m` and `n`, in words."""
-        words = [self.variant, f"gradient of {self.grad}" if self.grad else ""]
-        words += [f"{self.batch} matrices"] if self.batch != 1 else []
-        words += [f"{name}={getattr(self, name)}" for name in ("d", "rhs") if getattr(self, name)]
-        return ", ".join(filter(None, (f"{self.op} on {self.device} in {self.dtype}", *words)))
-
     def replace(self, **changes: Any) -> Problem:
         """Return a copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)

@@ -32,7 +32,7 @@ from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.kernel_parts import forwarded
 from autokern.model.libraries import DENSITY
 from autokern.model.marginal import Marginal
-from autokern.model.means_and_noise import FIXED, Given, Noise, noise_of
+from autokern.model.other_parts import FIXED, Given, Noise, noise_of
 from autokern.model.parameters import Mirrors, fetched, placed
 from autokern.model.priors import Term
 

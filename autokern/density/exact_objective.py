@@ -23,10 +23,9 @@ from autokern.density.matrices import density
 from autokern.kernels.array_distances import arranged
 from autokern.kernels.array_parts import Array, Part
 from autokern.model.arrays import Inspected, UnreadError
-from autokern.model.forwards import numbered, parts_of, transformed
 from autokern.model.kernel_parts import called
 from autokern.model.libraries import DENSITY
-from autokern.model.means_and_noise import Noise, Values, mean_of, noise_of
+from autokern.model.other_parts import Noise, Values, mean_of, noise_of, numbered, parts_of, transformed
 from autokern.model.parameters import Mirrored, Mirrors, sent
 from autokern.model.priors import Term, term
 

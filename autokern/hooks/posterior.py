@@ -21,16 +21,8 @@ from gpytorch.constraints import Interval
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods.noise_models import FixedGaussianNoise
 from gpytorch.models import ExactGP
-from linear_operator import settings
-from linear_operator.operators import (
-    BlockDiagLinearOperator,
-    CatLinearOperator,
-    DenseLinearOperator,
-    DiagLinearOperator,
-    LinearOperator,
-    MatmulLinearOperator,
-    _linear_operator,
-)
+from linear_operator import operators, settings
+from linear_operator.operators import LinearOperator, _linear_operator
 
 from autokern.core.autograd import has_duals
 from autokern.core.errors import left, unless_it_fails
@@ -40,8 +32,8 @@ from autokern.hooks.bypass import stay_out, stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.model import memoized
 from autokern.model.arrays import UnreadError
-from autokern.model.forwards import parts_of
 from autokern.model.libraries import ALGEBRA, EXACT, MEMORY, SOLVE, regime
+from autokern.model.other_parts import parts_of
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import Posterior
 from autokern.runtime.dispatch import route
@@ -200,7 +192,7 @@ def _drawn(distribution: Any, base: torch.Tensor) -> torch.Tensor | None:
     mean, covariance = distribution.loc, distribution.lazy_covariance_matrix if distribution._islazy else None
     if covariance is None or base.shape[-mean.dim() :] != mean.shape or mean.shape[-1] > _MOST:
         return None
-    blocks = type(covariance) is BlockDiagLinearOperator
+    blocks = type(covariance) is operators.BlockDiagLinearOperator
     inner = covariance._args[0] if blocks else covariance
     if not _by_cholesky(covariance) or (blocks and memoized.names(inner)):
         return None
@@ -233,17 +225,17 @@ def _by_cholesky(covariance: Any) -> bool:
 def _formed(operator: Any) -> torch.Tensor | None:
     """Return the tensor of a dense, concatenated or diagonally scaled operator, None for any other."""
     kind, parts = type(operator), operator._args
-    if kind is DenseLinearOperator:
+    if kind is operators.DenseLinearOperator:
         return cast("torch.Tensor", parts[0])
-    if kind is CatLinearOperator and operator.cat_dim == -3:
+    if kind is operators.CatLinearOperator and operator.cat_dim == -3:
         each = [one for part in parts if (one := _formed(part)) is not None]
         return torch.cat(each, dim=-3) if len(each) == len(parts) else None
-    if kind is not MatmulLinearOperator:
+    if kind is not operators.MatmulLinearOperator:
         return None
     left, right = parts
     inner, scale = None, left
-    if type(right) is DiagLinearOperator:
+    if type(right) is operators.DiagLinearOperator:
         inner, scale = _formed(left), right._args[0].unsqueeze(-2)
-    elif type(left) is DiagLinearOperator:
+    elif type(left) is operators.DiagLinearOperator:
         inner, scale = _formed(right), left._args[0].unsqueeze(-1)
     return None if inner is None else inner * scale

@@ -1,4 +1,4 @@
-"""The libraries' own functions, which computations depend on and candidates ``stock`` call, and the user's orders to them.
+"""The libraries' own functions, which computations depend on and candidates ``stock`` call, and the user's orders.
 
 `relied.json` lists the functions that stock runs for a density, a prediction or a fantasy, besides the classes of a
 model; `calibration/record_routes.py` writes it. Ops are imported on first use, when hooks, or a test's mocks, may have

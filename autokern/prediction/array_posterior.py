@@ -25,10 +25,9 @@ from autokern.kernels import tree as trees
 from autokern.kernels.array_distances import arranged
 from autokern.kernels.array_parts import Array
 from autokern.model.arrays import Inspected, UnreadError
-from autokern.model.forwards import mean_of_tasks, numbered, parts_of
 from autokern.model.kernel_parts import called
 from autokern.model.libraries import PREDICTION
-from autokern.model.means_and_noise import Mean
+from autokern.model.other_parts import Mean, mean_of_tasks, numbered, parts_of
 from autokern.model.parameters import Mirrors, Parameter
 from autokern.prediction.array_posterior_call import Apart, Call, Pair
 from autokern.prediction.inverse_factor import Conditioned

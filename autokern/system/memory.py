@@ -84,13 +84,9 @@ def refusal(
         ways.insert(0, "float32, which takes half of it")
     if of_kernel and tiles:
         ways.insert(0, "products with tiles of the kernel matrix that is never formed (kernel_matmul)")
-    there, instead = f"{sized(found.bytes)} may be taken ({named(found, device)})", "; ".join(ways)
+    cause = found.source or host.memory_limited_by(str(device))  # reads the available memory again
+    there, instead = f"{sized(found.bytes)} may be taken ({cause})", "; ".join(ways)
     return MemoryBudgetError(f"{asked} needs {sized(need)} at its peak, and {there}. What would work: {instead}")
-
-
-def named(found: Limit, device: Device) -> str:
-    """Return the cause of a limit in words; reads the available memory again."""
-    return found.source or host.memory_limited_by(str(device))
 
 
 _PAGED = 8 * 2**20  # below this many bytes the C library recycles memory, so huge pages save nothing

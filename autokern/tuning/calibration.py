@@ -27,14 +27,13 @@ from autokern.core.registry import get, registered
 from autokern.core.state import inside
 from autokern.system import host, memory
 from autokern.tuning.chooser import Chooser, fitted, nearest
-from autokern.tuning.drawing import draw, measurable
 from autokern.tuning.forest import CONFIDENCE, NOISE, Estimate
-from autokern.tuning.measuring import Measurer
+from autokern.tuning.measuring import Measurer, draw, measurable
 from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key, key_of, pools
 
 DTYPES = ("float64", "float32")
 _DRAWN = {"quick": 24, "full": 120}  # problems drawn for each op, dtype and device
-_WORK = {"quick": (2e9, 2e8), "full": (None, None)}  # most flops and bytes of stock on them; None: `draw`'s defaults
+_WORK = {"quick": (2e9, 2e8), "full": None}  # most flops and bytes of stock on them; None: `draw`'s defaults
 _SHARE = {"quick": 0.02, "full": 0.012}  # part of the budget that one problem may take
 _NEAR_SHARE = 0.5  # the same for the problem at hand, at first use
 _TIMING_SHARE = 0.005  # part of the budget after which the timing of a problem ends with the current round
@@ -125,7 +124,7 @@ class _Pool:
     def __init__(self, op: Op, device: str, dtypes: tuple[str, ...], level: str, accuracy: str, near: Any) -> None:
         self.op, self.device, self.dtypes, self.near = op, device, dtypes, near
         self.nesting = op.nesting or _OUTERMOST * op.composite
-        problems = draw(op, _DRAWN[level] * len(dtypes), dtypes, device, "calibration", *_WORK[level])
+        problems = draw(op, _DRAWN[level] * len(dtypes), dtypes, device, "calibration", _WORK[level])
         if near is not None and near.op == op.name:
             place = op.coordinates(near)
             unlike = {p: 2.0 * len({*p.words} ^ {*near.words}) for p in problems}

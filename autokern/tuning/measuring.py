@@ -1,4 +1,4 @@
-"""Measuring: run candidates on one problem, check them against float64 truth, and time them side by side.
+"""Measuring: draw random problems off the ops' grids, check candidates on one, and time them side by side.
 
 A candidate of class ``approximate`` exceeds its op's bound by design. Its error is the largest error of an entry of the
 result, or of a gradient, relative to the largest entry.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ import torch
 from autokern.core.errors import recoverable
 from autokern.core.op import Candidate, Op, Run, converted, rebuilt, tensors_in
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.core.state import inside
 from autokern.system import host, memory
 from autokern.tuning import timer
@@ -30,11 +32,16 @@ WORTHLESS = 0.3  # a timing that waited for a core for a larger share of its tim
 HOPELESS = 1e9  # recorded in place of an error that is NaN or infinite
 _MIN_TIME = {"quick": 1e-4, "full": 5e-4}
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
-_CHECKED_ELEMENTS = 300_000  # larger results are checked once for their group: the truth costs more than timing
+_CHECKED_ELEMENTS = 300_000  # larger results are checked once, whatever the words: the truth costs more than timing
 _BESIDE = 2  # multiple of a candidate's memory that must be free, since results are compared side by side
 _EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _MOVES = 3  # number of random perturbations of the arguments, to see how rounding changes a gradient
 _ROUNDINGS = 30  # a candidate's gradient may err by this multiple of that change
+_LARGEST = {"qr": 1500, "cholesky": 3000, "kernel_matrix": 4000}  # n drawn, where not the largest of the op's full grid
+_MOST_WORK = {True: (2e10, 1e9), False: (2e11, 2e10)}  # flops and bytes of stock on the CPU (below a second), elsewhere
+_MOST_BATCH = 256
+_MOST_TRUTH = 2**25  # elements of a problem up to which float64 truth is computed to check approximate candidates
+_TRIES = 20  # draws for each problem: where few sizes are allowed, most draws are repetitions or too large
 
 
 class Trialled(NamedTuple):
@@ -65,20 +72,21 @@ class Measurer:
     def timings(
         self, op: Op, problem: Problem, candidates: list[Candidate], seconds: float, until: float = math.inf
     ) -> dict[str, Timing]:
-        """Time candidates for about so many seconds; return an empty dict if the timings cannot be trusted.
-
-        The trial is given up, with an empty dict too, where its candidates are not checked at the time `until`.
-        """
+        """Time candidates for about so many seconds; empty if not to be trusted, or not all are checked by `until`."""
         candidates = self.runnable(problem, candidates)
         if len(candidates) < 2:
             return {}
         with torch.device("cpu"):  # the caller may have set another default
             args = op.sample(problem, torch.Generator().manual_seed(1234 + problem.n))
         calls, warm = dict[str, Callable[[], Trialled]](), dict[str, float]()
-        errors, relative = dict[str, float](), dict[str, float]()
+        told: dict[str, dict[str, float]] = {}  # errors, by candidate
+        words = () if problem.elements > _CHECKED_ELEMENTS else problem.words
         gradient_error = exact = None
         for candidate in candidates:
-            call = trial(op, candidate.run, problem, args)
+            call, kind = (
+                trial(op, candidate.run, problem, args),
+                (*problem.group, candidate.name, words, problem.batch > 1),
+            )
             try:
                 began = time.perf_counter()
                 first = call()
@@ -90,14 +98,14 @@ class Measurer:
                         self.setup[key] = max(self.setup.get(key, 0.0), spent)
                 if candidate.accuracy == "approximate":
                     exact = exact or truth(op, problem, args)
-                    relative[candidate.name] = relative_error(op, first, exact)
-                elif (kind := _kind(candidate, problem)) not in self._checked:
+                    told[candidate.name] = {"relative_error": relative_error(op, first, exact)}
+                elif kind not in self._checked:
                     if gradient_error is None:  # the unit is stock's error, whichever candidate is checked first
                         own = "stock" not in calls or not problem.grad
                         gradient_error = gradient_errors(op, problem, args, first if own else calls["stock"]())
                     expected = candidate.error(problem)
                     slope = gradient_error(first, 0.0 if expected is None else expected.gradients)
-                    errors[candidate.name] = float(max(op.check(problem, first.out, args), slope))
+                    told[candidate.name] = {"error": float(max(op.check(problem, first.out, args), slope))}
                     self._checked.add(kind)
                 del first
                 warm[candidate.name] = timer.once(call, host.settle)
@@ -111,8 +119,8 @@ class Measurer:
                     return {}
                 self._ban(candidate, problem, f"raised {type(error).__name__} on {problem}")
                 continue
-            if errors.get(candidate.name, 0.0) > 1 and not candidate.as_stock:
-                self._ban(candidate, problem, f"error {errors[candidate.name]:.3g} times its bound on {problem}")
+            if (error := told.get(candidate.name, {}).get("error", 0.0)) > 1 and not candidate.as_stock:
+                self._ban(candidate, problem, f"error {error:.3g} times its bound on {problem}")
             else:
                 calls[candidate.name] = call
             if time.perf_counter() > until:
@@ -121,10 +129,7 @@ class Measurer:
             return {}
         limits: dict[str, Any] = {"min_time": _MIN_TIME[self._level], "rounds": _ROUNDS[self._level]}
         found = timer.compare(calls, synchronize=host.settle, seconds=seconds, warm=warm, **limits)
-        return {
-            n: msgspec.structs.replace(timing, error=errors.get(n, 0.0), relative_error=relative.get(n))
-            for n, timing in trusted(found).items()
-        }
+        return {n: msgspec.structs.replace(timing, **told.get(n, {})) for n, timing in trusted(found).items()}
 
     def _ban(self, candidate: Candidate, problem: Problem, reason: str) -> None:
         _log.info("banned %s.%s on this host: %s", problem.op, candidate.name, reason)
@@ -138,17 +143,10 @@ def trusted(timings: Mapping[str, Timing]) -> dict[str, Timing]:
     return kept if "stock" in kept and len(kept) > 1 else {}
 
 
-def _kind(candidate: Candidate, problem: Problem) -> tuple[object, ...]:
-    """Return the key under which a candidate is checked once: with the words if results are small, else by group."""
-    large = problem.elements > _CHECKED_ELEMENTS
-    return (*problem.group, candidate.name, () if large else problem.words, problem.batch > 1)
-
-
 def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
-    """Return a function that runs a candidate, and its backward pass if the problem wants gradients.
+    """Return a function that runs a candidate, and the backward pass of its result's canonical form if that is wanted.
 
-    Gradients are those of the result's canonical form with respect to all leaves in the arguments; every candidate gets
-    the same cotangents. The ops that a candidate with `parts` calls are dispatched.
+    Every candidate gets the same cotangents. The ops that a candidate with `parts` calls are dispatched.
     """
     leaves = tuple({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
     cotangents: list[torch.Tensor] = []
@@ -220,9 +218,8 @@ def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Tria
     """Return a function of a Trialled and an allowed error: the error of its gradients in units of their bound.
 
     The bound is ten times stock's own error against float64 truth, and at least 1000 or 2 n eps of the largest
-    gradient: a candidate may be worse than the library only by a small factor, whatever the condition number. As stock
-    may share its rounding with the truth, the bound of a candidate beyond it is raised to 30 times the change of the
-    gradient when every argument moves by one eps: a gradient small by cancellation has no more digits.
+    gradient. As stock may share its rounding with the truth, the bound is raised for a candidate beyond it, to 30 times
+    the change of the gradient when every argument moves by one eps: what cancels has no more digits.
     """
     if not problem.grad:
         return lambda trialled, allowed=0.0: 0.0
@@ -240,3 +237,64 @@ def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Tria
         return found / largest
 
     return error
+
+
+def contenders(problem: Problem, compiles: bool = False, free: int | None = None) -> list[Candidate]:
+    """Return the candidates that may serve a problem within memory, stock first, without approximate ones."""
+    free = host.available_memory(problem.device) if free is None else free
+    exact = (c for c in get(problem.op).feasible(problem) if c.accuracy != "approximate" and c.compiles <= compiles)
+    return [c for c in exact if c.name == "stock" or c.memory(problem) <= 0.5 * free]
+
+
+def measurable(op: Op, problem: Problem, level: str, accuracy: str = "same") -> list[Candidate]:
+    """Return the candidates that a calibration measures on a problem; approximate ones only if `accuracy` allows."""
+    rough = accuracy == "approximate" and problem.elements <= _MOST_TRUTH
+    usual = [c for c in op.feasible(problem) if not c.tight and (level == "full" or not c.compiles)]
+    return [c for c in usual if rough or c.accuracy != "approximate"]
+
+
+def draw(
+    op: Op, count: int, dtypes: Sequence[str], device: str, seed: str, most: tuple[float, float] | None = None
+) -> list[Problem]:
+    """Return up to `count` random problems of log-uniform sizes; `most` are flops and bytes of one call of stock."""
+    flops, moved = most or _MOST_WORK[device == "cpu"]
+    grids = {dtype: grid for dtype in dtypes if (grid := op.grid("full", dtype, device))}
+    dtypes, chance, free = list(grids), random.Random(seed), host.available_memory(device)
+    every, found, kinds = next(iter(grids.values()), []), dict[Problem, None](), dict[object, Problem]()
+    for p in every:
+        if len(contenders(p, free=free)) > 1:
+            kinds.setdefault((p.variant, p.grad, p.m == p.n, p.batch > 1), p)
+    shapes = list(kinds.values())
+    for attempt in range(_TRIES * count if shapes else 0):
+        problem = _drawn(op, chance.choice(shapes), every, chance)
+        problem = problem.replace(dtype=dtypes[attempt % len(dtypes)])
+        work = op.features(problem)
+        small = work.flops <= flops and work.bytes <= moved
+        if small and problem not in found and len(contenders(problem, free=free)) > 1:
+            found[problem] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def _drawn(op: Op, base: Problem, every: list[Problem], chance: random.Random) -> Problem:
+    """Return a problem shaped as `base`, with random sizes between the smallest and largest of its variant's grid."""
+    grid = [p for p in every if p.variant == base.variant]
+
+    def size(name: str, low: int = 1) -> int:
+        values = {getattr(p, name) for p in grid if getattr(p, name) > 0}
+        if name in ("d", "rhs") and len(values) == 1 and values != {1}:  # the grid has one case of a rare variant
+            values = {getattr(p, name) for p in every if getattr(p, name) > 0}
+        high = _LARGEST.get(op.name, max(values)) if name == "n" else max(values)
+        low = max(low, min(values))
+        return round(math.exp(chance.uniform(math.log(low), math.log(max(low, high)))))
+
+    n = size("n")
+    changes = {"n": n, "m": n if base.m == base.n else size("m", low=n if all(p.m >= p.n for p in grid) else 1)}
+    if base.d:
+        changes["d"] = size("d", low=2 if "ard" in base.words else 1)
+    if base.rhs:
+        changes["rhs"] = size("rhs")
+    if base.batch > 1:
+        changes["batch"] = min(_MOST_BATCH, size("batch", low=2))
+    return base.replace(**changes)

@@ -191,7 +191,7 @@ def test_calibrate_shows_what_is_in_force_when_it_is_interrupted(run, monkeypatc
         dispatch.session().adopt(_profile())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autokern.cli.commands_measured.measuring.calibrate", interrupted)
+    monkeypatch.setattr("autokern.cli.commands_measured.evaluation.calibrate", interrupted)
     result = run("calibrate", "--json")
     assert result.exit_code == 130
     assert "the profile of before stays in force" in result.stderr

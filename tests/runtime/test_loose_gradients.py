@@ -22,7 +22,7 @@ from autokern.ops import _candidates as iterations
 from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning.chooser import Chooser, fitted
-from autokern.tuning.drawing import measurable
+from autokern.tuning.measuring import measurable
 from autokern.tuning.policy import decide, described
 from autokern.tuning.profile import Profile, Timing, Trial
 

@@ -1,4 +1,4 @@
-"""drawing.py: random problems off the grid that offer a choice, the same for the same seed."""
+"""measuring.py: random problems off the grid that offer a choice, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from autokern.core.problem import Features, Problem
 from autokern.core.registry import get, registered
 from autokern.system import host
-from autokern.tuning import drawing
-from autokern.tuning.drawing import contenders, draw
+from autokern.tuning import measuring
+from autokern.tuning.measuring import contenders, draw
 
 
 @pytest.mark.parametrize("op", [op.name for op in registered()])
@@ -21,7 +21,7 @@ def test_problems_of_each_op_offer_a_choice_within_the_limits(op):
     for problem in found:
         assert (problem.op, problem.device) == (op, "cpu")
         assert len(contenders(problem)) > 1
-        assert problem.batch <= drawing._MOST_BATCH
+        assert problem.batch <= measuring._MOST_BATCH
         assert problem.d >= 2 or "ard" not in problem.words
         work = get(op).features(problem)
         assert max(work.flops / 2e10, work.bytes / 1e9) <= 1

@@ -103,12 +103,12 @@ def of_program(name: str, seconds: float, start: float | None = None) -> Page:
         ("keys decided", f"{len(served):,}", f"{others:,} run another candidate than stock"),
         ("saved, predicted", str(total), known),
     ]
-    page: Page = {"kind": "run", "title": Path(name).name, "tiles": tiles, "notes": _notes(served, counted)}
-    page["words"] = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} · {_in_short(fields)}"
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     note = "Parts of a composite op stand below it. It is compared with stock by the same parts, so savings add up."
     choices = msgspec.structs.replace(tables.decisions(served, lambda rows: str(gain(rows))), title="")
     parts = [_section("What ran, and why", note, tables=[_clean(choices)]), *_by_key(served)] if served else []
-    return {**page, "sections": [*parts, _host(fields)]}
+    told: Page = {"tiles": tiles, "notes": _notes(served, counted), "sections": parts}
+    return _page("run", Path(name).name, fields, f"{when} · ", **told)
 
 
 def _notes(served: Served, counted: int) -> list[str]:
@@ -161,44 +161,30 @@ def _by_key(served: Served) -> list[Page]:
 
 def of_profile(profile: Profile, shown: Sequence[Table], when: str, op: str | None = None) -> Page:
     """Return the page of the profile in force, or of one of its ops: what `autokern show` prints."""
-    fields = profile.host or host.current().fields
-    page = {"kind": "show", "title": f"Measurements of {op or 'this machine'}", "words": _in_short(fields)}
-    sections = [_section("Fastest candidates", tables=list(map(_clean, shown))), _host(fields)]
-    return {**page, "tiles": [], "notes": [when], "sections": sections}
+    section = _section("Fastest candidates", tables=list(map(_clean, shown)))
+    title, fields = f"Measurements of {op or 'this machine'}", profile.host or host.current().fields
+    return _page("show", title, fields, tiles=[], notes=[when], sections=[section])
 
 
 # --- parts of both ----------------------------------------------------------------------------------------------------
 
 
 def _section(title: str, *notes: str, **parts: object) -> Page:
-    """Return a section of a page: a heading, notes, facts, tables and cards."""
-    return {"title": title, "notes": notes, "facts": [], "tables": [], "cards": [], **parts}
+    """Return a section of a page: a heading, notes, tables and cards."""
+    return {"title": title, "notes": notes, "tables": [], "cards": [], **parts}
 
 
 def _clean(table: Table) -> Table:
     return msgspec.structs.replace(table, rows=[[without_paths(cell) for cell in row] for row in table.rows])
 
 
-def _in_short(fields: Mapping[str, Any]) -> str:
+def _page(kind: str, title: str, fields: Mapping[str, Any], before: str = "", **parts: object) -> Page:
+    """Return a page with the host that its measurements are of: the fields of a Host name no machine, user or path."""
     gpus = [str(gpu.get("name", gpu.get("kind", ""))) for gpu in fields.get("accelerators", [])]
     cpu, torch_ = fields["cpu"], fields["versions"]["torch"]
-    return ", ".join([str(cpu["model"]), *gpus, tables.counted(cpu["torch_threads"], "thread"), f"torch {torch_}"])
-
-
-def _host(fields: dict[str, Any]) -> Page:
-    """Return the section on the host: the fields of a Host, which name no machine, user or path."""
-    cpu, system = fields["cpu"], fields["system"]
-    gpus = [str(gpu.get("name", gpu.get("kind", ""))) for gpu in fields.get("accelerators", [])]
-    versions = ", ".join(f"{name} {version}" for name, version in fields["versions"].items() if version)
-    cores = f"{cpu['physical']} physical cores, {cpu['logical']} logical; {cpu['capability']}, {', '.join(cpu['simd'])}"
-    facts = [
-        ("processor", f"{cpu['model']}; {cores}"),
-        ("memory", f"{fields.get('remarks', {}).get('memory_gib', '?')} GiB"),
-        ("accelerators", "; ".join(gpus) or "none"),
-        ("system and versions", f"{system['os']} {system['machine']}, {versions}, autokern {__version__}"),
-        ("fingerprint", host.fingerprint_of(fields)),
-    ]
-    return _section("Host", "Measurements hold for a host of the same fingerprint, a hash of its fields.", facts=facts)
+    words = [str(cpu["model"]), *gpus, tables.counted(cpu["torch_threads"], "thread"), f"torch {torch_}"]
+    about = {**fields, "gpus": gpus, "fingerprint": host.fingerprint_of(dict(fields)), "autokern": __version__}
+    return {"kind": kind, "title": title, "words": before + ", ".join(words), "host": about, **parts}
 
 
 # --- notebooks -------------------------------------------------------------------------------------------------------

@@ -22,21 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from autokern.core.errors import caught
-from autokern.core.replay.operations import (
-    ChangedError,
-    Noted,
-    Step,
-    UnrecordedError,
-    apart,
-    copied,
-    kind_of,
-    share,
-    step_of,
-    tensors_in,
-    written,
-)
-
-__all__ = ["ChangedError", "Extension", "Recorder", "Replay", "UnrecordedError"]
+from autokern.core.replay import operations
+from autokern.core.replay.operations import ChangedError, Noted, Step, UnrecordedError, apart, kind_of, tensors_in
 
 _IN_CACHE, _MOST_BYTES = 2**21, 2**26
 _MOST_STEPS = 20_000
@@ -153,7 +140,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._varying.isdisjoint(memories):
             self._varying.add(_memory(found))
             call = functools.partial(function, *map(apart, args))
-            step = functools.partial(copied, call, [found.detach()])
+            step = functools.partial(operations.copied, call, [found.detach()])
             self._steps.append((step, set(memories), {_memory(found)}))
 
     def leaves(self, tensor: Any) -> None:
@@ -181,7 +168,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memories.update(map(_memory, first))
         sooner = self._needed(memories, self._steps[: self._middle])
         every = [*sooner, *later]
-        steps = share(every, kept, _memory) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
+        steps = operations.share(every, kept, _memory) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
         begin, constants = self._restored, self._constants.values()
         if not self._middle:
             return Replay((), ()), Replay([*begin, *steps], constants)
@@ -226,7 +213,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.seeded:
             raise UnrecordedError(f"{func} draws random numbers")
         if kind.written:
-            self._writes(func, written(kind, args, kwargs), varies)
+            self._writes(func, operations.written(kind, args, kwargs), varies)
         return memories, varies
 
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -261,10 +248,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made.update((_memory(t), t) for t in fresh)
         self._check(func, fresh)
         if varies and (fresh or kind.written or not (several or isinstance(out, torch.Tensor))):
-            writes = set(map(_memory, [*fresh, *written(kind, args, kwargs)]))
+            writes = set(map(_memory, [*fresh, *operations.written(kind, args, kwargs)]))
             self._varying |= writes
             args, kwargs = map(apart, args), {name: apart(value) for name, value in kwargs.items()}
-            self._steps.append((step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
+            self._steps.append((operations.step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
             if kind.shaped:  # the step checks the shape, which Python may have read
                 self._steps.append((_nothing, writes, set()))
 

@@ -16,7 +16,7 @@ import torch
 from autokern.core.errors import caught, unless_it_fails
 from autokern.core.releases.recorded import is_within
 from autokern.core.replay import Held, held
-from autokern.core.replay.recording import UnrecordedError
+from autokern.core.replay.operations import UnrecordedError
 from autokern.core.state import Beside
 from autokern.density.exact_objective import Reading, Readings
 from autokern.hooks.bypass import stay_out_of_models

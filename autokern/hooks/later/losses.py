@@ -22,7 +22,7 @@ from linear_operator import LinearOperator
 from autokern.core.autograd import computed
 from autokern.core.replay import Held
 from autokern.core.replay.effects import is_library
-from autokern.core.replay.recording import UnrecordedError
+from autokern.core.replay.operations import UnrecordedError
 from autokern.core.state import Beside, Lock, inside
 from autokern.hooks.later.closures import OfParameters
 from autokern.model import memoized

@@ -25,7 +25,8 @@ import torch
 
 from autokern.core.errors import caught
 from autokern.core.replay import Held, Ran
-from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
+from autokern.core.replay.operations import ChangedError, UnrecordedError
+from autokern.core.replay.recording import Recorder, Replay
 from autokern.core.state import inside
 from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch

@@ -24,7 +24,8 @@ from autokern.core.autograd import Unsaved, computed
 from autokern.core.errors import caught
 from autokern.core.replay import Held
 from autokern.core.replay.effects import is_library
-from autokern.core.replay.recording import Recorder, Replay, UnrecordedError
+from autokern.core.replay.operations import UnrecordedError
+from autokern.core.replay.recording import Recorder, Replay
 from autokern.core.state import Beside, Weak
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.losses import MOST, Given, OfLosses

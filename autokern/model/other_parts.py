@@ -1,0 +1,300 @@
+"""The parts of a model other than kernel and priors: `forward`, input transforms and tasks, mean and noise, in NumPy.
+
+A `forward` method is plain, which only returns mean and covariance of the points, if its bytecode equals that of a
+template below, up to the names of variables and modules.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gpytorch
+import numpy as np
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import DirichletClassificationLikelihood, FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods.hadamard_gaussian_likelihood import HadamardGaussianLikelihood
+from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticNoise, MultitaskHomoskedasticNoise
+from gpytorch.means import ConstantMean, LinearMean, MultitaskMean, ZeroMean
+
+from autokern.core.releases.known import relied
+from autokern.kernels.array_parts import Array, summed
+from autokern.model.arrays import Inspected, UnreadError
+
+_KINDS = (
+    "AffineInputTransform", "ChainedInputTransform", "FilterFeatures", "InputStandardize", "Log10", "Normalize", "Round"
+)  # fmt: skip
+_PLAIN = (bool, int, float, str, type(None), torch.Size)
+_NONE = frozenset(vars(torch.nn.Module()))
+_FUNCTIONS = ("forward", "_split_inputs", "_map_tasks")
+
+
+def _qualified(self: Any, x: Any) -> Any:
+    mean = self.mean_module(x)
+    covariance = self.covar_module(x)
+    return gpytorch.distributions.MultivariateNormal(mean, covariance)
+
+
+def _by_name(self: Any, x: Any) -> Any:
+    mean = self.mean_module(x)
+    covariance = self.covar_module(x)
+    return MultivariateNormal(mean, covariance)
+
+
+def _transformed(self: Any, x: Any) -> Any:
+    if self.training:
+        x = self.transform_inputs(x)
+    mean = self.mean_module(x)
+    covariance = self.covar_module(x)
+    return MultivariateNormal(mean, covariance)
+
+
+def _compared(code: types.CodeType) -> tuple[Any, ...]:
+    flags = code.co_flags & 0xFFFF  # higher bits are those of `from __future__ import ...`
+    return code.co_code, code.co_argcount, flags, len(code.co_names)
+
+
+_TEMPLATES = {_compared(template.__code__): template.__code__ for template in (
+    _qualified, _by_name, _transformed,
+    lambda self, x: gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x)),
+    lambda self, x: MultivariateNormal(self.mean_module(x), self.covar_module(x)),
+)}  # fmt: skip
+
+
+def _modules_of(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
+    """Return the names of a plain method's mean and kernel, and whether it transforms inputs; None if not plain."""
+    if not isinstance(forward, types.FunctionType) or forward.__closure__ or forward.__defaults__:
+        return None
+    template = _TEMPLATES.get(_compared(forward.__code__))
+    if template is None:
+        return None
+    names = dict(zip(template.co_names, forward.__code__.co_names, strict=True))
+    root, known = ("gpytorch", gpytorch) if "gpytorch" in names else ("MultivariateNormal", MultivariateNormal)
+    fixed = {"distributions", "MultivariateNormal", "training", "transform_inputs"} - {root}
+    if forward.__globals__.get(names[root]) is not known or any(names.get(name, name) != name for name in fixed):
+        return None
+    return names["mean_module"], names["covar_module"], template is _transformed.__code__
+
+
+def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return points mapped by an input transform; raises UnreadError if it is not a known one in training mode.
+
+    The transform learns its coefficients in this call, as usual. Changes of its settings or buffers invalidate `seen`.
+    """
+    module = sys.modules.get("botorch.models.transforms.input")
+    kinds = {getattr(module, name, None) for name in _KINDS}
+    parts = list(transform.modules())
+    for part in parts:
+        if type(part) not in kinds:
+            raise UnreadError(f"an input transform {type(part).__name__}")
+        if not part.training:
+            raise UnreadError("an input transform in evaluation mode")
+        for name in [*vars(part).keys() - _NONE, "training"]:
+            value = seen.attribute(part, name)
+            if type(value) is dict:
+                seen.spelt(value)
+            elif type(value) not in _PLAIN:
+                raise UnreadError(f"a transform's {name}, a {type(value).__name__}")
+    seen.look(*parts)
+    if not relied(*map(type, parts)).holds():  # a call of an unknown transform may change its state
+        raise UnreadError("an input transform that is not known")
+    found = transform(x)
+    for part in parts:
+        for name in part._buffers:
+            seen.unchanging(seen.buffer(part, name))
+        for name in part._modules:
+            seen.module(part, name)
+    return found
+
+
+def parts_of(kind: Any) -> tuple[str, str, bool]:
+    """Return the names of a model class's mean and kernel, and whether `forward` transforms inputs; or UnreadError."""
+    names = ("mean_module", "covar_module", True) if _is_mapping(kind) else _modules_of(kind.forward)
+    if names is None or any(hasattr(kind, name) for name in names[:2]):
+        raise UnreadError("a forward that is not the plain one")
+    return names
+
+
+def _is_mapping(kind: type) -> bool:
+    """Whether a model class computes as BoTorch's `MultiTaskGP` does."""
+    known = getattr(sys.modules.get("botorch.models.multitask"), "MultiTaskGP", None)
+    return known is not None and all(getattr(kind, name, None) is getattr(known, name) for name in _FUNCTIONS)
+
+
+class Tasks(NamedTuple):
+    """The tasks of a BoTorch model."""
+
+    column: int  # of the points, which holds a task's value
+    values: Array  # of the tasks, sorted
+    numbers: Array  # of the tasks, by which mean and kernel know them
+
+    def mapped(self, x: Array) -> Array | None:
+        """Return points ``(..., d)`` with task numbers in place of task values; None if a value is no task's."""
+        found = np.trunc(x[..., self.column])
+        at = np.searchsorted(self.values, found)
+        if not (self.values.take(at, mode="clip") == found).all():
+            return None
+        whole = x.copy()
+        whole[..., self.column] = self.numbers[at]
+        return whole
+
+
+def numbered(seen: Inspected, model: Any, x: Array) -> tuple[Tasks | None, Array]:
+    """Return a model's tasks, None if it has no tasks, and the points that its mean and kernel get; or UnreadError."""
+    if not _is_mapping(type(model)):
+        return None, x
+    module: Any = sys.modules["botorch.models.multitask"]
+    seen.relies(module.MultiTaskGP, f"{module.__name__}:_compute_multitask_mean")
+    names = "_task_feature", "_expected_task_values", "num_tasks", "_validate_task_values", "_task_mapper"
+    column, expected, count, *_ = (seen.attribute(model, name) for name in names)
+    values = numbers = np.arange(count, dtype=np.float64)
+    if model._buffers.get("_task_mapper") is not None:
+        values = np.array(sorted(expected), np.float64)
+        numbers = seen.unchanging(seen.buffer(model, "_task_mapper"))[values.astype(np.int64)].astype(np.float64)
+    tasks = Tasks(column, values, numbers)
+    points = tasks.mapped(x)
+    if points is None:
+        raise UnreadError("tasks that there are not")
+    return tasks, points
+
+
+def mean_of_tasks(mean: Any, before: torch.Tensor, tasks: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Return the mean of points, selected by BoTorch's own code for their task numbers ``(..., 1)``."""
+    return sys.modules["botorch.models.multitask"]._compute_multitask_mean(mean, before, tasks, after)
+
+
+FIXED = FixedNoiseGaussianLikelihood, DirichletClassificationLikelihood
+"""Likelihoods whose noise is known, with or without a noise that is learned."""
+
+
+class Values(NamedTuple):
+    """The means, or the noise variances, of the points."""
+
+    value: Callable[[], Any]  # returns ``(n,)``, or one value for all points
+    backward: Callable[[Array], object]  # adds to the parameters' gradients, given the gradient by each point's value
+
+
+class Given:
+    """Noise variances that the caller sets as `given` before an evaluation, which sets their gradient `by_noise`."""
+
+    given: Array
+    by_noise: Array
+
+    def value(self) -> Array:
+        """Return the variances."""
+        return self.given
+
+    def backward(self, by_noise: Array) -> None:
+        """Store the gradient."""
+        self.by_noise = by_noise
+
+
+Noise = Given | Values
+"""Variances of noise."""
+
+
+class Mean:
+    """A mean as a function of points: zero, a constant, a constant for each task, or linear."""
+
+    def __init__(self, seen: Inspected, mean: Any, tasks: int | None = None) -> None:
+        """Read a mean; `tasks` is the column of the points by which BoTorch selects a task's mean."""
+        kind, constants = type(mean), [mean]
+        self.column: int | None = None
+        self._weights: Any = None
+        self._seen: Any = None, None
+        if kind is MultitaskMean and tasks is not None:
+            several = seen.module(mean, "base_means")
+            constants, self.column = [seen.module(several, name) for name in several._modules], tasks
+        if kind is LinearMean:
+            width = mean._parameters["weights"].shape[-2:-1] if "weights" in mean._parameters else ()
+            self._weights = seen.parameter(mean, "weights", (*width, 1))
+            self._constants = [seen.parameter(mean, "bias", (1,))] if "bias" in mean._parameters else []
+        elif kind is ZeroMean:
+            _look_at_batch(seen, mean)
+            self._constants = []
+        else:
+            self._constants = [_constant(seen, one) for one in constants]
+        self.count = len(self._constants)
+        self.tensors = {id(tensor) for one in (mean, *constants) for tensor in one._parameters.values()}
+
+    def _shares(self, x: Array) -> list[Any]:
+        """Return for each constant the mask of its points, None for all."""
+        if self.column is None:
+            return [None] * self.count
+        known, found = self._seen
+        if known is not x:
+            found = [np.equal(x[..., self.column, None], task) for task in range(self.count)]
+            self._seen = x, found
+        return found
+
+    def value(self, x: Array) -> Any:
+        """Return the means ``(..., n, 1)`` of points, or one mean for all."""
+        found = [] if self._weights is None else [x @ self._weights.value]
+        for share, constant in zip(self._shares(x), self._constants, strict=True):
+            found.append(constant.value if share is None else share * constant.value)
+        return sum(found[1:], start=found[0]) if found else 0.0
+
+    def backward(self, x: Array, by_mean: Array, by_x: Array | None = None, theta: bool = True) -> None:
+        """Add to the gradients of the parameters if `theta`, and of the points, given the gradient by the means."""
+        if theta:
+            for share, constant in zip(self._shares(x), self._constants, strict=True):
+                summed(constant, by_mean if share is None else by_mean * share)
+            if self._weights is not None:
+                summed(self._weights, x.swapaxes(-1, -2) @ by_mean)
+        if by_x is not None and self._weights is not None:
+            by_x += by_mean * self._weights.value.swapaxes(-1, -2)
+
+
+def mean_of(seen: Inspected, mean: Any, x: Array, tasks: int | None) -> Values | None:
+    """Return the mean at fixed points, None for a zero mean."""
+    found = Mean(seen, mean, tasks)
+    if type(mean) is ZeroMean:
+        return None
+    if found.column is not None and not ((x[:, found.column] >= 0) & (x[:, found.column] < found.count)).all():
+        raise UnreadError("tasks without a mean")
+    return Values(lambda: found.value(x).reshape(-1), lambda by_mean: found.backward(x, by_mean[:, None]))
+
+
+def _look_at_batch(seen: Inspected, mean: Any) -> None:
+    seen.attribute(mean, "batch_shape")
+    if mean.batch_shape != seen.batch:
+        raise UnreadError("a mean with another batch")
+
+
+def _constant(seen: Inspected, mean: Any) -> Any:
+    if type(mean) is not ConstantMean:
+        raise UnreadError(f"a mean {type(mean).__name__}")
+    _look_at_batch(seen, mean)
+    return seen.parameter(mean, "raw_constant")
+
+
+def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:
+    """Return the noise that a likelihood adds at points; it sees them before any input transform."""
+    covariance = seen.module(likelihood, "noise_covar")
+    kinds = type(likelihood), type(covariance)
+    if kinds == (GaussianLikelihood, HomoskedasticNoise):
+        noise = seen.parameter(covariance, "raw_noise", (1,))
+        return Values(lambda: noise.value, lambda by_noise: noise.accumulate(np.add.reduce(by_noise)))
+    if kinds[0] in FIXED and kinds[1] is FixedGaussianNoise:
+        second, fixed = seen.module(likelihood, "second_noise_covar"), seen.attribute(covariance, "noise")
+        if type(second) not in (type(None), HomoskedasticNoise) or fixed.shape != (*seen.batch, len(x)):
+            raise UnreadError("further noise")
+        known = seen.view(fixed, fixed=True)[seen.at]
+        if second is None:
+            return Values(lambda: known, lambda by_noise: None)
+        more = seen.parameter(second, "raw_noise", (1,))
+        return Values(lambda: known + more.value, lambda by_noise: more.accumulate(np.add.reduce(by_noise)))
+    if kinds == (HadamardGaussianLikelihood, MultitaskHomoskedasticNoise):
+        column = seen.attribute(likelihood, "task_feature_index") if x.shape[1] > 1 else 0
+        several = seen.attribute(likelihood, "num_tasks")
+        if type(column) is not int or not -x.shape[1] <= column < x.shape[1]:
+            raise UnreadError("noise of tasks in no column")
+        with np.errstate(invalid="ignore"):
+            tasks = x[:, column].astype(np.int64)
+        by_task = seen.parameter(covariance, "raw_noise", (several,))
+        each = np.equal(tasks[:, None], np.arange(several)).astype(np.float64)  # unknown tasks have no noise, as there
+        return Values(lambda: each @ by_task.value, lambda by_noise: by_task.accumulate(by_noise @ each))
+    raise UnreadError(f"a likelihood {type(likelihood).__name__}")
