@@ -64,7 +64,6 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 
 def _path(text: str) -> Path:
-    """Return a path, the home folder expanded."""
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
@@ -121,7 +120,6 @@ def _force(text: str) -> Pairs | int:
 
 
 def _exclude(text: str) -> frozenset[str]:
-    """Return names of candidates, alone or as ``op=name``."""
     names = set()
     for item in filter(None, (part.strip() for part in text.split(","))):
         op, equals, candidate = item.partition("=")

@@ -128,13 +128,14 @@ class _Inside(threading.local):
     repeated = False  # it runs a function that may be replayed as a whole
 
     @contextlib.contextmanager
-    def without_matrices(self) -> Iterator[None]:
-        """Multiply by kernel matrices without forming them, inside the block."""
-        before, self.formless = self.formless, True
+    def having(self, **state: Any) -> Iterator[None]:
+        """Have another state inside the block."""
+        before = {name: getattr(self, name) for name in state}
+        self.__dict__.update(state)
         try:
             yield
         finally:
-            self.formless = before
+            self.__dict__.update(before)
 
 
 inside = _Inside()

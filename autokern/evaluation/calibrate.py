@@ -253,11 +253,8 @@ class _Exam:
             current.reset(token)
 
     def _by_stock(self) -> None:
-        inside.active = True
-        try:
+        with inside.having(active=True):
             self._task()
-        finally:
-            inside.active = False
 
     def _chosen(self, session: Session) -> dict[Any, str]:
         """Return the chosen candidate of each problem that one call of the task dispatches."""

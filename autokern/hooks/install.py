@@ -258,7 +258,6 @@ def status() -> Status:
 
 
 def _admits(patch: Patch, present: Any) -> bool:
-    """Whether a hook may replace the attribute's present value."""
     ours = patch.replacement
     return not is_ours(ours) or known.admits(patch.owner, patch.name, present, ours.__wrapped__)
 

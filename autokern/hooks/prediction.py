@@ -143,7 +143,7 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
         return there
     ours = ours and not _stay_out()
     alone = ours and strategies.is_iterated(self, strategies.is_formless(self))
-    with inside.without_matrices() if alone else contextlib.nullcontext():
+    with inside.having(formless=True) if alone else contextlib.nullcontext():
         return _mean_cache.__wrapped__(self, nan_policy)
 
 

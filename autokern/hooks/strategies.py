@@ -207,7 +207,6 @@ def evaluated(covariance: Any, of: Callable[[Any], Any] = lambda kernel: kernel)
 
 
 def _with(of: Callable[[Any], Any], covariance: Any) -> Any:
-    """Apply `of` to the kernel of a covariance, if it is lazy."""
     if type(covariance) is not LazyEvaluatedKernelTensor:
         return covariance
     kernel = of(covariance.kernel)
@@ -235,7 +234,7 @@ def _noisy(strategy: Any) -> Any:
 def read_later(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     """Predict by matrix-free iterations; variances, and the factor for many of them, are deferred."""
     m, n = cross.shape[-2:]
-    with inside.without_matrices():
+    with inside.having(formless=True):
         mean = strategy.exact_predictive_mean(test_mean, evaluated(cross))
         many = {"factor": functools.partial(_factor_when_read, strategy)} if n < _FEW * m else {}
         known = Structured(_noisy(strategy), **many)

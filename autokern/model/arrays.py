@@ -15,12 +15,12 @@ from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.module import Module
 
 from autokern.core.releases.known import relied
+from autokern.core.replay.effects import HOOKS
 from autokern.kernels.array_parts import Array, Index
 from autokern.kernels.family import DISTANCES
 from autokern.model.parameters import Curve, Mirrored, Mirrors, Parameter, Still, bounded, curve_of
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_EMPTY = ("_added_loss_terms", *_HOOKS)
+_EMPTY = ("_added_loss_terms", *HOOKS)
 _OWN = frozenset(("_has_transformed_inputs", "_original_train_inputs", "_validate_args", "is_one_to_many"))
 """Attributes that instances set although their class defines them."""
 _NO_BATCH = torch.Size()
@@ -93,7 +93,7 @@ class Inspected:
                 raise UnreadError(f"a {type(module).__name__} with {redefined or 'hooks or added losses'} of its own")
             ours = isinstance(module, Module)  # gpytorch's modules call no hooks
             sizes = ("_modules", "_priors") if ours else ("_modules", "_parameters", "_buffers")
-            empty = ("_added_loss_terms",) if ours else _HOOKS
+            empty = ("_added_loss_terms",) if ours else HOOKS
             self._owner(module)[2] = len(own), tuple((name, len(own[name])) for name in sizes), empty
             self.relies(type(module))
 

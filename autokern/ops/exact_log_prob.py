@@ -204,7 +204,7 @@ def stock(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
 )
 def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's conjugate gradients on a kernel matrix that is never formed: `kernel_matmul` multiplies it."""
-    with inside.without_matrices():
+    with inside.having(formless=True):
         return stock(marginal, value, exact)
 
 

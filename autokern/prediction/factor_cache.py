@@ -104,7 +104,6 @@ def _attached(strategy: Any) -> bool:
 
 
 def _differentiable(strategy: Any) -> bool:
-    """Whether any input of the caches requires gradients."""
     prior = strategy.train_prior_dist
     return any(t.requires_grad for t in (strategy.lik_train_train_covar, strategy.train_labels, prior.loc))
 

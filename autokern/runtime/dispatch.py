@@ -252,7 +252,6 @@ def explain(problem: Problem) -> Decision:
 
 
 def _overlays() -> Iterator[Overlay]:
-    """Yield the `using` blocks of this thread or task, innermost first."""
     overlay = _current.get()
     while overlay is not None:
         yield overlay

@@ -241,13 +241,10 @@ def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
     from autokern.tuning.measuring import relative_error, trial
 
     op, problem = entry.op, entry.decision.problem
-    before, inside.active = inside.active, True
     try:
-        with host.random_states_kept(), aside():
+        with inside.having(active=True), host.random_states_kept(), aside():
             found, truth = (trial(op, candidate.run, problem, args)() for candidate in (entry.candidate, exact))
-        return relative_error(op, found, truth)
+            return relative_error(op, found, truth)
     except caught(Exception, by=(op, entry.candidate.run, exact.run)):
         _log.debug("could not check the accuracy of %s", problem, exc_info=True)
         return 0.0
-    finally:
-        inside.active = before

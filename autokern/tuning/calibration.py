@@ -86,22 +86,18 @@ def calibrate(
     run, nesting = _Calibration(level, budget, known, progress or silent), operator.attrgetter("nesting")
     profile = run.profile()
     memory.recycle()  # as in programs
-    inside.active = inside.measuring = True
-    try:
-        with host.random_states_kept(), _without_torchs_warning():
-            form = tuple(dtypes), level, accuracy, near
-            waiting = sorted((_Pool(op, device, *form) for device in devices for op in ops), key=nesting)
-            left = sum(pool.weight for pool in waiting)
-            for _, group in itertools.groupby(waiting, key=nesting):
-                here = list(group)
-                weight = sum(pool.weight for pool in here)
-                run.measure(here, weight / max(left, weight, 1.0))
-                left -= weight
-                profile = run.profile()
-                publish(profile)
-            run.progress(1.0, "done")
-    finally:
-        inside.active = inside.measuring = False
+    with inside.having(active=True, measuring=True), host.random_states_kept(), _without_torchs_warning():
+        form = tuple(dtypes), level, accuracy, near
+        waiting = sorted((_Pool(op, device, *form) for device in devices for op in ops), key=nesting)
+        left = sum(pool.weight for pool in waiting)
+        for _, group in itertools.groupby(waiting, key=nesting):
+            here = list(group)
+            weight = sum(pool.weight for pool in here)
+            run.measure(here, weight / max(left, weight, 1.0))
+            left -= weight
+            profile = run.profile()
+            publish(profile)
+        run.progress(1.0, "done")
     return profile
 
 

@@ -44,7 +44,7 @@ def test_calibrate_ends_with_a_finding_where_nothing_can_be_trusted(monkeypatch)
         dispatch.session().adopt(found)
         return found
 
-    monkeypatch.setattr(commands_measured.measuring, "calibrate", measured)
+    monkeypatch.setattr(commands_measured.evaluation, "calibrate", measured)
     dispatch.reset()
     result = CliRunner().invoke(commands.app, ["calibrate", "--budget", "4", "--no-wait"], prog_name="autokern")
     assert result.exit_code == 1

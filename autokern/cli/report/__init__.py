@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -170,7 +171,6 @@ def of_profile(profile: Profile, shown: Sequence[Table], when: str, op: str | No
 
 
 def _section(title: str, *notes: str, **parts: object) -> Page:
-    """Return a section of a page: a heading, notes, tables and cards."""
     return {"title": title, "notes": notes, "tables": [], "cards": [], **parts}
 
 
@@ -213,32 +213,24 @@ def html(value: Decision | Explanation | Profile | Model) -> str:
 def frame(value: Decision | Explanation | Profile | Model) -> Any:
     """Return a pandas data frame: a row for each candidate, decision, part, or measured problem and candidate."""
     columns: tuple[str, ...]
-    rows: list[dict[str, Any]]
+    rows: list[tuple[Any, ...]]
     if isinstance(value, Decision):
         columns = ("candidate", "runs", *Cost.__struct_fields__, "cannot")
-        rows = [
-            {"candidate": name, "runs": name == value.candidate, "cannot": why}
-            | ({} if cost is None else msgspec.structs.asdict(cost))
-            for name, cost, why in value.candidates()
-        ]
+        rows = [(name, name == value.candidate, *_cells(cost, Cost), why) for name, cost, why in value.candidates()]
     elif isinstance(value, Explanation):
         told = ("candidate", "margin", "uncertainty", "source", "reason")
         columns = ("calls", "within", *Problem.__struct_fields__, *told, *Solved.__struct_fields__)
         rows = [
-            {"calls": calls, "within": " > ".join(found.within)}
-            | msgspec.structs.asdict(found.problem)
-            | {name: getattr(found, name) for name in told}
-            | ({} if (worst := overall(found.solved)) is None else msgspec.structs.asdict(worst))
+            (calls, " > ".join(found.within), *_cells(found.problem, Problem), *(getattr(found, name) for name in told),
+             *_cells(overall(found.solved), Solved))
             for found, calls in sorted(value.decisions, key=lambda pair: -pair[1])
-        ]
+        ]  # fmt: skip
     elif isinstance(value, Model):
-        columns = ("part", "by", "why")
-        rows = [dict(zip(columns, row, strict=True)) for row in value.rows]
+        columns, rows = ("part", "by", "why"), value.rows  # type: ignore[assignment]
     else:
         columns = (*Problem.__struct_fields__, "candidate", "seconds", "speedup")
         rows = [
-            msgspec.structs.asdict(trial.problem)
-            | {"candidate": name, "seconds": timing.seconds, "speedup": 1.0 / timing.ratio}
+            (*_cells(trial.problem, Problem), name, timing.seconds, 1.0 / timing.ratio)
             for trial in value.trials
             for name, timing in trial.timings.items()
         ]
@@ -247,3 +239,7 @@ def frame(value: Decision | Explanation | Profile | Model) -> Any:
     except ImportError as error:
         raise AutokernError(f"to_frame() needs pandas; found: {error}. `pip install pandas` provides it") from error
     return pandas.DataFrame(rows, columns=list(columns))
+
+
+def _cells(row: msgspec.Struct | None, kind: type[msgspec.Struct]) -> tuple[Any, ...]:
+    return (math.nan,) * len(kind.__struct_fields__) if row is None else msgspec.structs.astuple(row)

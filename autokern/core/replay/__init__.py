@@ -148,7 +148,6 @@ def _is_small(tensor: torch.Tensor, most: int) -> bool:
 
 @functools.lru_cache(4096)
 def _names(code: CodeType) -> tuple[str, ...]:
-    """Return the global variables that code may use."""
     return tuple({name for part in codes(code) for name in part.co_names})
 
 

@@ -52,7 +52,7 @@ _NAMES = frozenset(
      "byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "setflags"))  # fmt: skip
 """Functions and methods, by their names, that do more than compute."""
 _PREFIXES = ("set_", "_set_", "load_", "save_", "register_", "add_scalar", "add_histogram", "add_module")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 STANDARD = frozenset(("abc", "builtins", "collections", "enum", "functools", "math", "types", "typing", "weakref"))
 _AROUND = frozenset(("abc", "contextlib", "dataclasses", "functools", "typing", "typing_extensions"))
 """Modules of Python whose functions wrap those of the libraries."""
@@ -140,7 +140,7 @@ def _inside(one: Any, known: bool) -> list[Any] | str:
     kind = type(one)
     if isinstance(one, Iterator):
         return f"a {kind.__name__} yields its next value"
-    if isinstance(one, torch.nn.Module) and any(vars(one).get(name) for name in _HOOKS):
+    if isinstance(one, torch.nn.Module) and any(vars(one).get(name) for name in HOOKS):
         return f"a hook on a {kind.__name__}"
     if not any(is_library(base.__module__) for base in kind.__mro__) and kind.__module__ not in STANDARD:
         return f"an object of class {kind.__name__}"
@@ -168,7 +168,6 @@ def _of_class(kind: type, own: bool) -> Iterator[Any]:
 
 
 def _functions(member: Any) -> Iterator[FunctionType]:
-    """Yield the functions of a class's attribute."""
     for one in (member, *(getattr(member, name, None) for name in ("fget", "__func__", "__wrapped__"))):
         if isinstance(one, FunctionType):
             yield one

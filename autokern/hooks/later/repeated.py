@@ -178,16 +178,13 @@ class Repeated(abc.ABC):
             dispatch.session().past["optimised function", "replay"] += 1
             return ours
         numbers = [np.array(values) for values in self.numbers(ours)]
-        inside.active, before = True, inside.active  # the replay computes as stock does
-        try:
+        with inside.having(active=True):  # the replay computes as stock does
             again = time.thread_time()
             with contextlib.nullcontext() if self._compared else self._ran:
                 found = self.stock(*call)
             self._seconds = min(self._seconds, time.thread_time() - again)
             if self.watched and not self._compared:
                 self._ran.keep(self._held.kinds())
-        finally:
-            inside.active = before
         changed = self.lasting and not self._held.is_as_before()
         self.renew()
         self._compared += 1
