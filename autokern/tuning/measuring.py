@@ -119,8 +119,8 @@ class Measurer:
                     return {}
                 self._ban(candidate, problem, f"raised {type(error).__name__} on {problem}")
                 continue
-            if (error := told.get(candidate.name, {}).get("error", 0.0)) > 1 and not candidate.as_stock:
-                self._ban(candidate, problem, f"error {error:.3g} times its bound on {problem}")
+            if (wrong := told.get(candidate.name, {}).get("error", 0.0)) > 1 and not candidate.as_stock:
+                self._ban(candidate, problem, f"error {wrong:.3g} times its bound on {problem}")
             else:
                 calls[candidate.name] = call
             if time.perf_counter() > until:

@@ -226,7 +226,7 @@ def frame(value: Decision | Explanation | Profile | Model) -> Any:
             for found, calls in sorted(value.decisions, key=lambda pair: -pair[1])
         ]  # fmt: skip
     elif isinstance(value, Model):
-        columns, rows = ("part", "by", "why"), value.rows  # type: ignore[assignment]
+        columns, rows = ("part", "by", "why"), value.rows
     else:
         columns = (*Problem.__struct_fields__, "candidate", "seconds", "speedup")
         rows = [
