@@ -26,7 +26,7 @@ from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
 from autokern.kernels.matrix import bytes_on
-from autokern.model import kernel_parts
+from autokern.model import kernel_parts, libraries
 from autokern.model.libraries import TRACES, words
 from autokern.model.marginal import Marginal, ingredients, read
 from autokern.ops import _large_models as large_models
