@@ -22,6 +22,7 @@ def test_points_agree_until_the_first_that_differs(ours, count):
     assert third_parties.alike(ours, [5.0, 1.0, 2.0]) == count
 
 
+@pytest.mark.slow
 def test_a_program_is_run_without_and_with_autokern(tmp_path):
     script = tmp_path / "program.py"
     script.write_text("import gpytorch\nk = gpytorch.kernels.RBFKernel()\nprint('final', 1.5, 2)\n")

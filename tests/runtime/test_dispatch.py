@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import errno
-import gc
 import os
-import random
 import signal
 import threading
 import time
 import warnings
-from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from msgspec import structs
@@ -108,26 +104,6 @@ def test_the_memo_is_bounded_and_counts_survive(toy, monkeypatch):
         for n in range(1, 24):
             toy.call(matrix(n))
         assert len(memo.current.get().memo["double"]) <= 5
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_memory_is_flat_over_calls_of_ever_new_shapes(make_op):
-    op = make_op("double")
-    for name in ("stock", "fast", "other"):
-        op.candidate(name)(lambda a: 2 * a)
-    dispatch.reset(NEVER).adopt(Toy.profile(None))
-    call, memory = dispatch.route(op), torch.empty(160_000, dtype=torch.float64)
-    draw, resident = random.Random(11), []
-    for _ in range(2):
-        for _ in range(20_000):
-            m, n = draw.randrange(1, 400), draw.randrange(1, 400)
-            call(memory[: m * n].view(m, n))
-        gc.collect()
-        resident.append(psutil.Process().memory_info().rss)
-    assert resident[1] - resident[0] < 8 * 2**20
-    assert sum(len(known) for known in dispatch.session().memo.values()) <= 10_000
-    assert sum(dispatch.stats()["double"].values()) == 40_000
 
 
 def test_another_profile_decides_afresh(toy):
@@ -346,21 +322,6 @@ def test_stopping_the_program_is_nobodys_failure(toy, stop):
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def test_free_memory_is_asked_for_large_calls_only(make_op, free):
-    toy, free.bytes = Toy(make_op, memory=lambda p: 10**6 * p.n), 10**9
-    dispatch.reset(NEVER).adopt(toy.profile())
-    for _ in range(3):
-        toy.call(matrix(8))
-    assert free.asked == 0
-    toy.call(matrix(90))
-    before = free.asked
-    toy.call(matrix(90))
-    assert free.asked == before + 1
-    with pytest.raises(MemoryBudgetError, match=r"free RAM|control group"):
-        toy.call(matrix(1001))
-    assert set(toy.runs) == {"fast"}
 
 
 def test_what_was_decided_is_not_trusted_when_memory_has_become_short(make_op, free):

@@ -23,7 +23,7 @@ from autokern.density import iterated_density
 from autokern.density.mixed_inverse import OF_TRACE
 from autokern.model.libraries import TOLERANCE
 from autokern.ops import _candidates as iterations
-from autokern.runtime import dispatch, memo, review
+from autokern.runtime import dispatch, memo
 
 N = 1010
 LOOSE = Problem(op="exact_log_prob", m=N, n=N, d=2, variant="rbf/cg", grad="theta")
@@ -297,18 +297,3 @@ def test_a_part_is_told_where_its_composite_call_raised_or_is_forgotten(make_op)
     ]
     alone = autokern.Explanation([pair for pair in found if pair[0].problem.op == "inner"])
     assert str(alone).count("inner by stock") == 2
-
-
-def test_a_key_that_is_decided_again_keeps_its_places(make_op):
-    inner, outer = make_op("inner"), make_op("outer", composite=True)
-    part = dispatch.route(inner)
-    inner.candidate("stock")(lambda a: 2 * a)
-    outer.candidate("stock")(part)
-    whole = dispatch.route(outer)
-    whole(A)
-    here = dispatch.session()
-    ((key, entry),) = here.memo["inner"].items()
-    fresh = review._again(here, entry, here.settings)
-    here.remember(here.memo, "inner", key, fresh, renewed=True)
-    part(A)
-    assert sorted(calls for decision, calls in decided("inner")) == [1, 1]

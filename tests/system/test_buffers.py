@@ -8,7 +8,7 @@ import platform
 
 import pytest
 import torch
-from support.programs import said
+from support.programs import BARE, said
 
 from autokern.system import memory
 
@@ -55,7 +55,7 @@ def test_a_system_without_huge_pages(monkeypatch, tmp_path):
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what glibc recycles")
 def test_arrays_that_a_program_frees_are_recycled():
     code = """
-import resource, sys
+import resource
 import numpy as np
 from autokern.system import memory
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -70,5 +70,5 @@ for _ in range(20): program()
 print(faults() - before)
 """
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    told = {how: int(said(code, how, env=surroundings)[-1]) for how in ("plain", "recycled")}
+    told = {how: int(said(BARE + code, how, env=surroundings)[-1]) for how in ("plain", "recycled")}
     assert told["recycled"] < 100 < 20 * 78 < told["plain"], told  # a fault for each page of at least one array

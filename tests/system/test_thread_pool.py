@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 import torch
-from support.programs import said
+from support.programs import BARE, said
 from support.threads import in_threads
 
 import autokern
@@ -226,37 +226,27 @@ def test_an_interrupt_stops_all_wherever_it_comes(where):
     assert {1, 2} <= set(stopped)
 
 
-def checking(member):
-    while True:
-        member.check()
-        time.sleep(0.002)
-
-
-def test_threads_that_cannot_be_started_are_an_error_and_stop_the_rest(monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt("meanwhile")])
+def test_threads_that_cannot_be_started_are_an_error_and_stop_the_rest(monkeypatch, error):
     start, begun = threading.Thread.start, []
 
+    def checking(member):
+        while True:
+            member.check()
+            time.sleep(0.002)
+
     def only_one(thread):
-        if begun:
-            raise RuntimeError("can't start new thread")
-        begun.append(thread)
-        start(thread)
+        if not begun:
+            begun.append(thread)
+            start(thread)
+            if not isinstance(error, KeyboardInterrupt):
+                return  # an interrupt comes when the first has started
+        raise error
 
     monkeypatch.setattr(threading.Thread, "start", only_one)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
+    with pytest.raises(type(error), match=str(error)):
         threads.together(checking, 4)
     assert not begun[0].is_alive()
-
-
-def test_an_interrupt_while_threads_are_started_leaves_none(monkeypatch):
-    start = threading.Thread.start
-
-    def interrupted(thread):
-        start(thread)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        threads.together(checking, 3)
 
 
 # --- nesting, other threads, forks ------------------------------------------------------------------------------------
@@ -285,21 +275,24 @@ def test_crews_of_several_threads_do_not_meet():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_afterwards_works_with_one_thread():
-    code = """
-        import os, torch
-        torch.set_num_threads(2)
-        from autokern.system import threads
-        done, cpu = [], torch.device("cpu")
-        assert threads.members(cpu) == 2
-        threads.together(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), 2)
-        torch.set_num_threads(1)
-        child = os.fork()
-        if not child:
-            count = threads.members(cpu)
-            threads.together(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), count)
-            os._exit(0 if len(done) == 3 and count == 1 else 1)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    code = (
+        BARE
+        + """
+import os, torch
+torch.set_num_threads(2)
+from autokern.system import threads
+done, cpu = [], torch.device("cpu")
+assert threads.members(cpu) == 2
+threads.together(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), 2)
+torch.set_num_threads(1)
+child = os.fork()
+if not child:
+    count = threads.members(cpu)
+    threads.together(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), count)
+    os._exit(0 if len(done) == 3 and count == 1 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
+    )
     assert said(code, timeout=60) == ["0"]
 
 

@@ -89,17 +89,6 @@ def test_trees_evaluate_as_those_of_scikit_learn(seen, others, seed, extra):
             assert ours == pytest.approx(model.predict(np.array([place]))[0], abs=UNIT)
 
 
-@settings(max_examples=40, deadline=None)
-@given(problems, st.integers(-3000, 1200), st.integers(-3000, 1200))
-def test_files_keep_estimates_bit_for_bit(problem, one, other):
-    forest = by_base(stump(), own=[leaf(0, one), leaf(0, other)], of_own=2, met=met())
-    forest = msgspec.structs.replace(forest, trials={"float64": 2})
-    read = decode(msgspec.json.encode(Profile(forests={"synthetic@cpu": forest}))).forests["synthetic@cpu"]
-    again = msgspec.msgpack.decode(msgspec.msgpack.encode(forest), type=Forest)
-    assert read == again == forest
-    assert read.estimates(problem) == again.estimates(problem) == forest.estimates(problem)
-
-
 def test_own_trees_correct_the_base_and_their_disagreement_is_the_uncertainty():
     forest = by_base(stump(), own=[leaf(0, 100), leaf(0, 300)], of_own=2, met=met(), trials={"float64": 5})
     left, right = (forest.estimates(square(n))["fast"] for n in (64, 65))
