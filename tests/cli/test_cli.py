@@ -59,9 +59,6 @@ def test_show_tells_winners_bans_and_set_up(run, measured, home):
     found = json.loads(result.stdout)
     assert found["ops"][0]["won"] == {"choleskyqr2": 2, "stock": 2}
     assert str(home) not in result.stdout
-
-
-def test_show_of_one_op_lists_its_problems(run, measured):
     assert "(4000, 400)" in run("show", "qr").output
     found = json.loads(run("show", "qr", "--json").stdout)
     assert [w["candidate"] for w in found["winners"]] == ["stock", "stock", "choleskyqr2", "choleskyqr2"]
@@ -197,14 +194,6 @@ def test_calibrate_shows_what_is_in_force_when_it_is_interrupted(run, monkeypatc
     assert "the profile of before stays in force" in result.stderr
     assert json.loads(result.stdout)["ops"][0]["problems"] == 4
     assert run("show").exit_code == 0
-
-
-def test_calibrate_wants_a_place_to_keep_things(run, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("AUTOKERN_HOME", str(tmp_path / "file" / "home"))
-    result = run("calibrate", "--ops", "qr", "--budget", "1")
-    assert result.exit_code == 2
-    assert "AUTOKERN_HOME" in result.stderr
 
 
 def test_calibrate_leaves_a_pinned_profile_alone(run, monkeypatch, tmp_path):

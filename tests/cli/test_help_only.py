@@ -28,7 +28,7 @@ ROOT = str(Path(autokern.__file__).parents[1])
 TOLD = {"COLUMNS": "80", "PYTHONPROFILEIMPORTTIME": "1", "PYTHONPATH": ROOT}
 
 
-@pytest.mark.parametrize("words", [["calibrate"], ["run", "x.py"]])
+@pytest.mark.parametrize("words", [["calibrate"], pytest.param(["run", "x.py"], marks=pytest.mark.slow)])
 def test_an_interrupt_during_imports_shows_no_traceback(words, tmp_path):
     (tmp_path / "gpytorch.py").write_text("raise KeyboardInterrupt")
     for command, status, told in ((["-m", "autokern", *words], 130, 0), (["-c", "import autokern"], -2, 1)):

@@ -182,12 +182,6 @@ def test_on_a_python_that_nobody_recorded_the_syntax_decides():
     assert not recorded._is_marked(other, allowed)
 
 
-def test_each_hook_stands_alone():
-    with mock.patch.object(Kernel, "covar_dist", other), autokern.enabled():
-        assert vars(Kernel)["covar_dist"] is other
-        assert recorded.is_ours(cholesky_module._psd_safe_cholesky)
-
-
 def program(change, **environment):
     code = f"""
     import warnings

@@ -8,8 +8,8 @@ from support.programs import said
 
 from autokern import op as public_op
 from autokern.core.errors import AutokernError, SettingsError
-from autokern.core.op import ACCURACIES, WEIGHTS, tensors_in
-from autokern.core.problem import SIZES, Problem
+from autokern.core.op import ACCURACIES, tensors_in
+from autokern.core.problem import Problem
 from autokern.core.registry import get, known, registered
 from autokern.tuning.measuring import trial
 
@@ -72,13 +72,6 @@ def test_what_a_problem_rules_out_and_what_the_machine_lacks(double):
     assert [c.name for c in double.feasible(problem)] == ["stock", "gpu"]
     assert double["gpu"].why_not(problem.replace(device="cuda")) == "no cuda here"
     assert double["gpu"].unsupported(problem.replace(device="cuda")) is None
-
-
-def test_coordinates_are_octaves(double):
-    assert double.coordinates(Problem(op="double", m=3, n=7, batch=1)) == (
-        2 * WEIGHTS["m"], 3 * WEIGHTS["n"], 0.0, 0.0, WEIGHTS["batch"],
-    )  # fmt: skip
-    assert set(WEIGHTS) == set(SIZES)
 
 
 def test_tensors_in_nested_arguments():

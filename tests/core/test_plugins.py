@@ -66,14 +66,6 @@ def install(monkeypatch, tmp_path):
         sys.modules.pop(name, None)
 
 
-def test_autokern_brings_its_own():
-    own = ["cuda_graphs", "cupy", "keops", "lower_precision", "xla"]
-    assert [(p.source, p.state) for p in registry.plugins()][:5] == [(name, "loaded") for name in own]
-    assert get("kernel_matmul")["xla"].source == "xla"
-    assert {o.name for o in registered() for c in o.candidates if c.source == "cupy"} == {"qr"}
-    assert {c.source for o in registered() for c in o.candidates} == {"", *own}
-
-
 def test_a_function_and_a_module(install):
     others = "from autokern.core.registry import get\nget('fantasy').candidate('others')(lambda a: a)"
     found = install({"pack:one": "theirs:register", "pack:two": "others"}, theirs=GOOD, others=others)

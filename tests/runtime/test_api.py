@@ -67,18 +67,6 @@ def test_everything_public_is_documented(name):
         assert "Parameters" in text or not inspect.signature(thing).parameters
 
 
-def test_the_registry_is_public():
-    op = autokern.op("qr")
-    a = torch.randn(6, 3)
-    problem = op.problem_of(a)
-    assert problem == Problem(op="qr", m=6, n=3, dtype="float32")
-    assert op.candidates[0].name == "stock"
-    q, r = op.candidates[0].run(a)
-    torch.testing.assert_close(q @ r, a)
-    with pytest.raises(SettingsError, match="unknown op 'nonsense'"):
-        autokern.op("nonsense")
-
-
 # --- explain and problem ----------------------------------------------------------------------------------------------
 
 

@@ -106,14 +106,6 @@ def test_the_memo_is_bounded_and_counts_survive(toy, monkeypatch):
         assert len(memo.current.get().memo["double"]) <= 5
 
 
-def test_another_profile_decides_afresh(toy):
-    toy.call(matrix())
-    dispatch.session().adopt(toy.profile(fast=2.0))
-    toy.call(matrix())
-    assert toy.runs == ["fast", "other"]
-    assert autokern.stats() == {"double": {"fast": 1, "other": 1}}
-
-
 def test_switched_off_means_stock(toy):
     dispatch.reset(Settings(enabled=False)).adopt(toy.profile())
     toy.call(matrix())
@@ -174,13 +166,6 @@ def test_transforms_traces_and_fake_tensors_run_stock(toy, way):
     way(toy.call)
     assert toy.runs == ["stock"]
     assert autokern.stats() == {}
-
-
-def test_compiling_runs_stock(toy, monkeypatch):
-    monkeypatch.setattr(dispatch, "_compiling", lambda: True)
-    assert dispatch.bypassed()
-    toy.call(matrix())
-    assert toy.runs == ["stock"]
 
 
 def test_a_candidate_that_calls_the_op_gets_stock(toy):
@@ -291,13 +276,6 @@ def test_out_of_memory_is_retried_with_the_next_candidate(toy, error):
     assert toy.runs == ["fast", "other", "other"]
 
 
-def test_out_of_memory_twice_is_the_callers(toy):
-    toy.errors |= {"fast": MemoryError("full"), "other": MemoryError("full too")}
-    with pytest.raises(MemoryError, match="full too"):
-        toy.call(matrix())
-    assert toy.runs == ["fast", "other"]
-
-
 def test_strict_raises_what_a_candidate_raises_but_retries_memory(toy):
     dispatch.reset(Settings(calibrate="never", strict=True)).adopt(toy.profile())
     toy.errors["fast"] = error = RuntimeError("broken")
@@ -376,17 +354,6 @@ def test_the_first_use_measures_once_and_saves(make_op, measured):
     assert dispatch.reset().profile == found
     toy.call(matrix())
     assert measured == ["double"]
-
-
-def test_measuring_leaves_random_numbers_alone(measured, monkeypatch):
-    monkeypatch.setenv("AUTOKERN_BUDGET", "0.3")
-    dispatch.reset()
-    torch.manual_seed(3)
-    expected = torch.randn(4)
-    torch.manual_seed(3)
-    autokern.linalg.inv_quad_logdet(torch.eye(9), torch.ones(9, 1))
-    assert measured == ["inv_quad_logdet"]
-    assert torch.randn(4).equal(expected)
 
 
 @pytest.mark.parametrize(
@@ -474,15 +441,6 @@ def read_only(path, *args, **options):
     raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
 
-def test_nothing_is_measured_while_another_process_does_it(make_op, measured):
-    toy = Toy(make_op)
-    settings, fingerprint = dispatch.session().settings, dispatch.session().profile.fingerprint
-    with store.calibrating(settings, fingerprint, "double") as ours:
-        assert ours
-        toy.call(matrix())
-    assert (measured, toy.runs) == ([], ["stock"])
-
-
 @pytest.mark.parametrize("tried", [False, True], ids=["measured", "tried in vain"])
 def test_what_another_process_measured_since_the_profile_was_read_is_used(make_op, measured, tried):
     toy, here = Toy(make_op), dispatch.session().profile
@@ -559,20 +517,6 @@ def test_an_interrupted_calibration_leaves_nothing_behind_and_is_not_tried_again
     assert (measured, toy.runs) == (["double"], ["stock"])
 
 
-def test_a_candidate_that_is_wrong_is_banned(make_op, measured):
-    toy = Toy(make_op)
-    toy.op.candidate("wrong")(lambda a: 2.1 * a + 1)
-    toy.op.candidate("broken")(lambda a: a.no_such_method())
-    toy.call(matrix())
-    bans = {ban.candidate: ban.reason for ban in dispatch.session().profile.banned}
-    assert set(bans) == {"wrong", "broken"}
-    assert "times its bound" in bans["wrong"]
-    assert "raised AttributeError" in bans["broken"]
-    assert not any("wrong" in t.timings for t in dispatch.session().profile.trials)
-    with autokern.using(force={"double": "wrong"}):
-        assert toy.call(matrix()).equal(2 * matrix())
-
-
 def test_trouble_in_measuring_costs_only_speed(make_op, measured, monkeypatch):
     def broken(problem, generator):
         raise RuntimeError("no sample today")
@@ -589,13 +533,6 @@ def test_trouble_in_measuring_costs_only_speed(make_op, measured, monkeypatch):
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_session_is_made_from_the_environment_once(monkeypatch):
-    monkeypatch.setattr(dispatch, "_session", None)
-    monkeypatch.setenv("AUTOKERN_BUDGET", "7")
-    assert dispatch.session().settings.budget == 7
-    assert dispatch.session() is dispatch.session()
 
 
 def test_threads_that_decide_a_key_at_once_lose_no_call(toy, monkeypatch):

@@ -166,14 +166,6 @@ def iterating(make_op, **options):
     return op
 
 
-def test_keys_that_do_not_iterate_run_their_candidate_and_nothing_else(make_op):
-    op = iterating(make_op)
-    assert dispatch.route(op)(A).equal(2 * A)
-    (entry,) = dispatch.session().memo["iterating"].values()
-    assert entry.run is entry.candidate.run
-    assert decided("iterating")[0][0].solved == ()
-
-
 def test_what_is_forgotten_counts_once(make_op):
     op = iterating(make_op, approximates=lambda problem: True)
     call = dispatch.route(op)

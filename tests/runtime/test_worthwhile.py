@@ -15,7 +15,6 @@ from support.loads import busy
 import autokern
 from autokern.core.problem import Features, Problem
 from autokern.runtime import dispatch, review
-from autokern.system import host
 from autokern.tuning import calibration, timer
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.profile import Profile, Timing, Trial, dated
@@ -158,18 +157,6 @@ def test_an_op_of_a_few_trials_is_measured_in_a_later_process_and_not_in_each(ca
     dispatch.reset().adopt(Profile(trials=[trial], fruitless={"double/float64@cpu": dated()}))
     call(100, took=0.1)
     assert len(budgets) == 1
-
-
-def test_a_first_use_that_leaves_a_few_trials_is_marked(call, budgets, monkeypatch):
-    trial = Trial(Problem(op="double", m=4, n=4), {"stock": Timing(1.0), "fast": Timing(1.0)})
-
-    def short(*args, publish, **more):
-        publish(Profile(trials=[trial], fingerprint=host.current().fingerprint))
-
-    monkeypatch.setattr(calibration, "calibrate", short)
-    call(100, took=0.1)
-    assert set(dispatch.session().profile.fruitless) == {"double/float64@cpu"}
-    assert dispatch.session().profile.trials == [trial]
 
 
 def test_the_time_of_a_call_that_raises_counts(make_op, clock, budgets):

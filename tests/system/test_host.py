@@ -106,19 +106,6 @@ def test_current_describes_this_host():
     assert here.fields["versions"]["torch"] == torch.__version__
 
 
-@pytest.mark.slow
-def test_the_same_host_has_the_same_fingerprint_in_every_process(tmp_path):
-    code = BARE + "from autokern.system import host; print(host.current().fingerprint)"
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    for surroundings in (
-        {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "COLUMNS": "20", "TERM": "dumb"},
-        {"PYTHONHASHSEED": "2", "LANG": "tr_TR.UTF-8", "LC_ALL": "C", "PYTHONOPTIMIZE": "2"},
-        {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
-    ):
-        answer = python("-c", code, cwd="/", check=True, **threads, **surroundings)
-        assert answer.stdout.strip() == host.current().fingerprint, surroundings
-
-
 def test_every_field_but_the_remarks_flips_the_fingerprint(monkeypatch):
     here = with_gpus(monkeypatch, gpu())
     paths = list(leaves(here.fields))

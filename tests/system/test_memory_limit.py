@@ -39,14 +39,6 @@ def test_the_least_of_order_and_what_is_there_counts(free):
     assert available("cpu") == 3 * GIB
 
 
-def test_least_is_pure():
-    there = Limit(10, "free RAM")
-    assert memory.least(None, None) is None
-    assert memory.least(None, there) is there
-    assert memory.least(10, there) is there
-    assert memory.least(9, there) == memory.least(9, None) == Limit(9, memory.ORDER)
-
-
 def test_nobody_looks_for_small_calls(free):
     free.bytes = 0
     assert memory.fits(LARGE - 1, "cpu")

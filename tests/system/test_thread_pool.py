@@ -14,7 +14,6 @@ import torch
 from support.programs import BARE, said
 from support.threads import in_threads
 
-import autokern
 from autokern.system import threads
 
 CPU = torch.device("cpu")
@@ -81,13 +80,6 @@ def test_a_crew_is_as_large_as_torch_uses_threads(several):
     assert threads.members(torch.device("cuda")) == threads.members(torch.device("meta")) == 1
     torch.set_num_threads(1)
     assert threads.members(CPU) == 1
-
-
-def test_threads_off_in_the_environment_makes_a_crew_of_one(several, monkeypatch):
-    monkeypatch.setenv("AUTOKERN_THREADS", "off")
-    with autokern.enabled():
-        assert threads.members(CPU) == 1
-    assert threads.members(CPU) == several
 
 
 # --- meeting and checking ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""calibrate.py: parts before wholes, inside of which they are dispatched; what is left of an interrupted one."""
+"""calibration.py: parts before wholes, which dispatch them; what an interrupt or a disturbance leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from autokern.runtime import dispatch
 from autokern.tuning import calibration, timer
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Nearest
-from autokern.tuning.profile import Profile, Timing, Trial
+from autokern.tuning.measuring import trusted
+from autokern.tuning.profile import QUIET, Profile, Timing, Trial, decode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,20 +61,6 @@ def test_parts_are_measured_first_and_dispatched_inside_of_wholes(ops):
     assert {(entry.candidate.name, entry.trial) for entry in entries} == {("stock", True)}
     assert all(entry.count > 0 for entry in entries)
     assert dispatch.stats() == {}, "nobody but the calibration has called it"
-
-
-def test_progress_goes_from_begin_to_end_once(ops):
-    part, whole, _ = ops
-    shown = []
-
-    def progress(fraction, text):
-        shown.append((fraction, text))
-
-    calibrate([whole, part], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"], progress=progress)
-    fractions = [fraction for fraction, _ in shown]
-    assert fractions == sorted(fractions)
-    assert fractions[0] < 0.2
-    assert [text for fraction, text in shown if fraction == 1.0 or text == "done"] == ["done"]
 
 
 def test_what_was_disturbed_is_tried_once_more_and_not_kept(ops, monkeypatch):
@@ -208,3 +195,40 @@ def test_warnings_are_filtered_as_the_program_asks(make_op):
         assert list(warnings.filters) == [*before, changed]
         warnings.warn(told, UserWarning, stacklevel=1)
         assert str(caught[-1].message) == told
+
+
+def test_timings_that_are_trusted():
+    quiet, bad = Timing(1e-3), Timing(1e-3, disturbed=0.9)
+    assert set(trusted({"stock": quiet, "a": quiet, "b": bad})) == {"stock", "a"}
+    assert trusted({"stock": bad, "a": quiet, "b": quiet}) == {}
+    assert trusted({"stock": quiet, "b": bad}) == {}
+
+
+def test_a_disturbed_timing_replaces_no_quiet_one():
+    problem = Problem(op="qr", m=3, n=3)
+    first = Profile(trials=[Trial(problem, {"stock": Timing(1.0), "a": Timing(1.0), "b": Timing(1.0, disturbed=0.2)})])
+    later = {"stock": Timing(2.0), "a": Timing(2.0, disturbed=0.2), "b": Timing(2.0), "c": Timing(2.0, disturbed=0.2)}
+    merged = first.merge(Profile(trials=[Trial(problem, later)])).trials[0]
+    assert {name: t.seconds for name, t in merged.timings.items()} == {"stock": 2.0, "a": 1.0, "b": 2.0, "c": 2.0}
+
+
+def test_disturbance_is_kept_in_files_and_absent_where_there_was_none():
+    timings = [{"stock": Timing(1e-3, disturbed=share), "a": Timing(5e-4, disturbed=share)} for share in (0.2, QUIET)]
+    profile = Profile(trials=[Trial(Problem(op="qr", m=n, n=n), told) for n, told in enumerate(timings, 1)])
+    text = msgspec.json.encode(profile)
+    assert text.count(b"disturbed") == 2
+    assert decode(text) == profile
+    assert [trial.disturbed for trial in profile.trials] == [True, False]
+
+
+def test_disturbed_problems_are_measured_again_and_quiet_ones_are_not(make_pair, monkeypatch):
+    monkeypatch.setattr(timer, "compare", lambda calls, **_: dict.fromkeys(calls, Timing(2e-4)))
+    op = make_pair("double")
+    once = calibrate([op], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"])
+    problems = [trial.problem for trial in once.trials]
+    assert len(problems) > 2
+    shares = [0.2 * (index == 1) for index in range(len(problems))]
+    timings = [{"stock": Timing(1e-4), "other": Timing(1e-4, disturbed=share)} for share in shares]
+    known = Profile(trials=[Trial(p, t) for p, t in zip(problems, timings, strict=True)])
+    found = calibrate([op], "quick", 1.0, ["cpu"], known, dtypes=["float64"])
+    assert [trial.problem for trial in found.trials if trial.timings["stock"].seconds == 2e-4] == [problems[1]]

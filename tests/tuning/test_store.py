@@ -85,14 +85,6 @@ def test_round_trip(settings):
     assert names(settings, ".tmp") == []
 
 
-def test_save_adds_keys_and_new_timings_win(settings):
-    store.save(settings, profile(8, 16))
-    store.save(settings, profile(16, 32, seconds=2e-3))
-    found = store.load(settings, HOST)
-    assert sizes(found) == {8, 16, 32}
-    assert {t.problem.n: t.timings["stock"].seconds for t in found.trials} == {8: 1e-3, 16: 2e-3, 32: 2e-3}
-
-
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "x" * 32, "0123", "0" * 32 + "/x", "0" * 31 + "\n"])
 def test_a_fingerprint_that_is_none_names_no_file(settings, name):
     assert store.load(settings, name) is None
@@ -451,18 +443,6 @@ def test_killed_writers_leave_the_old_profile_and_one_temporary(settings):
 # --- the right to calibrate -----------------------------------------------------------------------------------------
 
 
-def test_one_calibrates_and_the_others_do_not_wait(settings):
-    with store.calibrating(settings, HOST, "qr") as first:
-        before = time.monotonic()
-        with store.calibrating(settings, HOST, "qr") as second, store.calibrating(settings, HOST, "cholesky") as other:
-            assert (first, second, other) == (True, False, True)
-        assert time.monotonic() - before < 10
-    with pytest.raises(KeyError), store.calibrating(settings, HOST, "qr"):
-        raise KeyError
-    with store.calibrating(settings, HOST, "qr") as again:
-        assert again
-
-
 def test_the_right_is_exclusive_between_processes_and_ends_with_a_crash(settings):
     code = (
         f"{BARE}\n"
@@ -599,9 +579,3 @@ def test_clear_removes_what_is_ours_and_nothing_else(settings):
         path.touch()
     assert len(store.clear(settings)) == 5
     assert sorted(settings.home.iterdir()) == sorted(alien)
-
-
-def test_importing_is_cheap():
-    code = BARE + "import autokern.tuning.store\n"
-    code += "print({'torch', 'platformdirs', 'psutil'} & set(sys.modules))"
-    assert python("-S", "-c", code, check=True).stdout.strip() == "set()"
