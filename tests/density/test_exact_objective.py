@@ -17,49 +17,10 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.means import ConstantMean, ConstantMeanGrad
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, NormalPrior
+from support.readings import D, Model, made, read
 from torch.distributions import Gamma
 
 from autokern.density.exact_objective import Reading
-from autokern.model.arrays import UnreadError
-
-D = 4
-
-
-def read(mll):
-    """The reading of a model, None where it is not exactly known."""
-    try:
-        made = Reading(mll)
-    except UnreadError:
-        return None
-    return made if made.holds() else None
-
-
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, mean, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = mean, kernel
-
-    def forward(self, x):
-        mean_x = self.mean_module(x)
-        covar_x = self.covar_module(x)
-        return gpytorch.distributions.MultivariateNormal(mean_x, covar_x)
-
-
-def made(kernel=None, mean=None, likelihood=None, n=13, kind=Model):
-    generator = torch.Generator().manual_seed(n)
-    x = torch.rand(n, D, generator=generator, dtype=torch.float64)
-    y = x.sum(-1).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
-    kernel, mean, likelihood = (
-        kernel or RBFKernel(ard_num_dims=D),
-        mean or ConstantMean(),
-        likelihood or GaussianLikelihood(),
-    )
-    model = kind(x, y, likelihood, mean, kernel).double()
-    mll = ExactMarginalLogLikelihood(likelihood, model).train()
-    for p in mll.parameters():
-        with torch.no_grad():
-            p.add_(0.3 * torch.rand(p.shape, generator=generator, dtype=torch.float64))
-    return mll
 
 
 class Doubled(Model):

@@ -18,6 +18,8 @@ from botorch.models.transforms.input import (
     Warp,
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.models import loss_of
+from support.readings import agree
 
 from autokern.density.exact_objective import Reading
 from autokern.model.arrays import UnreadError
@@ -76,21 +78,6 @@ def made(transform, outputs=1, **options):
     return ExactMarginalLogLikelihood(model.likelihood, model).train()
 
 
-def stock(mll):
-    mll.zero_grad()
-    loss = -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
-    loss.sum().backward()
-    return loss.detach(), [p.grad.clone() for p in mll.parameters()]
-
-
-def agree(reading, mll):
-    expected, slopes = stock(mll)
-    found, grads = reading.evaluate(dict(mll.named_parameters()))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    for one, other in zip(grads, slopes, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-
-
 @pytest.mark.filterwarnings("ignore:Data")
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("transform", KNOWN.values(), ids=KNOWN.keys())
@@ -99,11 +86,11 @@ def test_known_transforms(transform, outputs):
     before = torch.random.get_rng_state()
     reading = Reading(mll)
     assert reading.holds()
-    stock(other)
+    loss_of(other)
     for (name, one), two in zip(mll.named_buffers(), other.buffers(), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0, msg=name)
     assert torch.equal(torch.random.get_rng_state(), before)
-    agree(reading, mll)
+    agree(mll, reading)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -139,7 +126,7 @@ CHANGES = {
 def test_changes_are_seen(change):
     mll = made(ChainedInputTransform(a=Log10(indices=[1]), b=Normalize(D), d=Round()))
     reading = Reading(mll)
-    stock(mll)  # which learns the same bounds again, in new tensors
+    loss_of(mll)  # which learns the same bounds again, in new tensors
     reading = Reading(mll)
     assert reading.holds()
     change(mll.model)
@@ -150,4 +137,4 @@ def test_changes_are_seen(change):
         except UnreadError:
             assert any(not module.training for module in mll.modules())
         else:
-            agree(made_again, mll)
+            agree(mll, made_again)

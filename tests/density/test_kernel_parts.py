@@ -42,45 +42,12 @@ from gpytorch.priors import (
     UniformPrior,
 )
 from linear_operator.utils.warnings import NumericalWarning
-from test_exact_objective import D, made, read
+from support.readings import D, agree, made, read
 
 from autokern.density.exact_objective import Reading
 from autokern.kernels import array_formulas as formulas
 from autokern.model import kernel_parts
 from autokern.model.arrays import UnreadError
-
-
-def stock(mll):
-    mll.zero_grad()
-    loss = -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
-    loss.backward()
-    return loss.item(), {name: p.grad.clone() for name, p in mll.named_parameters() if p.requires_grad}
-
-
-def ours(reading, mll):
-    mll.zero_grad()
-    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-    assert reading.covers(parameters)
-    loss, grads = reading.evaluate(parameters)
-    return loss.item(), dict(zip(parameters, grads, strict=True))
-
-
-def agree(mll, reading=None, digits=1.0):
-    reading = reading or Reading(mll)
-    assert reading.holds()
-    expected, slopes = stock(mll)
-    found, grads = ours(reading, mll)
-    assert math.isclose(found, expected, rel_tol=1e-12 * digits, abs_tol=1e-12 * digits)
-    scale = max(g.abs().max() for g in slopes.values())
-    for name, grad in grads.items():
-        torch.testing.assert_close(
-            grad,
-            slopes[name],
-            rtol=1e-9 * digits,
-            atol=float(1e-11 * scale * digits),
-            msg=lambda m, n=name: f"{n}: {m}",
-        )
-    return reading
 
 
 def periodic(**options):

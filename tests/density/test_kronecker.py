@@ -10,6 +10,7 @@ from gpytorch.kernels import LCMKernel, LinearKernel, MaternKernel, MultitaskKer
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean, MultitaskMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.densities import agree, of_both_orders
 from support.models import loss_of
 
 import autokern
@@ -47,21 +48,10 @@ def made(kernel=None, likelihood=None, mean=None, tasks=3, n=11, dtype=torch.flo
     return ExactMarginalLogLikelihood(likelihood, model).to(dtype).train()
 
 
-def derivatives(mll, loss):
-    parameters = list(mll.parameters())
-    first = torch.autograd.grad(loss, parameters, create_graph=True)
-    second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
-    return loss.detach(), [g.detach() for g in first], second
-
-
 def truth(mll):
     """By torch alone: the library's operators are not differentiable twice."""
-    (x,), y, kernel, likelihood = (
-        mll.model.train_inputs,
-        mll.model.train_targets,
-        mll.model.covar_module,
-        mll.likelihood,
-    )
+    (x,), y = mll.model.train_inputs, mll.model.train_targets
+    kernel, likelihood = mll.model.covar_module, mll.likelihood
     n, tasks = y.shape
     noise = torch.zeros(tasks, tasks, dtype=x.dtype)
     if likelihood.has_global_noise:
@@ -72,7 +62,7 @@ def truth(mll):
     k = k + torch.kron(torch.eye(n, dtype=x.dtype), noise)
     mean = mll.model.mean_module(x)
     loss = -torch.distributions.MultivariateNormal(mean.flatten(), k).log_prob(y.flatten()) / y.numel()
-    return derivatives(mll, loss)
+    return [loss.detach(), *of_both_orders(loss, list(mll.parameters()))]
 
 
 def served():
@@ -100,26 +90,18 @@ MODELS = {
 def test_values_and_derivatives(make):
     mll = make()
     with autokern.enabled(), by("arrays"):
-        before = served().get("arrays", 0)
-        found = derivatives(mll, loss_of(mll))
+        before, loss = served().get("arrays", 0), loss_of(mll)
+        found = [loss.detach(), *of_both_orders(loss, list(mll.parameters()))]
         loss_of(mll).backward()
         assert served()["arrays"] == before + 2
-    expected = truth(mll)
+    expected, slopes = truth(mll), [p.grad for p in mll.parameters()]
     torch.testing.assert_close(found[0], expected[0], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(found[2], expected[2], rtol=1e-6, atol=1e-7)
-    for one, p in zip(found[1], mll.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, one, rtol=1e-8, atol=1e-11)
+    agree(found, expected, rtol=1e-6, atol=1e-7)
+    agree(slopes, found[1 : 1 + len(slopes)], rtol=1e-8, atol=1e-11)
 
 
 class Apart(Model):
     interleaved = False
-
-
-def no_noise():
-    mll = made(likelihood=MultitaskGaussianLikelihood(3, rank=1, has_global_noise=False))
-    mll.model.set_train_data(targets=torch.zeros(11, 3, dtype=torch.float64))
-    return mll
 
 
 OTHERS = {
@@ -141,7 +123,8 @@ def test_other_models_run_stock(make):
 
 @pytest.mark.filterwarnings("ignore:A not p.d.")
 def test_noise_without_a_factor():
-    mll = no_noise()
+    mll = made(likelihood=MultitaskGaussianLikelihood(3, rank=1, has_global_noise=False))
+    mll.model.set_train_data(targets=torch.zeros(11, 3, dtype=torch.float64))
     expected = loss_of(mll).item()
     with autokern.enabled(), by("arrays"):
         assert loss_of(mll).item() == pytest.approx(expected, rel=1e-6)
@@ -158,5 +141,4 @@ def test_more_values_than_stock_factorises():
         with gpytorch.settings.cg_tolerance(3.0):  # an order to iterate
             mll(mll.model(x), y)
         assert served()["arrays"] == before + 1
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+    agree(found, expected, rtol=1e-7, atol=1e-9)

@@ -3,9 +3,10 @@
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel
 from linear_operator import settings as library
 from support.models import ExactModel, step
+from support.trees import KERNELS, leaves, problem
 
 import autokern
 from autokern.core import decision as solved
@@ -14,15 +15,6 @@ from autokern.density.preconditioners import Kept, Pivoted, pivots
 from autokern.density.vecchia import Vecchia, conditioning
 from autokern.kernels import tree as trees
 
-KERNELS = {
-    "matern52": lambda: ScaleKernel(MaternKernel(2.5, ard_num_dims=2)),
-    "matern12": lambda: ScaleKernel(MaternKernel(0.5)),
-    "rbf": lambda: ScaleKernel(RBFKernel()),
-    "rq": lambda: ScaleKernel(RQKernel()),
-    "sum": lambda: AdditiveKernel(ScaleKernel(MaternKernel(1.5)), ScaleKernel(RBFKernel(active_dims=[1]))),
-    "product": lambda: ScaleKernel(ProductKernel(MaternKernel(1.5, active_dims=[0]), RBFKernel(active_dims=[1]))),
-}
-
 
 def reported(*args):
     """Return a log density, and how it was computed."""
@@ -30,22 +22,6 @@ def reported(*args):
     with solved.collecting(seen.extend):
         found = iterated_density.log_prob(*args)
     return found, seen[-1]
-
-
-def problem(kernel, n, noise=0.05, each=False):
-    """Return a tree, noise and residual whose leaves require gradients."""
-    draw = torch.Generator().manual_seed(n)
-    x = torch.rand(n, 2, generator=draw, dtype=torch.float64)
-    residual = (6 * x[:, 0]).sin() + 0.2 * torch.randn(n, generator=draw, dtype=torch.float64)
-    with torch.no_grad():
-        tree = trees.read(KERNELS[kernel]().double(), 2 * x)
-    tree = tree.each(lambda t: t.detach().clone().requires_grad_())
-    variances = noise * (1 + torch.rand(n if each else 1, generator=draw, dtype=torch.float64))
-    return tree, variances.requires_grad_(), residual.requires_grad_()
-
-
-def leaves(tree, noise, residual):
-    return [noise, residual, *tree.points, *tree.shapes, *tree.weights]
 
 
 def matrix_of(tree, noise):

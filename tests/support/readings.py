@@ -1,0 +1,67 @@
+"""What the tests of readings share: a model, whether it is read, and whether it computes what the library does."""
+
+from __future__ import annotations
+
+import gpytorch
+import torch
+from gpytorch.kernels import RBFKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.models import loss_of
+
+from autokern.density.exact_objective import Reading
+from autokern.model.arrays import UnreadError
+
+D = 4
+
+
+def read(mll):
+    """The reading of a model, None where it is not exactly known."""
+    try:
+        made = Reading(mll)
+    except UnreadError:
+        return None
+    return made if made.holds() else None
+
+
+class Model(gpytorch.models.ExactGP):
+    """As the tutorials write it."""
+
+    def __init__(self, x, y, likelihood, mean, kernel):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = mean, kernel
+
+    def forward(self, x):
+        mean_x = self.mean_module(x)
+        covar_x = self.covar_module(x)
+        return gpytorch.distributions.MultivariateNormal(mean_x, covar_x)
+
+
+def made(kernel=None, mean=None, likelihood=None, n=13, kind=Model):
+    generator = torch.Generator().manual_seed(n)
+    x = torch.rand(n, D, generator=generator, dtype=torch.float64)
+    y = x.sum(-1).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+    likelihood = likelihood or GaussianLikelihood()
+    model = kind(x, y, likelihood, mean or ConstantMean(), kernel or RBFKernel(ard_num_dims=D)).double()
+    mll = ExactMarginalLogLikelihood(likelihood, model).train()
+    for p in mll.parameters():
+        with torch.no_grad():
+            p.add_(0.3 * torch.rand(p.shape, generator=generator, dtype=torch.float64))
+    return mll
+
+
+def agree(mll, reading=None, digits=1.0):
+    """Value and gradients of a reading, a new one or one from before a change, are the library's."""
+    reading = reading or Reading(mll)
+    assert reading.holds()
+    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+    assert reading.covers(parameters)
+    expected = loss_of(mll)
+    slopes = torch.autograd.grad(expected.sum(), list(parameters.values()))
+    found, gradients = reading.evaluate(parameters)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-12 * digits, atol=1e-12 * digits)
+    atol = 1e-11 * digits * max(g.abs().max().item() for g in slopes)
+    for name, one, other in zip(parameters, gradients, slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9 * digits, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+    return reading
