@@ -93,8 +93,7 @@ KERNELS: dict[str, Callable[[torch.Size], Any]] = {
     "rbf + constant": lambda b: k.ScaleKernel(_ard(b), batch_shape=b) + k.ConstantKernel(batch_shape=b),
     "periodic * rbf": lambda b: k.ScaleKernel(k.PeriodicKernel(batch_shape=b) * _ard(b), batch_shape=b),
     "by dimension": lambda b: k.ScaleKernel(
-        _rbf(active_dims=(0,), batch_shape=b) * _matern(2.5, active_dims=(1,), batch_shape=b),
-        batch_shape=b,
+        _rbf(active_dims=(0,), batch_shape=b) * _matern(2.5, active_dims=(1,), batch_shape=b), batch_shape=b
     ),
     "mixture": _mixture,
     "kiss": _kiss,

@@ -15,10 +15,7 @@ from botorch.models.utils.gpytorch_modules import (
     get_matern_kernel_with_gamma_prior,
 )
 from botorch.optim.closures import get_loss_closure, get_loss_closure_with_grads
-from botorch.optim.closures.core import (
-    BatchedNDarrayOptimizationClosure,
-    ForwardBackwardClosure,
-)
+from botorch.optim.closures.core import BatchedNDarrayOptimizationClosure, ForwardBackwardClosure
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
@@ -71,9 +68,7 @@ MODELS = {
     "nothing but categories": lambda: MixedSingleTaskGP(of_tasks(0, 1, 2)[0][:, -1:], data()[1], cat_dims=[0]),
     "two outputs of categories": lambda: MixedSingleTaskGP(of_tasks(0, 1, 2)[0], data(outputs=2)[1], cat_dims=[-1]),
 }
-OTHERS = {
-    "warped inputs": lambda: SingleTaskGP(*data(), input_transform=Warp(3, list(range(3)))),
-}
+OTHERS = {"warped inputs": lambda: SingleTaskGP(*data(), input_transform=Warp(3, list(range(3))))}
 
 
 def closure(make):

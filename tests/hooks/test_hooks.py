@@ -62,9 +62,6 @@ def each_candidate(op: str):
     return pytest.mark.parametrize("name", get(op).names())
 
 
-# --- in and out -------------------------------------------------------------------------------------------------------
-
-
 def test_enable_puts_in_and_disable_takes_out():
     autokern.enable()
     assert all(vars(p.owner)[p.name] is p.replacement for p in PATCHES)
@@ -165,9 +162,6 @@ def test_hooks_that_fail_to_go_in_leave_nothing_behind():
         assert install.is_enabled()
 
 
-# --- others who patch -------------------------------------------------------------------------------------------------
-
-
 def test_a_mock_that_came_later_survives():
     autokern.enable()
     with mock.patch.object(LinearOperator, "inv_quad_logdet", autospec=True) as mocked:
@@ -218,8 +212,6 @@ def test_cholesky_ex_is_called_once_by_name():
                 assert counted.call_count == 1, name
 
 
-# --- order of imports -------------------------------------------------------------------------------------------------
-
 USE = """
 import warnings; warnings.simplefilter("{warned}"); warnings.filterwarnings("ignore", "`torch.jit.script`")
 {imports}
@@ -263,9 +255,6 @@ def test_any_order_of_imports(tmp_path: Path):
     for name, run in runs.items():
         assert run.returncode == 0, (name, told[name])
         assert "as it should be" in told[name]
-
-
-# --- psd_safe_cholesky ------------------------------------------------------------------------------------------------
 
 
 def covariance(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -333,9 +322,6 @@ def test_verbose_and_trace_mode_are_left_to_the_library():
         with library.trace_mode(True):
             psd_safe_cholesky(a)
     assert autokern.stats() == {}
-
-
-# --- stable_qr --------------------------------------------------------------------------------------------------------
 
 
 def roots():

@@ -56,9 +56,6 @@ class Failing(kernels.RBFKernel):
         return super().forward(x1, x2, diag=diag, **params)
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_matrix_that_no_machine_holds_is_refused_at_once(enabled):
     kernel, x = kernels.ScaleKernel(kernels.RBFKernel()).double(), points(400_000)
     for call in (kernel(x).to_dense, kernel(x, x[:-1]).to_dense, kernel(x).cholesky):
@@ -117,9 +114,6 @@ def test_caches_of_predictions(enabled):
         assert strategy.mean_cache.isfinite().all()
 
 
-# --- what is not refused ----------------------------------------------------------------------------------------------
-
-
 def test_nobody_looks_for_small_calls(enabled, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda device: pytest.fail("somebody looked"))
     x = points(300)
@@ -157,9 +151,6 @@ def test_transformed_code_is_left_alone(enabled):
         with library.trace_mode():
             RootLinearOperator(x).to_dense()
     torch.testing.assert_close(found[0], x @ x.mT)
-
-
-# --- nothing is lost --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("inside", ["alone", "scale", "sum", "product"])

@@ -24,8 +24,6 @@ from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 
 pytestmark = FOR_OPERATORS
 
-# --- products ---------------------------------------------------------------------------------------------------------
-
 
 @each_kernel
 @each_size
@@ -42,8 +40,6 @@ def test_only_a_part_with_rows_and_columns_the_same_stays_symmetric():
     assert op._getitem(chosen, chosen.clone())._same
     assert not op._getitem(chosen, chosen.flip(0))._same
 
-
-# --- copies -----------------------------------------------------------------------------------------------------------
 
 COPIES = {
     "deep-copied": copy.deepcopy,

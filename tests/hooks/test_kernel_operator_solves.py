@@ -7,17 +7,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator import settings
-from support.tiling import (
-    BATCH,
-    FOR_OPERATORS,
-    KERNELS,
-    NONE,
-    assert_near,
-    dense_of,
-    operator,
-    random,
-    used,
-)
+from support.tiling import BATCH, FOR_OPERATORS, KERNELS, NONE, assert_near, dense_of, operator, random, used
 
 import autokern
 from autokern.core.errors import MemoryBudgetError
@@ -25,8 +15,6 @@ from autokern.hooks import kernel_operator
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 
 pytestmark = FOR_OPERATORS
-
-# --- products of operators --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 1000], ids=["large", "small"])
@@ -56,9 +44,6 @@ def test_elementwise_products_are_exact_and_differentiable(size, batch):
     theirs = torch.autograd.grad(sum(t.sum() for t in expected), leaves)
     for one, other in zip(ours, theirs, strict=True):
         assert_near(one, other, torch.float64, 1e3)
-
-
-# --- what is formed ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

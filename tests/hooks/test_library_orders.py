@@ -291,9 +291,6 @@ def test_our_own_iterations_obey_a_bound_that_they_keep(bound):
     assert get("solve")["cholesky"].unsupported(problem) is not None
 
 
-# --- values --------------------------------------------------------------------------------------------------------
-
-
 def agree(read, *contexts):
     """Assert that a reading, which may raise, is stock's under some settings."""
     found = []
@@ -484,8 +481,6 @@ def test_these_readings_depend_on_their_settings():
 def test_a_kernel_in_checkpoints_is_left_to_stock():
     agree(lambda: training(made(60)), lambda: beta_features.checkpoint_kernel(20))
 
-
-# --- the table -----------------------------------------------------------------------------------------------------
 
 PAGE = Path(__file__).parents[2] / "docs" / "promises.md"
 

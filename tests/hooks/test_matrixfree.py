@@ -136,9 +136,6 @@ def assert_close(found, expected, tolerance):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @each_model
 def test_training_without_room_is_training(make):
@@ -174,9 +171,6 @@ def test_many_test_points_keep_the_order():
     model = MODELS["matern and scale"]().eval()
     with without_room(), torch.no_grad(), settings.skip_posterior_variances():
         assert model(points(5000, seed=4)).mean.shape == (5000,)
-
-
-# --- when -------------------------------------------------------------------------------------------------------------
 
 
 def evaluated(n=N, kernel=None):
@@ -241,9 +235,6 @@ def test_an_elementwise_product_in_a_model_has_no_roots():
         product = one(x) * two(x)
         assert type(product) is MatrixFreeKernelOperator
         torch.testing.assert_close(product @ torch.ones(N, 1).double(), expected.sum(-1, keepdim=True))
-
-
-# --- errors and what is left ------------------------------------------------------------------------------------------
 
 
 def test_a_dense_form_that_does_not_fit_is_refused():

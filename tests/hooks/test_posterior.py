@@ -42,9 +42,7 @@ from autokern.kernels.array_distances import Distances
 from autokern.prediction import array_posterior_call as arrays
 from autokern.prediction import factor_cache
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized")]
 D = 3
 ARRAYS = {"force": {"posterior": "arrays"}}
 F64 = {"dtype": torch.float64}
@@ -221,9 +219,6 @@ def gradients(value, x, model):
         t.grad = None
     value.backward()
     return [t.grad for t in (x, *model.parameters())]
-
-
-# --- values and gradients ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(1,), (5, 1), (5, 4), (2, 3, 2)], ids=str)
@@ -454,9 +449,6 @@ def test_a_constant_that_the_kernel_has_too(create):
         return [t.detach() for t in torch.autograd.grad(value, p, create_graph=create)]
 
 
-# --- what users do beside it ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
 def test_a_signal_handler_differentiates_while_its_thread_does(monkeypatch):
     model = moved(SingleTaskGP(*data(), covar_module=ScaleKernel(RBFKernel(ard_num_dims=D)))).eval()
@@ -506,9 +498,6 @@ def test_nothing_runs_when_a_strategy_ends():
     assert [reference.__callback__ for reference in references] == [None] * len(references)
 
 
-# --- what is returned, and what stays ---------------------------------------------------------------------------------
-
-
 def test_input_transforms_that_renew_their_buffers_keep_the_factor():
     """BoTorch's detach them at each call."""
     model = MODELS["normalised inputs"]()
@@ -552,9 +541,6 @@ def test_raw_tensors_that_change_after_the_call():
         close(torch.autograd.grad(value, x, retain_graph=True), expected)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(value, x, create_graph=True)
-
-
-# --- stock ------------------------------------------------------------------------------------------------------------
 
 
 class Called(Regression):

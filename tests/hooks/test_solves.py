@@ -63,9 +63,6 @@ def far(found, truth):
     return float((found.detach().double() - truth.detach()).norm() / truth.detach().norm())
 
 
-# --- predictions that form no matrix ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kernel", [RBFKernel, lambda: MaternKernel(1.5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_predictions_take_few_products_and_are_tight(kernel, dtype):
@@ -83,9 +80,6 @@ def test_predictions_take_few_products_and_are_tight(kernel, dtype):
     assert seen[-1].columns == 5
     torch.testing.assert_close(found[0].double(), mean, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found[1].double(), variance, rtol=2e-2, atol=2e-5)
-
-
-# --- direct calls -----------------------------------------------------------------------------------------------------
 
 
 class System:

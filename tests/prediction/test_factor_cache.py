@@ -58,9 +58,6 @@ def narrow(monkeypatch):
     monkeypatch.setattr(module, "_SPARE", 3)
 
 
-# --- blocks -----------------------------------------------------------------------------------------------------------
-
-
 @often
 @given(births=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 30)), max_size=12))
 def test_no_child_writes_into_another_of_the_family(births):
@@ -115,9 +112,6 @@ def test_a_graph_of_the_parent_survives_rows_of_children(product, narrow):
         close(torch.autograd.grad(out.square().sum(), b)[0], 2 * b @ matrix @ matrix.mT)
 
 
-# --- solutions with a factor ------------------------------------------------------------------------------------------
-
-
 def substitution(matrix):
     factor = torch.linalg.cholesky(matrix)
     return lambda rhs: torch.cholesky_solve(rhs, factor)
@@ -140,9 +134,6 @@ def test_solved_and_its_derivatives(batch, lead):
     matrix = (root @ root.mT + torch.eye(4).double()).detach()
     factor = torch.linalg.cholesky(matrix).requires_grad_()
     assert not solved(matrix, lambda b: torch.cholesky_solve(b, factor), rhs.detach()).requires_grad
-
-
-# --- conditioned ------------------------------------------------------------------------------------------------------
 
 
 def covariance(x, z=None, scale=1.0):
@@ -202,8 +193,6 @@ def test_detached_is_the_same_without_gradients():
         assert not extended(known, everything, points(1, seed=5)).requires_grad
 
 
-# --- the guard --------------------------------------------------------------------------------------------------------
-
 TINY = [(torch.float64, 1e-10), (torch.float64, 3e-10), (torch.float32, 1e-5), (torch.float32, 1e-6)]
 
 
@@ -260,9 +249,6 @@ def test_a_model_with_duplicates_is_as_accurate_as_a_refit(dtype, noise, scale):
     for ours, theirs, true in zip(found, refit, truth, strict=True):
         unit = true.abs().max() * (1e-9 if dtype == torch.float64 else 1e-5)
         assert (ours - true).abs().max() <= 3 * (theirs - true).abs().max() + unit
-
-
-# --- kept beside strategies -------------------------------------------------------------------------------------------
 
 
 def strategy(model):

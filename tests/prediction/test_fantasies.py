@@ -74,9 +74,6 @@ def test_fantasies_of_large_models_are_exact_and_take_no_qr():
     assert_close(found, [mean, covariance.diagonal(), covariance], rtol=0, atol=1e-6)
 
 
-# --- what stays stock, and what is kept -------------------------------------------------------------------------------
-
-
 def test_a_fantasy_keeps_the_hyperparameters_that_its_parent_had():
     with ours(), torch.no_grad():
         parent = predicted(regression())

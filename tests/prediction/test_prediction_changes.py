@@ -47,9 +47,6 @@ def test_noise_written_through_data_is_not_seen_by_fast_variances():
             assert_close(moments(model(x)), moments(refitted(model)(x)))
 
 
-# --- what is read late ------------------------------------------------------------------------------------------------
-
-
 class Twice(Regression):
     def forward(self, x):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x) + self.covar_module(x))
@@ -85,9 +82,6 @@ def test_what_is_read_late_is_of_the_values_at_the_call(make, candidate):
     expected = read(lambda model: None)
     with ours(candidate):
         assert_close(read(change), expected)
-
-
-# --- what users write -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("m", [20, 700])
@@ -164,9 +158,6 @@ def test_a_function_that_is_put_on_one_strategy(candidate, m, name):
     stock = getattr(strategy, name)
     setattr(strategy, name, lambda *args: 2.0 * stock(*args))
     return moments(model(points(m, seed=5)))
-
-
-# --- odd sizes, dtypes and scales -------------------------------------------------------------------------------------
 
 
 @pytest.mark.thin("whole", "part")

@@ -57,9 +57,6 @@ each_way = pytest.mark.parametrize("fast", [False, True], ids=["solve", "fast"])
 either_cache = pytest.mark.parametrize("detached", [True, False], ids=["detached", "attached"])
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fixed", [True, False])
 @each_candidate
 @stock_s()
@@ -172,9 +169,6 @@ def test_equal_keys_mean_equal_problems(op, monkeypatch):
     assert len(known) > 3
 
 
-# --- gradients --------------------------------------------------------------------------------------------------------
-
-
 @each_of_all
 def test_gradients_through_caches_that_were_first_made_without(candidate):
     x = points(300, seed=5)
@@ -227,9 +221,6 @@ def test_a_solve_is_differentiated_with_its_own_factor():
         own, found = gradients()
     assert (stock, own) == (2, 1)
     assert_close(found, expected)
-
-
-# --- what is computed -------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

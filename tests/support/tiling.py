@@ -7,14 +7,7 @@ import copy
 import linear_operator
 import pytest
 import torch
-from gpytorch.kernels import (
-    ConstantKernel,
-    MaternKernel,
-    PeriodicKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-)
+from gpytorch.kernels import ConstantKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from linear_operator.operators import DenseLinearOperator
 
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
@@ -56,11 +49,7 @@ KERNELS = {
         + ConstantKernel(batch_shape=b)
     ),
 }  # fmt: skip
-PLANS = {
-    "symmetric": Plan(16),
-    "from the left": Plan(16, symmetric=False),
-    "one tile": Plan(512),
-}
+PLANS = {"symmetric": Plan(16), "from the left": Plan(16, symmetric=False), "one tile": Plan(512)}
 FOR_OPERATORS = pytest.mark.usefixtures("only_tiles")
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 each_size = pytest.mark.parametrize("m", [None, 19], ids=["same", "cross"])

@@ -129,12 +129,7 @@ PRIORS = {
     cases(first=["covariance", "variance"], event="Adam", of="batch", likelihood="fixed"),
 )
 def a_prior_after_a_step(
-    see: See,
-    first: str,
-    event: str,
-    after: str = "marginal",
-    of: str = "one",
-    likelihood: str = "gaussian",
+    see: See, first: str, event: str, after: str = "marginal", of: str = "one", likelihood: str = "gaussian"
 ):
     """A prior that is read after its density and a step: what is read first may leave something for the next."""
     if of == "kronecker":

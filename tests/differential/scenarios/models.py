@@ -134,12 +134,7 @@ def used(see: See, kind: str, what: str):
 
 
 @scenarios(
-    cases(
-        kind=["plain", "mixed"],
-        what=["qLogEI", "LogEI", "UCB", "qLogNEI", "KG"],
-        library="botorch",
-        kappa=100.0,
-    )
+    cases(kind=["plain", "mixed"], what=["qLogEI", "LogEI", "UCB", "qLogNEI", "KG"], library="botorch", kappa=100.0)
 )
 def acquired(see: See, kind: str, what: str):
     model = single(see, kind) if kind != "list of one" else ModelListGP(single(see, "plain"))

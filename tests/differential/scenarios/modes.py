@@ -22,7 +22,7 @@ from scenarios.training import loss_of
         kernel=["scaled rbf", "scaled matern52", "own"],
         cast=["bfloat16"],
         dtype=["float64", "float32"],
-    ),
+    )
 )
 def autocast(see: See, what: str, kernel: str, cast: str):
     """Under autocast, and after it: nothing may stay rounded."""

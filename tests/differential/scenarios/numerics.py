@@ -151,7 +151,7 @@ def not_numbers(see: See, kernel: str, where: str, n: int = 9):
         dtype=["float32", "float64"],
         kappa=100.0,
         formula=ROUNDED,
-    ),
+    )
 )
 def underflow(see: See, what: str):
     """Hyperparameters whose softplus is zero or huge."""
