@@ -144,9 +144,6 @@ def _silence() -> Iterator[None]:
     import keopscore
     import pykeops
 
-    if _lock.entered():
-        yield
-        return
     with _lock.here():
         before = pykeops.verbose, keopscore.verbose
         pykeops.verbose = keopscore.verbose = False

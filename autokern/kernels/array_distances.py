@@ -33,12 +33,10 @@ class Scaled:
         self._columns, self._unit = columns, lengthscale
 
     def of(self, x: Array) -> Evaluated:
-        """Return the scaled points."""
         z = x[..., self._columns]
         return z if self._unit is None else z / self._unit.value, None
 
     def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        """Add to the gradients of lengthscale and points."""
         if theta and self._unit is not None:
             summed(self._unit, by_z * z / -self._unit.value)
         if by_x is not None:
@@ -62,7 +60,6 @@ class Circles:
         return np.concatenate((sine, depth), -1), (angle, sine, depth + scale)
 
     def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        """Add to the gradients of period, lengthscale and points."""
         angle, sine, cosine = kept
         d = angle.shape[-1]
         by_angle = by_z[..., :d] * cosine - by_z[..., d:] * sine
@@ -83,12 +80,10 @@ class Weighted:
         self._columns, self._variance = columns, variance
 
     def of(self, x: Array) -> Evaluated:
-        """Return the weighted points."""
         plain = x[..., self._columns]
         return plain * np.sqrt(self._variance.value), plain
 
     def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        """Add to the gradients of variance and points."""
         root = np.sqrt(self._variance.value)
         if theta:
             summed(self._variance, by_z * kept * (0.5 / root))
@@ -124,7 +119,6 @@ class Distances:
         return found
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
-        """Return the covariances."""
         z, kept = self._points.of(x)
         if other is None and z.shape[-2] == 1 and self._one:
             return np.ones((*z.shape[:-1], 1)), None
@@ -134,7 +128,6 @@ class Distances:
         return k, (z, kept, others, apart, slope, by_shape)
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add to the gradients of parameters and points."""
         if kept is None:
             return
         z, of_points, others, apart, slope, by_shape = kept

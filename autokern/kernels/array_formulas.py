@@ -138,7 +138,6 @@ class SpectralMixture:
         return z, angles, np.stack((np.cos(angles), np.sin(angles)), -1)
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
-        """Return the covariances."""
         one = two = self._of(x)
         if other is not None:
             known, two = self._held
@@ -165,7 +164,6 @@ class SpectralMixture:
         return total, gaps, terms  # type: ignore[return-value]
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add to the gradients of weights, means, scales and points."""
         one, two, factors, dimensions = kept
         alike, count = two is one, one[1].shape[-3]
         grads = np.zeros((3, len(dimensions), count, *g.shape[:-2]))

@@ -91,12 +91,10 @@ class Scale:
         self._part, self._scale = part, scale
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
-        """Return the scaled covariances."""
         inner = self._part.evaluate(x, other)
         return inner[0] * self._scale.value, inner
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add to the gradient of the scale, and run the part's backward pass."""
         inner, below = kept
         if theta:
             summed(self._scale, over_pairs(g, inner))
@@ -117,7 +115,6 @@ class Sum(_Several):
     __slots__ = ()
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
-        """Return the sum of the covariances."""
         found = [part.evaluate(x, other) for part in self._parts]
         total = found[0][0]
         for value, _ in found[1:]:
@@ -125,7 +122,6 @@ class Sum(_Several):
         return total, [kept for _, kept in found]
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Run the backward passes of all parts."""
         for part, own in zip(self._parts[1:], kept[1:], strict=True):
             part.backward(own, g.copy(), by_x, theta)
         self._parts[0].backward(kept[0], g, by_x, theta)
@@ -137,12 +133,10 @@ class Product(_Several):
     __slots__ = ()
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
-        """Return the product of the covariances."""
         found = [part.evaluate(x, other) for part in self._parts]
         return math.prod((value for value, _ in found[1:]), start=found[0][0]), found
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Run each part's backward pass with the derivative times the other parts' covariances."""
         for index, (part, (_, own)) in enumerate(zip(self._parts, kept, strict=True)):
             others = kept[:index] + kept[index + 1 :]
             part.backward(own, math.prod((value for value, _ in others), start=g), by_x, theta)
@@ -155,13 +149,11 @@ class Constant:
         self._constant = constant
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
-        """Return the covariances."""
         others = x if other is None else other
         shape = np.broadcast_shapes(x.shape[:-2], others.shape[:-2], self._constant.value.shape[:-2])
         return np.broadcast_to(self._constant.value, (*shape, x.shape[-2], others.shape[-2])).copy(), None
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
-        """Add to the gradient of the constant."""
         if theta:
             summed(self._constant, g)
 
@@ -188,7 +180,6 @@ class Categorical(_LookedUp):
         self._columns, self._lengthscale = columns, lengthscale
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
-        """Return the covariances."""
         if other is None and x.shape[-2] == 1:
             return np.ones((*x.shape[:-1], 1)), None
         differ = self._differ(x, other) if other is not None else self._kept(0, x, lambda: self._differ(x, x))

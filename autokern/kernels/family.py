@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -194,13 +194,9 @@ def known_family(name: str) -> Family | None:
 
 
 @functools.cache
-def _relied(kinds: frozenset[type]) -> Relied:
+def code_of(kinds: frozenset[type]) -> Relied:
+    """Return the functions on which kernels of these classes rely."""
     return relied(*kinds, *DISTANCES)
-
-
-def are_known(kinds: Iterable[type]) -> bool:
-    """Whether the code of these kernel classes is that of a tested release."""
-    return _relied(frozenset(kinds)).holds()
 
 
 def formula_of(kernel: Kernel) -> Family | None:

@@ -248,17 +248,13 @@ class _Matrix(torch.autograd.Function):
             return None, None, None, *plain_gradients(parts.dense, tensors, wanted, grad)
         if ctx.kept is None:
             tree, others = parts.pair(tensors)
-            found: Sequence[torch.Tensor | None] = _of_tree(Blocks(tree, others, same), grad)
+            blocks = Blocks(tree, others, same)
+            for start, stop in row_blocks(grad, CACHED):
+                blocks.backward((start, stop), grad[..., start:stop, :].clone(memory_format=torch.contiguous_format))
+            found: Sequence[torch.Tensor | None] = blocks.gradients()
         else:
             found = _of_leaf(ctx.blocks, layout, grad, slope, ctx.kept, wanted)
         return None, None, None, *(one if want else None for one, want in zip(found, wanted, strict=True))
-
-
-def _of_tree(blocks: Blocks, grad: torch.Tensor) -> list[torch.Tensor]:
-    """Return all gradients by evaluating the tree again."""
-    for start, stop in row_blocks(grad, CACHED):
-        blocks.backward((start, stop), grad[..., start:stop, :].clone(memory_format=torch.contiguous_format))
-    return blocks.gradients()
 
 
 def _of_leaf(
@@ -271,11 +267,8 @@ def _of_leaf(
     k = lent.take() if slope is None or want_scale else slope
     k = blocks.evaluated(layout, False, scale)[0] if k is None else k
     own, value, by = k if slope is None else slope, k, scale
-    if (
-        scale is not None
-        and want_scale
-        and not scale.min().item() > torch.finfo(k.dtype).tiny / torch.finfo(k.dtype).eps
-    ):
+    least = torch.finfo(k.dtype).tiny / torch.finfo(k.dtype).eps
+    if scale is not None and want_scale and not scale.min().item() > least:
         value, by = blocks.evaluated(layout, False, None)[0], None  # the scale is too small to divide by
     leaf.started()
     totals, steps, buffer = [], row_blocks(grad, CACHED), None

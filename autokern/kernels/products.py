@@ -106,16 +106,6 @@ def _gradients(
     return [*found[: len(found) - len(totals)], *totals]
 
 
-def _outer(known: Sides, left_t: torch.Tensor, right_t: torch.Tensor) -> _OnTile:
-    def write(at: Place, out: torch.Tensor) -> None:
-        top, bottom, left, right = at
-        torch.mm(left_t[:, top:bottom].mT, right_t[:, left:right], out=out)
-        if known.mirrored(at):
-            out.addmm_(right_t[:, top:bottom].mT, left_t[:, left:right])
-
-    return write
-
-
 def gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan,
     want_rhs: bool = False, only: list[Pairs] | None = None,
@@ -133,8 +123,13 @@ def gradients(
         assert out is not None
         _multiply(at, left_t, k, out, known.mirrored(at))
 
-    cotangent = _outer(known, left_t, right_t)
-    found = _gradients(known, plan.tile, cotangent, multiply if want_rhs else None, only)
+    def write(at: Place, g: torch.Tensor) -> None:
+        top, bottom, first, end = at
+        torch.mm(left_t[:, top:bottom].mT, right_t[:, first:end], out=g)
+        if known.mirrored(at):
+            g.addmm_(right_t[:, top:bottom].mT, left_t[:, first:end])
+
+    found = _gradients(known, plan.tile, write, multiply if want_rhs else None, only)
     return found, None if out is None else out.mT
 
 

@@ -18,7 +18,7 @@ import torch
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, MultiDeviceKernel, ProductKernel, ScaleKernel
 from gpytorch.kernels.keops import KeOpsKernel
 
-from autokern.kernels.family import OWN, Family, are_known, family, formula_of
+from autokern.kernels.family import OWN, Family, code_of, family, formula_of
 
 _MOST_DIFFERENCES = 2**24
 """Most elements of an array of all differences of points."""
@@ -59,7 +59,7 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
     """
     kinds: set[type] = set()
     node = described(kernel, keops, kinds)
-    return node if node is not None and are_known(kinds) else None
+    return node if node is not None and code_of(frozenset(kinds)).holds() else None
 
 
 def described(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:

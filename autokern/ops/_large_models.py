@@ -110,11 +110,6 @@ _CHECKED = Error(
 )
 
 
-def _mixed_memory(problem: Problem) -> int:
-    """Return the bytes of one matrix in double precision, one in single, and tiles."""
-    return int(1.55 * problem.n**2 * problem.itemsize) + _TILES * min(2, len(families(problem)))
-
-
 def _iterated_memory(problem: Problem) -> int:
     matrix = problem.n**2 * problem.itemsize
     held = matrix if matrix <= iterated_density.DENSE else _TILES
@@ -134,7 +129,7 @@ def register(op: Op) -> None:
         "mixed-inverse",
         accuracy="better",
         unsupported=_mixed_unsupported,
-        memory=_mixed_memory,
+        memory=lambda p: int(1.55 * p.n**2 * p.itemsize) + _TILES * min(2, len(families(p))),
         error=lambda p: _CHECKED,
     )
     @or_iterate(op.stock.run)
