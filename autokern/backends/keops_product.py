@@ -61,7 +61,6 @@ def keops_problem(device: str = "cpu") -> str | None:
 
 
 def _obstacle(pykeops: Any, device: str) -> str | None:
-    """Return why an imported pykeops cannot work, or None."""
     if device != "cpu":
         if device != "cuda":
             return f"KeOps does not run on devices of kind {device}"

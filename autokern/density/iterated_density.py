@@ -150,7 +150,6 @@ class _Matrix:
 def _gradients(
     parts: Parts, state: _State, tensors: list[torch.Tensor], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    """Return the gradients by noise, residual and the tensors of the tree, by tiles."""
     noise, residual, *own = tensors
     solved, by = state.solved, state.solved.probed
     a, count = solved.solution, by.w.shape[1]

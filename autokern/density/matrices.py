@@ -19,21 +19,18 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from autokern.core.autograd import computed, each_cotangent, readable
 from autokern.core.errors import suppressed
+from autokern.kernels.array_parts import Array
 from autokern.system import memory, threads
 
-if TYPE_CHECKING:
-    from autokern.kernels.array_parts import Array
-
-    Found = tuple[float, list[Array]] | None
-
 LOG_2_PI = math.log(2 * math.pi)
+Found = tuple[float, list[Array]] | None
 Solver = Callable[[torch.Tensor], torch.Tensor]
 _SMALL = 2**14
 """Elements below which a new result is faster than working in place."""

@@ -43,7 +43,6 @@ class _System:
         self._made: dict[str, Product] = {}
 
     def is_of(self, tree: Tree, noise: torch.Tensor) -> bool:
-        """Whether a tree and its noise have the same values."""
         pairs = ((self._noise, *apart(self._tree)[1]), (noise, *apart(tree)[1]))
         same = (a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(*pairs, strict=True))
         return self._tree.node == tree.node and all(same)
@@ -57,7 +56,6 @@ class _System:
         return [product_with(self._tree, self._noise, torch.float32), multiply], multiply
 
     def inverse(self, name: str) -> Product:
-        """Return the product with the approximate inverse of the preconditioner of this name."""
         made = self._made.get(name)
         if made is None:
             by = self.sets.made(name, self._tree, self._noise)

@@ -219,7 +219,6 @@ class Index(_LookedUp):
         self._column, self._factor, self._variance, self._unit = column, factor, variance, unit
 
     def _table(self) -> Array:
-        """Return the covariances of the tasks."""
         factor = self._factor.value
         table: Array = factor @ factor.swapaxes(-1, -2)
         np.einsum("...ii->...i", table)[...] += self._variance.value.reshape(table.shape[:-1])

@@ -115,7 +115,6 @@ class _Leaf:
             self._columns[:, :start].addmm_(z[:, start:stop], w[:, :start])
 
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
-        """Return the gradient of the rows' points, and of the columns' if they are another tensor."""
         rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows, -1)
         if self._columns is None:
             pairs = [(self.z, rows)]

@@ -25,7 +25,7 @@ from autokern.density.preconditioners import footprint, kept_for
 from autokern.kernels import tree as trees
 from autokern.model.libraries import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients, variances
-from autokern.ops._candidates import as_own_iterations, every, of_trees, only, or_iterate, to_a_residual
+from autokern.ops._candidates import as_own_iterations, every, of_many, of_trees, only, or_iterate, to_a_residual
 from autokern.ops._problems import families, iterates
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
@@ -79,19 +79,11 @@ def _memory(problem: Problem) -> int:
     return 8 * n * (BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
 
 
-_LEAST = 1000
-"""Number of points below which other candidates are faster."""
-_CANCELLED = 10.0
-"""Assumed ratio of the terms of a gradient to the gradient, by cancellation."""
 _TILES = 2**26
 """Bytes of the tiles in which kernels and derivatives are formed."""
 
-
 _large = every(
-    only(
-        f"for one matrix of {_LEAST} points or more on the CPU",
-        lambda p: p.n >= _LEAST and p.batch <= 1 and p.device == "cpu",
-    ),
+    of_many,
     of_trees,
     only("the points require gradients", lambda p: "x" not in p.grad.split("/")),
 )
@@ -106,7 +98,7 @@ _CHECKED = Error(
     "the value is exact; the single-precision inverse of the gradients is checked on your system (tr(K^-1 K) to "
     f"{OF_TRACE:.0e} degrees of freedom, the solution to {OF_SOLUTION:.0e}, each gradient to {OF_EACH:.0e} of its "
     "terms by an estimate), else one in double precision serves",
-    gradients=_CANCELLED * OF_EACH,
+    gradients=10 * OF_EACH,  # if the gradient is a tenth of its terms
 )
 
 

@@ -27,13 +27,20 @@ from autokern.kernels.embedded import Embedded
 from autokern.model import libraries
 from autokern.model.libraries import SOLVES, TOLERANCE, orders, tolerance
 from autokern.model.marginal import DIAGONAL, is_unstructured, variances
-from autokern.ops._candidates import CG_VECTORS, Iterated, as_own_iterations, every, exact_up_to, only, to_a_residual
+from autokern.ops._candidates import (
+    CG_VECTORS,
+    Iterated,
+    as_own_iterations,
+    every,
+    exact_up_to,
+    of_many,
+    only,
+    to_a_residual,
+)
 from autokern.ops._problems import CG_ITERATIONS, matrix_problem
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_system, system_of
 from autokern.system import memory
 
-_LEAST = 1000
-"""Number of rows below which a factorisation is faster than iterations."""
 _COLUMNS = 72
 """Rows per column up to which a factorisation takes fewer operations than a dozen products."""
 _POOR = 0.01
@@ -163,17 +170,13 @@ def _substituted(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return torch.linalg.solve_triangular(lower.mT, white, upper=True)
 
 
-_large = only(
-    f"for one matrix of {_LEAST} rows or more on the CPU",
-    lambda p: p.n >= _LEAST and p.batch <= 1 and p.device == "cpu",
-)
 _formless = only("the covariance is formed, and factorised", lambda p: FREE in p.words)
 
 
 @SOLVE.candidate(
     "preconditioned",
     accuracy="better",
-    unsupported=every(_large, _formless),
+    unsupported=every(of_many, _formless),
     memory=lambda p: footprint(p.n) + 2**26 + 8 * min(p.n * p.rhs, 2**24 + p.n) * p.itemsize,
     parts=True,
     as_stock=True,
