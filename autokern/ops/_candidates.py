@@ -218,7 +218,7 @@ def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
     return error
 
 
-def as_own_iterations(name: str, value: float, problem: Problem) -> bool:
+def own_obeys(name: str, value: float, problem: Problem) -> bool:
     """Whether autokern's preconditioned iterations obey the library setting `name` at `value`."""
     some = {"max_cg_iterations": value >= LONGEST, "min_preconditioning_size": value <= problem.n}
     return some.get(name, name in ("max_cholesky_size", "terminate_cg_by_size", "num_trace_samples"))

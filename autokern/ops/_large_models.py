@@ -25,7 +25,7 @@ from autokern.density.preconditioners import footprint, kept_for
 from autokern.kernels import tree as trees
 from autokern.model.libraries import TIGHT, tolerance
 from autokern.model.marginal import Marginal, ingredients, variances
-from autokern.ops._candidates import as_own_iterations, every, of_many, of_trees, only, or_iterate, to_a_residual
+from autokern.ops._candidates import every, of_many, of_trees, only, or_iterate, own_obeys, to_a_residual
 from autokern.ops._problems import families, iterates
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
@@ -137,7 +137,7 @@ def register(op: Op) -> None:
         memory=_iterated_memory,
         parts=True,
         as_stock=True,
-        obeys=as_own_iterations,
+        obeys=own_obeys,
         error=to_a_residual("; the log determinant and its gradient by probes, whose standard error calls tell"),
     )
     def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:

@@ -27,16 +27,7 @@ from autokern.kernels.embedded import Embedded
 from autokern.model import libraries
 from autokern.model.libraries import SOLVES, TOLERANCE, orders, tolerance
 from autokern.model.marginal import DIAGONAL, is_unstructured, variances
-from autokern.ops._candidates import (
-    CG_VECTORS,
-    Iterated,
-    as_own_iterations,
-    every,
-    exact_up_to,
-    of_many,
-    only,
-    to_a_residual,
-)
+from autokern.ops._candidates import CG_VECTORS, Iterated, every, exact_up_to, of_many, only, own_obeys, to_a_residual
 from autokern.ops._problems import CG_ITERATIONS, matrix_problem
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_system, system_of
 from autokern.system import memory
@@ -181,7 +172,7 @@ _formless = only("the covariance is formed, and factorised", lambda p: FREE in p
     parts=True,
     as_stock=True,
     error=to_a_residual(),
-    obeys=as_own_iterations,
+    obeys=own_obeys,
 )
 def preconditioned(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """Conjugate gradients to a stated residual; the preconditioner (neighbours or pivots) is chosen per system."""

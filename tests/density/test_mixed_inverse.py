@@ -168,7 +168,7 @@ def test_a_model_in_training_gets_it_by_default(kernel):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"n": 900, "m": 900}, "1000 points or more"),
+        ({"n": 900, "m": 900}, "1000 rows or more"),
         ({"dtype": "float32"}, "double precision"),
         ({"batch": 2}, "one matrix"),
         ({"device": "cuda"}, "CPU"),

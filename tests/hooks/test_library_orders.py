@@ -28,7 +28,7 @@ from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.model import libraries
-from autokern.ops._candidates import as_own_iterations
+from autokern.ops._candidates import own_obeys
 
 N = 300
 settings = gpytorch.settings
@@ -527,7 +527,7 @@ def test_a_row_says_what_the_table_of_the_package_says(row):
         if name in listed:
             default = row[1].partition(";")[0]
             assert default == (f"{listed[name].default:g}" if type(listed[name].default) is not bool else "off")
-            obeyed = any(as_own_iterations(name, value, LARGE) for value in (0, 1, 100, 500, 5000))
+            obeyed = any(own_obeys(name, value, LARGE) for value in (0, 1, 100, 500, 5000))
             assert ("also obeyed by `preconditioned`" in row[2]) == obeyed
 
 
