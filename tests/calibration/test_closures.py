@@ -24,21 +24,6 @@ def test_the_arithmetic_alone_is_that_of_botorch(case, name):
         np.testing.assert_allclose(slopes, expected_slopes, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.slow
-def test_a_run_compares_all_ways(monkeypatch):
-    monkeypatch.setattr(closures, "ROUNDS", 2)
-    monkeypatch.setattr(closures, "SECONDS", 1e-4)
-    found = closures.run_closures(12)
-    assert found["n"] == 12
-    assert {"off", "on", "lapack"} <= found["seconds"].keys()
-    for name in found["seconds"].keys() - {"off"}:
-        assert found[name]["difference"] < (1e-12 if name == "on" else 1e-7)
-        assert found[name]["ratio"] > 0
-    fit = closures.run_fits(12)
-    assert fit["difference"] < 1e-4
-    assert fit["pairs"] >= 5
-
-
 def test_the_table(refreshed):
     seconds = {"off": 1.5e-3, "on": 1.2e-4, "lapack": 6e-5}
     figure = {"ratio": 12.5, "quartiles": [12.0, 13.0], "difference": 1e-12}

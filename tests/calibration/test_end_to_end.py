@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import importlib
 import importlib.util
 import json
-import os
 import sys
-import weakref
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -20,7 +17,6 @@ from typing import Any
 import gpytorch
 import pytest
 import torch
-from support.programs import python
 
 pytest.importorskip("sklearn", reason="needs scikit-learn for the diabetes data")
 pytest.importorskip("statsmodels", reason="needs statsmodels for the CO2 series")
@@ -192,17 +188,6 @@ def test_both_sides_compute_the_same(results: dict[str, Any]) -> None:
     assert max(case["gradient"] for case in results["matrixfree"]["cases"]) < 1e-3
 
 
-def test_an_update_drops_the_old_model_once_garbage_is_collected(script: ModuleType) -> None:
-    x, y = script.co2_data()
-    state = script.co2_hyperparameters(x[:20], y[:20], steps=1)
-    stream = script.Stream(x, y, state, 20)
-    old = weakref.ref(stream.model)
-    stream()
-    gc.collect()
-    assert old() is None
-    assert stream.model.train_inputs[0].shape == (21, 1)
-
-
 def test_the_terrain_is_split_and_learned(script: ModuleType, results: dict[str, Any]) -> None:
     of, figures = sys.modules["elevation"].terrain(), results["elevation"]
     assert (len(of.held_x), len(of.x)) == (57 * 67, 344 * 403 - 57 * 67)
@@ -235,14 +220,6 @@ def test_a_function_runs_in_a_fresh_process_or_the_reason_is_told(script: Module
     assert in_child("json", "loads", '{"a": 1}') == {"a": 1}
     assert "JSONDecodeError" in in_child("json", "loads", "{")["failed"]
     assert in_child("time", "sleep", 9, limit=0.2) == {"failed": "not done after 0.2 s"}
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of memory")
-def test_a_peak_is_what_came_on_top(script: ModuleType) -> None:
-    children = sys.modules["children"]
-    code = "import children, torch; peak = children.Peak(); torch.ones(2**24); print(peak.bytes())"
-    done = python("-c", code, cwd=children.FOLDER, env={**os.environ, **children.MALLOC}, check=True)
-    assert 2**25 <= int(done.stdout) < 2**27
 
 
 # tables and files

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
 
-import entry_points
 import gpu
 import gpu_tables
 import products
@@ -106,14 +104,3 @@ def test_what_failed_and_what_ran_twice_stands_in_no_table() -> None:
     results["sections"]["programs"] = {}
     with pytest.raises(ValueError, match="no programs"):
         gpu_tables.block(results)
-
-
-def test_a_checkout_that_is_not_installed_gets_its_entry_points(tmp_path: Path) -> None:
-    metadata = entry_points.written(tmp_path)
-    (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
-    assert found.name == "autokern"
-    there = {p.name: p.value for p in found.entry_points if p.group == "autokern.candidates"}
-    assert there["cuda_graphs"] == "autokern.backends.recorded"
-    own = importlib.metadata.entry_points(group="autokern.candidates")
-    assert there == {p.name: p.value for p in own if p.value.startswith("autokern.")}
-    assert metadata.parent == tmp_path

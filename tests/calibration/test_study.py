@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import study
 
 import autokern
 from autokern.core.problem import Problem
-from autokern.core.registry import get, registered
+from autokern.core.registry import get
 
 
 @pytest.fixture
@@ -71,18 +70,6 @@ def test_a_run_of_some_studies_keeps_the_others(tiny: None, tmp_path: Path) -> N
     assert {"stock", "no measurement", "calibrate --quick", "calibrate --full", "the same, cholesky"} <= set(ways)
     assert "calibrate --full" in choices.document(after["choices"])
     assert all({"problem", "best", "lost"} <= row.keys() for row in after["choices"]["rows"])
-
-
-def test_problems_of_a_study_are_off_every_grid_and_partly_those_of_programs() -> None:
-    found = choices.problems(40, "cpu")
-    assert found == choices.problems(40, "cpu")
-    assert len(set(found)) == 40
-    dtypes = ("float32", "float64")
-    grid = {problem for op in registered() for dtype in dtypes for problem in op.grid("full", dtype, "cpu")}
-    assert len(grid.intersection(found)) < 4
-    asked = set(choices.asked(20, random.Random(choices.SEED)))
-    assert len(asked) == 20
-    assert asked <= set(found)
 
 
 def test_a_document_has_one_place_for_a_block(tmp_path: Path) -> None:

@@ -133,14 +133,6 @@ def test_a_link_to_the_installed_command_is_the_command(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_script_of_the_same_name_has_the_whole_package(tmp_path):
-    script = tmp_path / "autokern"
-    script.write_text("import autokern; print(all(hasattr(autokern, name) for name in autokern.__all__))")
-    found = python(script, "--help", **TOLD)
-    assert found.stdout == "True\n"  # nor do libraries print anything
-
-
-@pytest.mark.slow
 def test_a_prompt_after_it_finds_the_package_whole():
     code = "import autokern; print(autokern.calibrate.__name__)"
     found = python("-i", "-m", "autokern", "--version", input=code)

@@ -140,13 +140,6 @@ def test_paths_are_told_from_words(text, told):
     assert without_paths(text) == told
 
 
-def test_a_process_that_was_served_nothing_has_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatch, "decisions", list)
-    monkeypatch.setattr(dispatch, "stats", dict)
-    _, found = made(report.of_program("empty.py", 0.1), tmp_path)
-    assert "autokern served no call in this process" in found.text
-
-
 @pytest.mark.parametrize("name", ["", "gone/out.html", "folder"])
 def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path, name):
     (tmp_path / "folder").mkdir()

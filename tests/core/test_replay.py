@@ -10,8 +10,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.programs import said
 
 from autokern.core.replay import Ran, recording
@@ -105,19 +103,6 @@ def test_a_replay_is_bit_for_bit_what_the_code_computes(name: str, dtype: torch.
         replay.run()
         for ours, theirs in zip(results, eager(CASES[name], x), strict=True):
             assert torch.equal(ours, theirs)
-
-
-@settings(max_examples=40, deadline=None)
-@given(names=st.lists(st.sampled_from(sorted(CASES)), min_size=1, max_size=4), seed=st.integers(0, 99))
-def test_sums_of_recorded_functions_replay(names: list[str], seed: int) -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([CASES[name](x).sum() for name in names]).sum()
-
-    x = points(4, 3)
-    replay, results = recorded(f, x)
-    x.data.copy_(points(4, 3, seed=seed))
-    replay.run()
-    assert all(map(torch.equal, results, eager(f, x)))
 
 
 def test_another_branch_is_noticed_and_the_replay_serves_again() -> None:
