@@ -218,14 +218,6 @@ def test_clear_removes_profiles_and_says_which(run, measured, home):
     assert run("show").exit_code == 1
 
 
-def test_help_names_every_command_and_version_every_library(run):
-    names = {"calibrate", "show", "explain", "doctor", "run", "compare", "clear"}
-    assert all(name in run("--help").output for name in names)
-    for name in names:
-        assert run(name, "--help").exit_code == 0
-    assert autokern.__version__ in run("--version").output
-
-
 SCRIPT = """
 import sys
 import helper

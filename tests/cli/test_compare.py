@@ -220,8 +220,6 @@ def test_the_command_says_what_is_saved(script):
     assert "served no call" in result.stderr
 
 
-# --- workers ----------------------------------------------------------------------------------------------------------
-
 WORKERS = """
 import multiprocessing, os, subprocess, sys
 

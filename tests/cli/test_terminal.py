@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import subprocess
 import sys
@@ -14,13 +13,12 @@ from typer.testing import CliRunner
 
 import autokern
 from autokern.cli.commands import app
-from autokern.cli.commands_measured import document
 from autokern.core.decision import Cost, Decision
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning import store
-from autokern.tuning.profile import SCHEMA, Ban, Profile, Timing, Trial
+from autokern.tuning.profile import Ban, Profile, Timing, Trial
 
 
 def _profile() -> Profile:
@@ -94,12 +92,3 @@ def test_flags_take_no_value(monkeypatch, command):
     options = CliRunner().invoke(app, [command, "--help"]).output.partition("Options:")[2]
     assert "--" in options
     assert "<" not in options, "values have names, as N or FILE; no types of Python"
-
-
-def test_json_has_all_fields_and_a_version():
-    problem = Problem(op="qr", m=5, n=5)
-    found = json.loads(document(Decision(problem=problem, candidate="stock", reason="r", source="measured")))
-    assert found["schema"] == SCHEMA
-    assert set(found["problem"]) == set(Problem.__struct_fields__)
-    assert set(found) == {"schema", *Decision.__struct_fields__}
-    assert json.loads(document([problem], "problems"))["problems"][0]["batch"] == 1

@@ -137,9 +137,6 @@ def test_metadata_that_cannot_be_read(monkeypatch):
     assert [(p.state, p.failure) for p in registry.plugins()] == [("failed", "ValueError: a damaged file")]
 
 
-# --- a real package ---------------------------------------------------------------------------------------------------
-
-
 def _install_the_example(folder: Path) -> None:
     """Install the package of docs/add-a-candidate.md, without pip."""
     text = (DOCS / "add-a-candidate.md").read_text()
@@ -171,9 +168,6 @@ def test_the_example_in_the_docs_works_whichever_is_imported_first(tmp_path):
         )
     ]
     assert [(p.communicate()[0].strip(), p.returncode) for p in told] == 2 * [("['autokern-scipy:scipy'] False", 0)]
-
-
-# --- what doctor says -------------------------------------------------------------------------------------------------
 
 
 def of_plugins():

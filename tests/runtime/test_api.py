@@ -66,9 +66,6 @@ def test_everything_public_is_documented(name):
         assert "Parameters" in text or not inspect.signature(thing).parameters
 
 
-# --- explain and problem ----------------------------------------------------------------------------------------------
-
-
 def test_a_problem_is_completed():
     assert api.problem("qr", m=500, n=50) == Problem(op="qr", m=500, n=50)
     assert api.problem("cholesky", n=70) == Problem(op="cholesky", m=70, n=70)
@@ -107,9 +104,6 @@ def test_what_is_no_problem_is_refused(fields, told):
         autokern.explain("qr", **fields)
 
 
-# --- calibrate and profile --------------------------------------------------------------------------------------------
-
-
 def test_calibrate_measures_keeps_and_uses(monkeypatch):
     found = autokern.calibrate(["qr"], budget=0.5, progress=False)
     assert isinstance(found, Profile)
@@ -128,8 +122,6 @@ def test_calibrate_refuses(arguments):
     with pytest.raises(SettingsError):
         autokern.calibrate(**{"ops": ["qr"], "budget": 0.1, "progress": False, **arguments})
 
-
-# --- covariance.matrix ------------------------------------------------------------------------------------------------
 
 x1 = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 x2 = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -196,9 +188,6 @@ def test_points_that_do_not_match_the_lengthscales_are_refused(d):
         autokern.covariance.matrix(kernel, x1[:, :d])
 
 
-# --- linalg -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(params=[(), (3,), (2, 1)], ids=str)
 def spd(request):
     x = torch.randn(*request.param, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -229,9 +218,6 @@ def test_cholesky_takes_jitter():
     ones = torch.ones(4, 4, dtype=torch.float64)
     with pytest.warns(NumericalWarning, match=r"added jitter of 1\.0e-02"):
         autokern.linalg.cholesky(ones, jitter=1e-2)
-
-
-# --- variants and gradients -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

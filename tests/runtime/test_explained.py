@@ -45,9 +45,6 @@ def decided(op):
     return [(decision, calls) for decision, calls in autokern.explain().decisions if decision.problem.op == op]
 
 
-# --- what was reached -------------------------------------------------------------------------------------------------
-
-
 def test_a_density_that_iterates_tells_what_it_reached_however_often_it_is_asked():
     of = model(uniform(N, 2))
     with autokern.enabled(), autokern.using(force={"exact_log_prob": "preconditioned"}):
@@ -166,17 +163,6 @@ def iterating(make_op, **options):
     return op
 
 
-def test_what_is_forgotten_counts_once(make_op):
-    op = iterating(make_op, approximates=lambda problem: True)
-    call = dispatch.route(op)
-    for _ in range(3):
-        call(A)
-        dispatch.session().forget()
-    call(A)
-    ((decision, calls),) = decided("iterating")
-    assert (calls, decision.solved[0].solves) == (4, 4)
-
-
 def test_what_is_measured_beside_calls_is_not_told(make_op):
     inner = dispatch.route(iterating(make_op, approximates=lambda problem: True))
     outer = make_op("around", approximates=lambda problem: True)
@@ -189,9 +175,6 @@ def test_what_is_measured_beside_calls_is_not_told(make_op):
     outer.candidate("stock", parts=True)(run)
     dispatch.route(outer)(A)
     assert [decision.solved[0].solves for decision, _ in decided("around")] == [1]
-
-
-# --- the errors of what was not chosen --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -237,9 +220,6 @@ def test_an_error_that_a_plugin_cannot_tell_is_within_the_bound(make_op):
     assert {name: cost.error for name, cost in costs.items()} == {
         "stock": WITHIN.word, "theirs": "rough", "broken": WITHIN.word,
     }  # fmt: skip
-
-
-# --- parts of composite calls -----------------------------------------------------------------------------------------
 
 
 def test_parts_stand_below_the_composite_call_that_made_them(make_op):

@@ -29,9 +29,6 @@ from autokern.tuning.profile import Profile, Timing, Trial
 LOOSE = Problem(op="exact_log_prob", m=1500, n=1500, d=3, variant="rbf/cg", grad="theta")
 
 
-# --- the policy -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def loose(make_op):
     """An op of which stock iterates to a loose tolerance."""
@@ -96,9 +93,6 @@ def test_samples_tell_nothing_of_what_iterates_tightly(make_op):
         assert "preconditioned" not in [c.name for c in measurable(get("exact_log_prob"), large, level)]
 
 
-# --- what the package ships -------------------------------------------------------------------------------------------
-
-
 def test_what_is_usual_is_read_from_the_study():
     op, known = get("exact_log_prob"), iterations.counted()
     assert known.least >= 20
@@ -140,9 +134,6 @@ def test_what_iterates_tightly_serves_unmeasured_where_stock_does_not_fit(make_o
     op.candidate("tight", accuracy="better", memory=lambda problem: 1)(lambda a: a)
     table = Feasibility(op, Problem(op=op.name, m=8, n=8))
     assert decide(table, Chooser(profile(op, formless=0.5)), Settings(memory=2**20)).candidate == "tight"
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def regression(n, noise=1e-3, seed=0):

@@ -92,9 +92,6 @@ def with_gpus(monkeypatch, *gpus) -> host.Host:
     return anew()
 
 
-# --- fingerprints ---------------------------------------------------------------------------------------------------
-
-
 def test_current_describes_this_host():
     here = host.current()
     assert here is host.current()
@@ -134,9 +131,6 @@ def test_the_fingerprint_follows_the_thread_count_and_the_quota(monkeypatch):
     assert anew().fingerprint != before.fingerprint
 
 
-# --- accelerators ---------------------------------------------------------------------------------------------------
-
-
 def test_equal_gpus_count_once_and_in_any_order(monkeypatch):
     one = with_gpus(monkeypatch, gpu())
     assert one.devices == ("cpu", "cuda")
@@ -164,9 +158,6 @@ def test_work_on_an_accelerator_is_waited_for(monkeypatch):
     monkeypatch.setattr(host, "accelerator", lambda: torch.device("cuda"))
     with pytest.raises(InterruptedError):
         host.settle()
-
-
-# --- threads and control groups -------------------------------------------------------------------------------------
 
 
 V2 = {"a/b/c/cpu.max": "max 100000", "a/b/cpu.max": "150000 100000", "a/cpu.max": "400000 100000"}
@@ -213,9 +204,6 @@ def test_thread_ceiling(monkeypatch, quota, cpus, ceiling):
     assert host.affinity() == os.cpu_count()
 
 
-# --- memory ---------------------------------------------------------------------------------------------------------
-
-
 LEFT = {
     "a/b/memory.max": "max",
     "a/b/memory.current": str(GIB),
@@ -257,9 +245,6 @@ def test_available_memory_of_a_gpu_that_shares_the_cpus(monkeypatch):
     assert host.available_memory("mps") == 4 * GIB
 
 
-# --- what kind of process this is -----------------------------------------------------------------------------------
-
-
 RANKS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
@@ -293,9 +278,6 @@ def test_importing_does_no_device_or_thread_work_and_a_fork_is_noticed():
         code += "print(before, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), forked())"
         expected += ["False", "1", "False"]
     assert python("-c", code, check=True).stdout.split() == expected
-
-
-# --- words ----------------------------------------------------------------------------------------------------------
 
 
 def test_libraries():

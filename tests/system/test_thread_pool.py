@@ -82,9 +82,6 @@ def test_a_crew_is_as_large_as_torch_uses_threads(several):
     assert threads.members(CPU) == 1
 
 
-# --- meeting and checking ---------------------------------------------------------------------------------------------
-
-
 @each_count
 def test_nobody_passes_a_meeting_before_all_have_come(count):
     arrived, seen = [], []
@@ -165,9 +162,6 @@ def test_nothing_holds_the_memory_of_a_crew_that_failed(count):
         gc.enable()
 
 
-# --- interrupts -------------------------------------------------------------------------------------------------------
-
-
 def interrupt_after(begun, count):
     """Interrupt the main thread a little after so many have begun."""
     main = threading.main_thread().ident
@@ -239,19 +233,6 @@ def test_threads_that_cannot_be_started_are_an_error_and_stop_the_rest(monkeypat
     with pytest.raises(type(error), match=str(error)):
         threads.together(checking, 4)
     assert not begun[0].is_alive()
-
-
-# --- nesting, other threads, forks ------------------------------------------------------------------------------------
-
-
-def test_crews_nest():
-    total = torch.zeros(2, 3)
-
-    def outer(member):
-        threads.together(lambda inner: total[member.number, inner.number].add_(1), 3)
-
-    threads.together(outer, 2)
-    assert total.eq(1).all()
 
 
 def test_crews_of_several_threads_do_not_meet():

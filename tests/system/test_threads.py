@@ -45,9 +45,6 @@ def wrapped(count):
     return threads.limited(threads.current, count)()
 
 
-# --- torch's threads --------------------------------------------------------------------------------------------------
-
-
 @each_way
 @pytest.mark.parametrize(("count", "inside"), [(1, 1), (2, 2), (3, 3), (4, 3), (10**6, 3)])
 def test_lowered_inside_and_never_raised(count, inside):
@@ -172,9 +169,6 @@ def test_the_fallback_where_the_libraries_lack_the_functions(monkeypatch):
     deaf = types.SimpleNamespace(omp_set_num_threads=lambda count: None, MKL_Set_Num_Threads_Local=lambda count: 0)
     monkeypatch.setattr(threads, "_loaded", lambda path: deaf)
     assert threads._setters.__wrapped__() == (torch.set_num_threads, int)
-
-
-# --- orders -----------------------------------------------------------------------------------------------------------
 
 
 def test_off(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.system import host
 from autokern.tuning import measuring
@@ -45,16 +45,6 @@ def test_a_tiny_grid_gives_few_problems_and_ends(make_op):
     op.candidate("other")(lambda a: a)
     found = draw(op, 10, ["float64", "float32"], "cpu", "1")
     assert set(found) == {Problem(op="toy", m=3, n=3, dtype=dtype) for dtype in ("float64", "float32")}
-
-
-def test_an_op_of_one_dtype_and_one_without_a_grid(make_pair):
-    def grid(level, dtype, device):
-        return [Problem(op="toy", m=n, n=n, dtype=dtype) for n in (2, 9)] if dtype == "float32" else []
-
-    op = make_pair("toy", grid=grid, features=lambda p: Features(calls=1))
-    for dtypes in (["float32"], ["float64", "float32"]):
-        assert {p.dtype for p in draw(op, 4, dtypes, "cpu", "1")} == {"float32"}
-    assert draw(op, 4, ["float64"], "cpu", "1") == []
 
 
 def test_what_does_not_fit_the_memory_is_not_drawn(monkeypatch):

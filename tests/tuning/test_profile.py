@@ -67,9 +67,6 @@ def synthetic(*steps: tuple[int, float], op: str = "qr", name: str = "cpu", **mo
     )
 
 
-# --- Problem ----------------------------------------------------------------------------------------------------------
-
-
 def test_problem_is_a_key():
     p = Problem(op="qr", m=3, n=2)
     assert p == Problem(op="qr", m=3, n=2)
@@ -84,9 +81,6 @@ def test_problem_prints_what_matters():
     p = Problem(op="kernel_matrix", m=5, n=6, d=2, batch=3, grad="theta", variant="rbf/cross/ard")
     assert str(p) == "kernel_matrix(m=5, n=6, d=2, batch=3, float64, cpu, rbf/cross/ard, grad=theta)"
     assert str(Problem(op="qr", m=5, n=6)) == "qr(m=5, n=6, float64, cpu)"
-
-
-# --- Profile: files ---------------------------------------------------------------------------------------------------
 
 
 @given(profiles)
@@ -150,9 +144,6 @@ def test_too_many_trials_are_refused():
     trial = Trial(Problem(op="qr"), {"stock": Timing(1.0)})
     with pytest.raises(ProfileError, match="length <= 50000"):
         decode(msgspec.json.encode(Profile(trials=[trial] * 50_001)))
-
-
-# --- Profile: merging -------------------------------------------------------------------------------------------------
 
 
 def as_sets(profile: Profile) -> tuple:

@@ -99,15 +99,6 @@ def test_what_the_package_ships_can_be_read():
     assert {key.split("@")[0] for key in found.trials} <= {op.name for op in registered()}
 
 
-def test_without_a_measurement_the_trees_of_other_hosts_choose():
-    trial = unpacked(chooser.recorded().trials["cholesky@cpu"])[0]
-    known = Chooser(Profile())
-    found = known.estimates(trial.problem)
-    assert {estimate.source for estimate in found.values()} == {"other hosts"}
-    assert not known.knows(trial.problem)
-    assert Chooser(Profile(), {}).estimates(trial.problem) == {}
-
-
 @pytest.mark.parametrize(("capability", "told"), [("9.0", {"float32", "float64"}), ("8.9", {"float32"})])
 def test_other_hosts_tell_of_float64_on_gpus_that_compute_it_at_full_rate(capability: str, told: set[str]) -> None:
     here = Profile(host={"accelerators": [{"kind": "cuda", "capability": capability}]})
