@@ -213,7 +213,7 @@ def test_a_missing_target_is_told_once_and_leaves_the_others():
     ("change", "order", "told", "enabled"),
     [
         ("del gpytorch.models.ExactGP.get_fantasy_model", "stock", "get_fantasy_model", False),
-        ("", "stock", "0", True),
+        pytest.param("", "stock", "0", True, marks=pytest.mark.slow),
         ("gpytorch.models.ExactGP.get_fantasy_model = lambda *a, **k: 1", "trust", "0", True),
         ("del gpytorch.kernels.AdditiveKernel", "", "autokern stays off", False),  # an import of auto never fails
     ],

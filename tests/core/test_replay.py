@@ -241,6 +241,7 @@ def test_errors_of_the_code_pass_unchanged() -> None:
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
+@pytest.mark.slow
 def test_the_compiler_is_not_imported() -> None:
     code = (
         "import sys, torch\nfrom autokern.core.replay.recording import Recorder\n"
