@@ -19,6 +19,7 @@ from support.models import ExactModel
 import autokern
 from autokern.backends import recorded as graphs
 from autokern.core import state
+from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.model import marginal
@@ -198,6 +199,16 @@ def test_only_who_allows_it_gets_recordings(monkeypatch):
     assert graphs.unavailable("cuda") is None
     dispatch.reset(Settings())
     assert graphs.unavailable("cuda") is not None
+
+
+def test_who_is_served():
+    state.permitted.add("graphs")
+    candidate = get("exact_log_prob")["graph"]
+    small = Problem(op="exact_log_prob", m=500, n=500, d=3, device="cuda", grad="theta", variant="rbf/cholesky")
+    assert candidate.why_not(small) is None
+    assert "CUDA" in candidate.why_not(small.replace(device="cpu"))
+    assert "large" in candidate.why_not(small.replace(m=5000, n=5000))
+    assert candidate.compiles  # chosen only where so many steps are to come that recording repays itself
 
 
 @pytest.mark.gpu
