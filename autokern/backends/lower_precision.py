@@ -29,15 +29,11 @@ def in_lower_precision(
     centres = [z.detach().mean(-2, keepdim=True) for z in tree.points]
 
     def centred(points: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [_low(z - c) for z, c in zip(points, centres, strict=True)]
+        return [(z - c).float() for z, c in zip(points, centres, strict=True)]
 
-    low = tree._replace(points=centred(tree.points)).each(_low)
+    low = tree._replace(points=centred(tree.points)).each(torch.Tensor.float)
     columns, plan = None if others is None else centred(others), usual(x1.device)._replace(precision=precision)
-    return products.matmul(low, columns, _low(rhs), plan).to(rhs.dtype)
-
-
-def _low(t: torch.Tensor) -> torch.Tensor:
-    return t.to(torch.float32)
+    return products.matmul(low, columns, rhs.float(), plan).to(rhs.dtype)
 
 
 _tensor_cores = every(only("only a GPU has tensor cores of this precision", lambda p: p.device == "cuda"), needs_few)

@@ -78,16 +78,6 @@ def _own_centre(kernel: Kernel, x1: torch.Tensor) -> torch.Tensor:
     return x1.detach().nanmedian(-2, keepdim=True).values.nan_to_num()
 
 
-def node_of(kernel: Kernel | Embedded) -> Node | None:
-    """Return the form of a kernel, or None if any part of it is unsupported."""
-    return kernel.node if isinstance(kernel, Embedded) else trees.form(kernel, keops=True)
-
-
-def parameters(kernel: Kernel | Embedded) -> list[torch.Tensor]:
-    """Return the hyperparameters of a kernel."""
-    return [*kernel.shapes, *kernel.weights] if isinstance(kernel, Embedded) else list(kernel.parameters())
-
-
 def key(kernel: Kernel | Embedded) -> Any:
     """Return a cache key of form, shapes and required gradients; computed at every call, so cheap."""
     if not isinstance(kernel, Embedded):

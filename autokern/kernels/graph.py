@@ -108,9 +108,8 @@ def compiler_problem() -> str | None:
     """Return why torch.compile is unsupported here, or None, without compiling."""
     if sys.platform != "linux":
         return "torch.compile is used on Linux only"
-    compilers = ("CXX", "CC")
-    named = [sysconfig.get_config_var(name) or "" for name in compilers]
-    found = [c for c in ("g++", "clang++", "c++", *(n.split(" ")[0] for n in named if n)) if shutil.which(c)]
+    named = [sysconfig.get_config_var(name) or "" for name in ("CXX", "CC")]
+    found = any(map(shutil.which, ("g++", "clang++", "c++", *(name.split(" ")[0] for name in named if name))))
     return None if found else "torch.compile needs a C++ compiler, and none was found"
 
 

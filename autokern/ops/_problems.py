@@ -19,8 +19,8 @@ from gpytorch.priors import LogNormalPrior
 
 from autokern.core.errors import caught
 from autokern.core.problem import Problem
-from autokern.kernels import embedded
 from autokern.kernels import tree as trees
+from autokern.kernels.embedded import Embedded
 from autokern.kernels.family import family
 from autokern.kernels.tree import Node
 from autokern.system import host
@@ -61,7 +61,9 @@ def matrix_problem(op: str, a: torch.Tensor, square: bool = False, **more: Any) 
 
 def kernel_problem(op: str, node: Node, kernel: Any, *tensors: torch.Tensor, more: str = "") -> Problem | None:
     """Return the problem of a kernel, perhaps `Embedded`, on ``x1, x2`` (and columns ``rhs``); None if unsupported."""
-    (x1, x2, *rhs), names, parameters = tensors, sorted(trees.leaves(node)), embedded.parameters(kernel)
+    (x1, x2, *rhs), names = tensors, sorted(trees.leaves(node))
+    own = (*kernel.shapes, *kernel.weights) if isinstance(kernel, Embedded) else kernel.parameters()
+    parameters = list(own)
     if not names or x1.shape[-1] != x2.shape[-1]:
         return None
     if any(t.dtype is not x1.dtype or t.device != x1.device for t in parameters):

@@ -29,23 +29,8 @@ from autokern.kernels.matrix import bytes_on
 from autokern.model import kernel_parts, libraries
 from autokern.model.libraries import TRACES, words
 from autokern.model.marginal import Marginal, ingredients, read
+from autokern.ops import _candidates as shared
 from autokern.ops import _large_models as large_models
-from autokern.ops._candidates import (
-    CG_VECTORS,
-    LOW_RANK,
-    Bytes,
-    Iterated,
-    as_asked,
-    every,
-    exact_up_to,
-    needs_accelerator,
-    needs_few,
-    of_trees,
-    on_other_devices,
-    only,
-    or_iterate,
-    with_one_thread,
-)
 from autokern.ops._problems import CG_ITERATIONS, families, is_ours, iterates, kernel_of, matrix_problem, random_matrix
 from autokern.system.threads import one_thread
 
@@ -54,7 +39,7 @@ _FUSED = 1500
 """Number of points up to which `fused` was faster than stock's factorisation on every recorded CPU."""
 
 
-def in_place(single: float, batched: float) -> Bytes:
+def in_place(single: float, batched: float) -> shared.Bytes:
     """Return a memory rule: `single` matrices and strips of rows of constant size, or `batched` matrices and more.
 
     In a batch these are whole: for each family derivative, values and slopes (the same for an RBF), and a product.
@@ -77,7 +62,7 @@ def _arrays_unsupported(problem: Problem) -> str | None:
     if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
         return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
     if families(problem) == ["linear"]:
-        return LOW_RANK
+        return shared.LOW_RANK
     return None if set(families(problem)) <= kernel_parts.FAMILIES else "for kernels that are taken apart"
 
 
@@ -89,7 +74,7 @@ def _stock_memory(problem: Problem) -> int:
     return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
 
 
-class _ExactLogProb(Iterated):
+class _ExactLogProb(shared.Iterated):
     name = "exact_log_prob"
     summary = "log density of a Gaussian process prior with noise, gradients included"
     nesting = 3
@@ -173,7 +158,7 @@ class _ExactLogProb(Iterated):
     def default_candidate(self, problem: Problem) -> str:
         if large_models.unsupported(problem) is None:
             return "state-space"
-        most = exact_up_to(problem) if iterates(problem) else _FUSED
+        most = shared.exact_up_to(problem) if iterates(problem) else _FUSED
         if super().default_candidate(problem) == "arrays" and _arrays_unsupported(problem) is None:
             return "arrays"
         if problem.n > most and self["preconditioned"].unsupported(problem) is None:
@@ -181,7 +166,7 @@ class _ExactLogProb(Iterated):
         if iterates(problem) and problem.n <= most and self["mixed-inverse"].unsupported(problem) is None:
             return "mixed-inverse"
         gains = problem.device == "cpu" and problem.n <= most
-        return "fused" if gains and of_trees(problem) is None else "stock"
+        return "fused" if gains and shared.of_trees(problem) is None else "stock"
 
 
 EXACT_LOG_PROB = _ExactLogProb()
@@ -190,14 +175,14 @@ EXACT_LOG_PROB = _ExactLogProb()
 @EXACT_LOG_PROB.candidate("stock", memory=_stock_memory)
 def stock(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's own: autograd through kernel and Cholesky, or conjugate gradients above `max_cholesky_size`."""
-    with as_asked(exact, marginal.distribution.loc.shape[-1]):
+    with shared.as_asked(exact, marginal.distribution.loc.shape[-1]):
         return libraries.log_prob(marginal.noisy(), value)
 
 
 @EXACT_LOG_PROB.candidate(
     "matrix-free",
-    unsupported=every(only("the covariance is factorised", iterates), needs_few),
-    memory=lambda p: CG_VECTORS * p.batch * p.n * p.itemsize,  # the op `kernel_matmul` checks its tiles
+    unsupported=shared.every(shared.only("the covariance is factorised", iterates), shared.needs_few),
+    memory=lambda p: shared.CG_VECTORS * p.batch * p.n * p.itemsize,  # the op `kernel_matmul` checks its tiles
     parts=True,
     as_stock=True,
     obeys=lambda *_: True,
@@ -208,14 +193,14 @@ def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tens
         return stock(marginal, value, exact)
 
 
-@EXACT_LOG_PROB.candidate("fused", accuracy="better", unsupported=of_trees)
-@or_iterate(stock)
+@EXACT_LOG_PROB.candidate("fused", accuracy="better", unsupported=shared.of_trees)
+@shared.or_iterate(stock)
 def fused(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
     return gaussian.log_prob(*ingredients(marginal, value))
 
 
-with_one_thread(EXACT_LOG_PROB, "fused")
+shared.with_one_thread(EXACT_LOG_PROB, "fused")
 
 
 @EXACT_LOG_PROB.candidate(
@@ -225,7 +210,7 @@ with_one_thread(EXACT_LOG_PROB, "fused")
     threads=1,
     memory=lambda p: in_place(5.0, 5.0)(p.replace(batch=1, dtype="float64")),
 )
-@or_iterate(stock)
+@shared.or_iterate(stock)
 def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """NumPy and LAPACK in float64 from the raw parameters to value and gradients, without autograd between them."""
     with one_thread:
@@ -236,12 +221,12 @@ def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor
     return (stock if unread else fused)(marginal, value, exact)
 
 
-on_other_devices(
+shared.on_other_devices(
     EXACT_LOG_PROB,
     gaussian.log_prob,
     "All of it on the {}: only points and gradients are copied.",
     read=lambda marginal, value, exact: ingredients(marginal, value),
-    on_accelerator=every(of_trees, needs_accelerator),
+    on_accelerator=shared.every(shared.of_trees, shared.needs_accelerator),
     accuracy="better",
 )
 

@@ -14,13 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from linear_operator import to_linear_operator
-from linear_operator.operators import (
-    AddedDiagLinearOperator,
-    ConstantDiagLinearOperator,
-    DenseLinearOperator,
-    LinearOperator,
-)
+from linear_operator import operators, to_linear_operator
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
 from autokern.core.op import tensors_in
@@ -29,15 +23,7 @@ from autokern.density.matrices import factorised, inverted
 from autokern.model import libraries
 from autokern.model.libraries import TRACES, words
 from autokern.model.marginal import DIAGONAL, SUMS, is_unstructured, variances
-from autokern.ops._candidates import (
-    Iterated,
-    as_asked,
-    exact_up_to,
-    on_other_devices,
-    or_iterate,
-    squares,
-    with_one_thread,
-)
+from autokern.ops import _candidates as shared
 from autokern.ops._problems import CG_ITERATIONS, is_ours, iterates, matrix_problem, positive_definite, random_matrix
 from autokern.system import threads
 
@@ -159,17 +145,17 @@ def is_system(operator: Any, rhs: torch.Tensor) -> bool:
     return same and operator.shape[-2] == operator.shape[-1] == rhs.shape[-2] >= 2
 
 
-def system_of(problem: Problem, generator: torch.Generator) -> tuple[AddedDiagLinearOperator, torch.Tensor]:
+def system_of(problem: Problem, generator: torch.Generator) -> tuple[operators.AddedDiagLinearOperator, torch.Tensor]:
     """Return a covariance of random points plus noise, and random columns."""
     k, wanted = positive_definite(problem, generator), bool(problem.grad)
     k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
     noise = k.new_full((*k.shape[:-2], 1), 0.1).requires_grad_(wanted)
-    diagonal = ConstantDiagLinearOperator(noise, problem.n)
-    operator = AddedDiagLinearOperator(DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
+    diagonal = operators.ConstantDiagLinearOperator(noise, problem.n)
+    operator = operators.AddedDiagLinearOperator(operators.DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
     return operator, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_(wanted)
 
 
-class _InvQuadLogdet(Iterated):
+class _InvQuadLogdet(shared.Iterated):
     name = "inv_quad_logdet"
     summary = "quadratic forms with the inverse of a dense positive definite matrix, and its log determinant"
     nesting = 2
@@ -179,7 +165,7 @@ class _InvQuadLogdet(Iterated):
         return (
             operator.__class__, operator.shape, operator.dtype, operator.device, rhs.__class__, rhs.shape, rhs.dtype,
             rhs.device, exact, words(exact, TRACES), grad,
-            is_unstructured(operator) if isinstance(operator, LinearOperator) else True,
+            is_unstructured(operator) if isinstance(operator, operators.LinearOperator) else True,
         )  # fmt: skip
 
     def problem_of(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Problem | None:
@@ -218,34 +204,36 @@ class _InvQuadLogdet(Iterated):
         flops = elements * problem.n / 3 * (4 if problem.grad else 1)
         return Features(10.0 * backward, flops, 8.0 * elements * backward)
 
-    memory = staticmethod(squares(1.1))
+    memory = staticmethod(shared.squares(1.1))
 
     def default_candidate(self, problem: Problem) -> str:
-        return "potri" if problem.device == "cpu" and problem.n <= exact_up_to(problem) else "stock"
+        return "potri" if problem.device == "cpu" and problem.n <= shared.exact_up_to(problem) else "stock"
 
 
 INV_QUAD_LOGDET = _InvQuadLogdet()
 
 
-@INV_QUAD_LOGDET.candidate("stock", memory=lambda p: (squares(2.1) if iterates(p) else squares(4.1, 7.2))(p))
+@INV_QUAD_LOGDET.candidate(
+    "stock", memory=lambda p: (shared.squares(2.1) if iterates(p) else shared.squares(4.1, 7.2))(p)
+)
 def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """linear_operator: Cholesky with autograd, or conjugate gradients above `max_cholesky_size`."""
     whole = to_linear_operator(operator)
-    with as_asked(exact, operator.shape[-1]):
+    with shared.as_asked(exact, operator.shape[-1]):
         return libraries.inv_quad_logdet(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
 
 
 @INV_QUAD_LOGDET.candidate("potri", accuracy="better")
-@or_iterate(stock)
+@shared.or_iterate(stock)
 def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """One Cholesky factorisation; gradients in closed form from LAPACK's potri, in place."""
     return closed_form(*dense_and_diagonal(operator), rhs, reduce)
 
 
-with_one_thread(INV_QUAD_LOGDET, "potri")
+shared.with_one_thread(INV_QUAD_LOGDET, "potri")
 
 
-on_other_devices(
+shared.on_other_devices(
     INV_QUAD_LOGDET,
     closed_form,
     "potri on the {}; the time includes all copies.",

@@ -72,7 +72,7 @@ class _KernelMatmul(Op):
         return forms.key(kernel), *tensors, x1 is x2, torch.is_grad_enabled()
 
     def problem_of(self, kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Problem | None:
-        node = forms.node_of(kernel)
+        node = kernel.node if isinstance(kernel, Embedded) else trees.form(kernel, keops=True)
         if node is None or not is_ours(x1, x2, rhs) or rhs.shape[-2] != x2.shape[-2]:
             return None
         return kernel_problem(self.name, node, kernel, x1, x2, rhs)
