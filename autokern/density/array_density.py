@@ -40,7 +40,6 @@ MOST = {"float64": 1000, "float32": 500}
 """Most points by dtype: above, torch is faster, by its threads or in single precision."""
 MOST_ROWS = 2000
 """Most points of all models of a batch together: above, a Python loop over the models is too slow."""
-_NO_BATCH = torch.Size()
 
 
 class KernelReading:
@@ -142,7 +141,7 @@ def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:
 def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
     """Return the log density of values ``(..., n)``; None for an unsupported kernel or batch, or if it fails."""
     x, noise, mean, kernel = marginal.lazy.x1, marginal.noise, marginal.distribution.loc, marginal.lazy.kernel
-    if any(t.shape[:-1] not in (kernel.batch_shape, _NO_BATCH) for t in (x[..., 0], noise, mean, value)):
+    if any(t.shape[:-1] not in (kernel.batch_shape, torch.Size()) for t in (x[..., 0], noise, mean, value)):
         return None
     reading = _readings.of(kernel, x.shape[-1], x.dtype, kernel.batch_shape)
     if reading is None:

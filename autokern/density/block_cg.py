@@ -68,11 +68,9 @@ class Preconditioner:
         def views(flat: torch.Tensor) -> list[torch.Tensor]:
             return [t.view(shape) for t, shape in zip(flat.split(sizes), shapes, strict=True)]
 
-        def work(out: torch.Tensor, first: int, end: int) -> None:
-            write(views(out), first, end)
-
         given = matmul.agreed(self._tree, None, None, self._noise, *data)
-        noise, *totals = views(matmul.by_points(len(self._noise), elements, sum(sizes), self._noise, given, work))
+        n, work = len(self._noise), lambda out, first, end: write(views(out), first, end)
+        noise, *totals = views(matmul.by_points(n, elements, sum(sizes), self._noise, given, work))
         return Gradients(noise, totals)
 
 

@@ -198,7 +198,7 @@ def _contracted(tree: Tree, a: torch.Tensor, inverse: torch.Tensor, diagonal: to
         out.diagonal().copy_(diagonal[top:bottom])
         out.addr_(a[top:bottom], a[top:bottom], beta=-1)
 
-    return products.gradients_by(tree, write, usual(a.device))
+    return products.gradients_by(tree, None, write, usual(a.device))
 
 
 def _place(tree: Tree, noise: torch.Tensor) -> torch.Tensor:

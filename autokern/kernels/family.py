@@ -51,11 +51,6 @@ _FAMILIES: dict[str, Family] = {}
 _OF_KERNEL: dict[type, list[Family]] = {}
 
 
-def by_lengthscale(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
-    """Return the points of a kernel in units of its lengthscale."""
-    return x / kernel.lengthscale
-
-
 class Shape(msgspec.Struct, frozen=True):
     """A positive parameter of a formula besides the distance, such as the alpha of a rational quadratic."""
 
@@ -93,7 +88,8 @@ class Family(msgspec.Struct, frozen=True):
     wants_spare: bool = False  # `epilogue` takes a keyword `spare`, a function that allocates a scratch matrix
     kernels: tuple[type, ...] = ()  # gpytorch's classes with this formula
     matches: Callable[[Kernel], bool] = lambda kernel: True  # whether an instance of these classes has this formula
-    embed: Callable[[Kernel, torch.Tensor], torch.Tensor] = by_lengthscale  # points whose squared distance is ``s``
+    # points whose squared distance is ``s``
+    embed: Callable[[Kernel, torch.Tensor], torch.Tensor] = lambda kernel, x: x / kernel.lengthscale
     shape: Shape | None = None  # a further parameter
     make: Callable[..., Kernel] | None = None  # creates a sample's kernel; the first of `kernels` by default
     differences: bool = False  # gpytorch's own code forms the differences of points, without centring them
@@ -109,10 +105,6 @@ class Family(msgspec.Struct, frozen=True):
     def derivatives(self) -> Slopes:
         """The formula and its slopes: ``k``, ``dk/du``, ``d2k/du2``, ... as functions of ``u``."""
         return (self.formula, *self.slopes)
-
-    def sampled(self, **options: Any) -> Kernel:
-        """Return a kernel for sample problems; `options` are those of gpytorch's kernels."""
-        return (self.make or self.kernels[0])(**options)
 
     def finish(
         self, u: torch.Tensor, slope: torch.Tensor | None, spare: Spare, shape: torch.Tensor | None = None

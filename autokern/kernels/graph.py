@@ -129,11 +129,6 @@ def _scripted(parts: Parts) -> Callable[..., torch.Tensor]:
     return traced
 
 
-def script_problem() -> str | None:
-    """Return why TorchScript is unsupported here, or None."""
-    return "TorchScript does not support Python 3.14 and later" if sys.version_info >= (3, 14) else None
-
-
 def scripted(tree: Tree, others: list[torch.Tensor] | None, same: bool) -> torch.Tensor:
     """Return the kernel matrix by TorchScript."""
     return _applied(lambda parts, *_: _scripted(parts), tree, others, same)

@@ -197,8 +197,7 @@ class Iterated(OpOfParts):
         """Return how many times stock's time on a sample an exact candidate may take.
 
         Real systems take more products than samples, and on a CPU the library by itself takes longer than the candidate
-        `stock`, whose parts are dispatched. Above `exact_up_to` points on a CPU the answer is 1: iterations to a tight
-        residual are much faster there.
+        `stock`, whose parts are dispatched. For more points than `exact_up_to`, iterations are much faster there.
         """
         if not iterates(problem) or (problem.device == "cpu" and problem.n > exact_up_to(problem)):
             return 1.0

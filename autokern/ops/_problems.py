@@ -115,7 +115,8 @@ def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
     options = {"batch_shape": batch, **({} if "iso" in words else {"ard_num_dims": problem.d})}
 
     def scaled(name: str) -> Kernel:
-        base = family(name).sampled(**options)
+        of = family(name)
+        base = (of.make or of.kernels[0])(**options)
         drawn = torch.rand(base.lengthscale.shape, generator=generator, device="cpu")
         base.lengthscale = drawn.to(base.lengthscale.device) * 0.5 + 0.75 * problem.d**0.5
         return ScaleKernel(base, batch_shape=batch)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from autokern.kernels.matrix import both, bytes_on
 from autokern.ops._candidates import every, on_other_devices, only
 from autokern.ops._problems import families, is_ours, kernel_of, kernel_problem, random_matrix
 
+_NO_SCRIPT = "TorchScript does not support Python 3.14 and later" if sys.version_info >= (3, 14) else None
 _MAIN = ("rbf", "matern12", "matern32", "matern52")
 
 
@@ -229,7 +231,7 @@ def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
 @KERNEL_MATRIX.candidate(
     "torchscript",
     unsupported=_no_second,
-    unavailable=lambda device: graph.script_problem(),
+    unavailable=lambda device: _NO_SCRIPT,
     memory=_by_family((4, 4, 4, 5), (6, 8, 9, 11)),
 )
 def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:

@@ -161,13 +161,10 @@ def _substituted(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return torch.linalg.solve_triangular(lower.mT, white, upper=True)
 
 
-_formless = only("the covariance is formed, and factorised", lambda p: FREE in p.words)
-
-
 @SOLVE.candidate(
     "preconditioned",
     accuracy="better",
-    unsupported=every(of_many, _formless),
+    unsupported=every(of_many, only("the covariance is formed, and factorised", lambda p: FREE in p.words)),
     memory=lambda p: footprint(p.n) + 2**26 + 8 * min(p.n * p.rhs, 2**24 + p.n) * p.itemsize,
     parts=True,
     as_stock=True,
