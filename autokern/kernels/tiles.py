@@ -216,6 +216,15 @@ def has_room(precision: str, gamma: float, *points: torch.Tensor) -> bool:
     return max(2 * abs(gamma), 1.0) * max(largest, 1.0) <= most
 
 
+def distances(rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Fill `out` with ``rows @ columns^T``: sums of 16-bit products are in float32, float64 results are rounded."""
+    if rows.dtype is out.dtype:
+        return torch.mm(rows, columns.mT, out=out)
+    if rows.dtype is torch.float64:
+        return out.copy_(rows @ columns.mT)
+    return torch.mm(rows, columns.mT, out_dtype=torch.float32, out=out)
+
+
 class _Leaf:
     """One leaf on the tiles of one member."""
 
@@ -224,15 +233,8 @@ class _Leaf:
         self._dtype, self._side, self._same = points.dtype, side, same
 
     def distances(self, at: Place, out: torch.Tensor) -> torch.Tensor:
-        """Fill `out` with u on a tile: sums of 16-bit products are in float32, float64 results are rounded."""
         top, bottom, left, right = at
-        rows, columns = self._side.rows[top:bottom], self._side.columns[left:right]
-        if rows.dtype is out.dtype:
-            torch.mm(rows, columns.mT, out=out)
-        elif rows.dtype is torch.float64:
-            out.copy_(rows @ columns.mT)
-        else:
-            torch.mm(rows, columns.mT, out_dtype=torch.float32, out=out)
+        distances(self._side.rows[top:bottom], self._side.columns[left:right], out)
         diagonal = None
         if self._same and top < right and left < bottom:
             first = max(top, left)
