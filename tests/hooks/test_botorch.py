@@ -8,7 +8,7 @@ import sys
 import gpytorch
 import pytest
 import torch
-from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
+from botorch.models import MixedSingleTaskGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
 from botorch.models.utils.gpytorch_modules import (
     get_gaussian_likelihood_with_gamma_prior,
@@ -17,56 +17,34 @@ from botorch.models.utils.gpytorch_modules import (
 from botorch.optim.closures import get_loss_closure, get_loss_closure_with_grads
 from botorch.optim.closures.core import BatchedNDarrayOptimizationClosure, ForwardBackwardClosure
 from botorch.optim.fit import fit_gpytorch_mll_scipy
-from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.botorch_models import KNOWN, ROUGH, data, of_categories, of_tasks, single
+from support.botorch_models import MODELS as COMMON
 
 import autokern
 
 ARRAYS = {"force": {"objective": "arrays"}}
 
 
-def data(n=15, d=3, outputs=1):
-    generator = torch.Generator().manual_seed(n)
-    x = torch.rand(n, d, generator=generator, dtype=torch.float64)
-    y = torch.stack([(x * (k + 1)).sum(-1).sin() for k in range(outputs)], -1)
-    return x, y + 0.1 * torch.randn(y.shape, generator=generator, dtype=torch.float64)
-
-
-def of_tasks(*values):
-    """Data whose last dimension says which of some values a point belongs to."""
-    x, y = data()
-    return torch.cat([x, torch.tensor(values, dtype=x.dtype)[torch.arange(15) % len(values), None]], -1), y
-
-
 MODELS = {
-    "usual": lambda: SingleTaskGP(*data()),
-    "known noise": lambda: SingleTaskGP(*data(), torch.full((15, 1), 0.02, dtype=torch.float64)),
-    "gamma priors": lambda: SingleTaskGP(
-        *data(),
+    **{name: make for name, make in COMMON.items() if name not in {*ROUGH, "one point"}},
+    "gamma priors": single(
         covar_module=get_matern_kernel_with_gamma_prior(3),
         likelihood=get_gaussian_likelihood_with_gamma_prior(),
         outcome_transform=None,
     ),
-    "normalised inputs": lambda: SingleTaskGP(*data(), input_transform=Normalize(3)),
-    "two outputs": lambda: SingleTaskGP(*data(outputs=2)),
-    "three outputs, known noise, normalised inputs": lambda: SingleTaskGP(
-        *data(outputs=3), torch.full((15, 3), 0.02, dtype=torch.float64), input_transform=Normalize(3)
+    "three outputs, known noise, normalised inputs": single(
+        3, train_Yvar=KNOWN.expand(15, 3), input_transform=Normalize(3)
     ),
     "batch of two outputs": lambda: SingleTaskGP(
         data()[0].expand(3, 15, 3), torch.stack([(k + 1) * data(outputs=2)[1].sin() for k in range(3)])
     ),
-    "linear": lambda: SingleTaskGP(*data(), covar_module=ScaleKernel(RBFKernel()) + ScaleKernel(LinearKernel())),
-    "tasks": lambda: MultiTaskGP(*of_tasks(0, 1, 2), task_feature=-1),
-    "values of tasks": lambda: MultiTaskGP(*of_tasks(5, -1, 2)[:2], -1, torch.full((15, 1), 0.1, dtype=torch.float64)),
-    "tasks in front": lambda: MultiTaskGP(of_tasks(0, 1)[0].flip(1), data()[1], 0, rank=1, task_covar_prior=None),
-    "known noise of tasks": lambda: MultiTaskGP(
-        *of_tasks(0, 1), -1, torch.linspace(0.02, 0.05, 15, dtype=torch.float64)[:, None]
-    ),
-    "a constant for all tasks": lambda: MultiTaskGP(*of_tasks(0, 1), -1, mean_module=ConstantMean()),
-    "categories": lambda: MixedSingleTaskGP(*of_tasks(0, 1, 2), cat_dims=[-1]),
-    "nothing but categories": lambda: MixedSingleTaskGP(of_tasks(0, 1, 2)[0][:, -1:], data()[1], cat_dims=[0]),
-    "two outputs of categories": lambda: MixedSingleTaskGP(of_tasks(0, 1, 2)[0], data(outputs=2)[1], cat_dims=[-1]),
+    "values of tasks": of_tasks((5, -1, 2), train_Yvar=KNOWN),
+    "tasks in front": of_tasks((0, 1), column=0, rank=1, task_covar_prior=None),
+    "different noise of tasks": of_tasks((0, 1), train_Yvar=torch.linspace(0.02, 0.05, 15).double()[:, None]),
+    "nothing but categories": lambda: MixedSingleTaskGP(of_categories()[0][:, 2:], data()[1], cat_dims=[0]),
+    "two outputs of categories": lambda: MixedSingleTaskGP(of_categories()[0], data(outputs=2)[1], cat_dims=[1, 2]),
 }
 OTHERS = {"warped inputs": lambda: SingleTaskGP(*data(), input_transform=Warp(3, list(range(3))))}
 
@@ -180,7 +158,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_model_of_tasks_that_changes(change, monkeypatch):
     torch.manual_seed(0)
-    mll, _, evaluate = closure(lambda: MultiTaskGP(*of_tasks(0, 1, 3), -1, rank=1, validate_task_values=False))
+    mll, _, evaluate = closure(of_tasks((0, 1, 3), rank=1, validate_task_values=False))
     with autokern.enabled(), autokern.using(**ARRAYS):
         evaluate()
     change(monkeypatch, mll.model)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import signal
 import weakref
 from unittest import mock
@@ -12,27 +10,17 @@ from unittest import mock
 import gpytorch
 import pytest
 import torch
-from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
-from botorch.models.kernels import CategoricalKernel
-from botorch.models.transforms import Normalize
-from botorch.models.utils.gpytorch_modules import get_matern_kernel_with_gamma_prior
+from botorch.models import MultiTaskGP, SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
 from gpytorch.kernels import (
     ConstantKernel,
-    CosineKernel,
-    IndexKernel,
     LinearKernel,
-    MaternKernel,
-    PeriodicKernel,
     PiecewisePolynomialKernel,
-    PolynomialKernel,
     RBFKernel,
-    RQKernel,
     ScaleKernel,
-    SpectralMixtureKernel,
 )
-from gpytorch.means import ConstantMean, LinearMean, ZeroMean
+from support.botorch_models import F64, MODELS, OF_OTHER_KERNELS, ROUGH, D, data, moved, of_categories, with_kernel
 from support.models import ExactModel
 from support.outcomes import judged
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,43 +31,7 @@ from autokern.prediction import array_posterior_call as arrays
 from autokern.prediction import factor_cache
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized")]
-D = 3
 ARRAYS = {"force": {"posterior": "arrays"}}
-F64 = {"dtype": torch.float64}
-
-
-def data(n=15, outputs=1):
-    generator = torch.Generator().manual_seed(n)
-    x = torch.rand(n, D, generator=generator, **F64)
-    y = torch.stack([(x * (k + 1)).sum(-1).sin() for k in range(outputs)], -1)
-    y = y + 0.1 * torch.randn(y.shape, generator=generator, **F64)
-    return x, (y - y.mean(0)) / y.std(0) if n > 1 else y
-
-
-def moved(model):
-    """Give every hyperparameter a value of its own."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.rand(p.shape, generator=generator, **F64))
-    return model
-
-
-def with_kernel(kernel, n=15, **more):
-    return lambda: moved(SingleTaskGP(*data(n), covar_module=kernel(), **more))
-
-
-def sum_of_two():
-    return ScaleKernel(RBFKernel(active_dims=[2, 0], ard_num_dims=2)) + MaternKernel(1.5)
-
-
-def product():
-    return ScaleKernel(RBFKernel(active_dims=[1]) * MaternKernel(2.5, ard_num_dims=D))
-
-
-def of_two(kernel):
-    two = torch.Size([2])
-    return ScaleKernel(kernel(ard_num_dims=D, batch_shape=two), batch_shape=two)
 
 
 class Regression(ExactModel):
@@ -87,95 +39,6 @@ class Regression(ExactModel):
         x, y = data(n)
         super().__init__(x, y[:, 0], kernel)
         self.double()
-
-
-def single(outputs=1, n=15, **more):
-    return lambda: moved(SingleTaskGP(*data(n, outputs), **copy.deepcopy(more)))
-
-
-def of_tasks(values=(0, 1, 2), column=3, **more):
-    x, y = data()
-    tasks = torch.tensor(values, **F64)[torch.arange(15) % len(values), None]
-
-    def make():
-        torch.manual_seed(0)  # covariances of tasks start at random
-        return moved(
-            MultiTaskGP(torch.cat([x[:, :column], tasks, x[:, column:]], -1), y, column, **copy.deepcopy(more))
-        )
-
-    return make
-
-
-def of_categories():
-    x, y = data()
-    return torch.cat([x[:, :1], torch.arange(15)[:, None] % 2, torch.arange(15)[:, None] % 3], -1), y
-
-
-def of_a_table():
-    x, y = data()
-    x[:, 1] = torch.arange(15) % 3
-    torch.manual_seed(0)
-    return SingleTaskGP(x, y, covar_module=RBFKernel(active_dims=[0, 2]) * IndexKernel(3, 2, active_dims=[1]))
-
-
-def linear_mean(**more):
-    torch.manual_seed(0)  # weights start at random
-    return LinearMean(D, **more)
-
-
-KNOWN = torch.full((15, 1), 0.02, **F64)
-OF_OTHER_KERNELS = {
-    "rough": with_kernel(lambda: ScaleKernel(MaternKernel(0.5, ard_num_dims=D))),
-    "rough in a product": with_kernel(lambda: MaternKernel(0.5, active_dims=[1]) * RBFKernel()),
-    "rational": with_kernel(lambda: ScaleKernel(RQKernel(ard_num_dims=D)) + RQKernel(active_dims=[2, 0])),
-    "periodic": with_kernel(lambda: ScaleKernel(PeriodicKernel(ard_num_dims=D))),
-    "locally periodic": with_kernel(lambda: ScaleKernel(PeriodicKernel(active_dims=[1]) * RBFKernel(active_dims=[1]))),
-    "piecewise": with_kernel(lambda: ScaleKernel(PiecewisePolynomialKernel(2, ard_num_dims=D))),
-    "piecewise of some": with_kernel(lambda: PiecewisePolynomialKernel(1, active_dims=[2]) + RBFKernel()),
-    "very smooth piecewise": with_kernel(lambda: PiecewisePolynomialKernel(3)),
-    "polynomial": with_kernel(lambda: ScaleKernel(PolynomialKernel(3)) + RBFKernel()),
-    "squares in a product": with_kernel(lambda: PolynomialKernel(2, active_dims=[0]) * RBFKernel()),
-    "linear in a sum": with_kernel(lambda: RBFKernel() + ScaleKernel(LinearKernel(ard_num_dims=D))),
-    "linear in a product": with_kernel(lambda: RBFKernel() * LinearKernel(active_dims=[2])),
-    "constant": with_kernel(lambda: ScaleKernel(RBFKernel()) + ConstantKernel()),
-    "spectral mixture": with_kernel(lambda: SpectralMixtureKernel(3, ard_num_dims=D)),
-    "spectral mixture of one": with_kernel(lambda: SpectralMixtureKernel(2, active_dims=[1]) * RBFKernel()),
-    "linear mean": lambda: moved(SingleTaskGP(*data(), mean_module=linear_mean())),
-    "linear mean without bias": lambda: moved(SingleTaskGP(*data(), mean_module=linear_mean(bias=False))),
-    "linear means of two outputs": lambda: moved(
-        SingleTaskGP(*data(outputs=2), mean_module=linear_mean(batch_shape=torch.Size([2])))
-    ),
-    "two rough outputs": single(2, covar_module=of_two(functools.partial(MaternKernel, 0.5))),
-    "two rational outputs": single(2, covar_module=of_two(RQKernel)),
-    "two periodic outputs": single(2, covar_module=of_two(PeriodicKernel)),
-    "two outputs of sums": single(2, covar_module=of_two(LinearKernel) + of_two(RBFKernel)),
-}
-MODELS = {
-    "usual": single(),
-    "known noise": single(train_Yvar=KNOWN),
-    "scaled": with_kernel(lambda: get_matern_kernel_with_gamma_prior(D), outcome_transform=None),
-    "normalised inputs": single(input_transform=Normalize(D)),
-    "two outputs": single(2),
-    "two scaled outputs": single(2, covar_module=of_two(MaternKernel)),
-    "isotropic": with_kernel(RBFKernel, mean_module=ZeroMean()),
-    "sum": with_kernel(sum_of_two),
-    "product": with_kernel(product),
-    "one point": single(n=1, outcome_transform=None),
-    "no dimensions": with_kernel(lambda: RBFKernel(active_dims=[])),
-    "tasks": of_tasks(),
-    "tasks of other values": of_tasks((3, 7), column=1),
-    "one task of two": of_tasks((0, 1), column=0, output_tasks=[1], rank=1, mean_module=ConstantMean()),
-    "tasks of known noise": of_tasks((2, 1), train_Yvar=KNOWN, covar_module=MaternKernel()),
-    "table": of_a_table,
-    "categories": lambda: moved(MixedSingleTaskGP(*of_categories(), cat_dims=[1, 2])),
-    "categories of one lengthscale": lambda: moved(
-        SingleTaskGP(*of_categories(), covar_module=ScaleKernel(CategoricalKernel(active_dims=[2, 1])) + RBFKernel())
-    ),
-    "cosine": with_kernel(lambda: ScaleKernel(CosineKernel(active_dims=[1])) + RBFKernel()),
-    **OF_OTHER_KERNELS,
-}
-ROUGH = {"rough", "two rough outputs"}
-"""Where roots of the library's squared distances have lost half of the digits."""
 
 
 def points(*lead, seed=4):

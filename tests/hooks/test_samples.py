@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models import ModelListGP
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from linear_operator.operators import DenseLinearOperator, LinearOperator, to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
+from support.botorch_models import of_tasks, single
 
 import autokern
 from autokern.hooks import posterior as samples
@@ -16,28 +17,12 @@ from autokern.hooks import posterior as samples
 pytestmark = pytest.mark.filterwarnings("ignore:Data")
 
 
-def data(n=12, outputs=1):
-    x = torch.rand(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-    return x, torch.stack([(3 * x + k).sin().sum(-1) for k in range(outputs)], -1)
-
-
-def several():
-    x, y = data(outputs=2)
-    return ModelListGP(SingleTaskGP(x, y[:, :1]), SingleTaskGP(x[:9], y[:9, 1:]))
-
-
-def of_tasks():
-    x, y = data()
-    torch.manual_seed(0)
-    return MultiTaskGP(torch.cat([x, (torch.arange(12) % 2).double()[:, None]], -1), y, task_feature=-1)
-
-
 MODELS = {
-    "one output": lambda: SingleTaskGP(*data()),
-    "one output, as it is": lambda: SingleTaskGP(*data(), outcome_transform=None),
-    "two outputs": lambda: SingleTaskGP(*data(outputs=2)),
-    "two models": several,
-    "two tasks": of_tasks,
+    "one output": single(),
+    "one output, as it is": single(outcome_transform=None),
+    "two outputs": single(2),
+    "two models": lambda: ModelListGP(single()(), single(n=9)()),
+    "two tasks": of_tasks((0, 1)),
 }
 
 
