@@ -17,16 +17,15 @@ import linear_operator
 import pytest
 import torch
 from gpytorch import beta_features
-from gpytorch.kernels import MaternKernel, ScaleKernel
 from linear_operator import settings as library
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+from support.losses import batch, sparse
 from support.models import rough_model
-from support.threads import in_threads
 
 import autokern
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
-from autokern.core.registry import get, registered
+from autokern.core.registry import registered
 from autokern.model import libraries
 from autokern.ops._candidates import own_obeys
 
@@ -163,27 +162,6 @@ def test_an_order_has_the_effect_that_it_has_in_stock(name, what, monkeypatch):
     assert torch.equal(random, drawn)
 
 
-def test_the_orders_tried_are_all_of_the_table():
-    assert list(ORDERS) == [row.name for row in libraries.ROWS]
-
-
-ROUGHER = {
-    "cg_tolerance": 5, "max_cg_iterations": 150, "max_preconditioner_size": 0, "min_preconditioning_size": 10**5,
-    "preconditioner_tolerance": 0.5, "num_trace_samples": 1, "max_lanczos_quadrature_iterations": 2,
-    "deterministic_probes": True, "skip_logdet_forward": True,
-}  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ROUGHER)
-def test_where_a_default_makes_stock_iterate_an_order_is_obeyed_too(name, monkeypatch):
-    """The same above the library's own size, where exact candidates serve otherwise."""
-    kind = getattr(library, name)
-    own, *_ = by_both(training, lambda stack: stack.enter_context(kind(ROUGHER[name])), monkeypatch, 820)
-    if name == "num_trace_samples":
-        assert set(own) <= {1, 2}
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_the_default_of_linear_operator_is_an_order_where_botorch_has_set_another(monkeypatch):
     for kind in (library._fast_log_prob, library._fast_solves, library._fast_covar_root_decomposition):
@@ -196,25 +174,6 @@ def test_the_default_of_linear_operator_is_an_order_where_botorch_has_set_anothe
 
     own, *_ = by_both(training, order, monkeypatch, 820)
     assert own
-
-
-@pytest.mark.parametrize("how", ["globally", "in another thread"])
-def test_an_order_counts_however_it_was_set(how, monkeypatch):
-    monkeypatch.setattr(library.num_trace_samples, "_global_value", 10)
-    monkeypatch.setattr(library.skip_logdet_forward, "_state", None)
-
-    def set_them():
-        library.num_trace_samples._set_value(3)
-        library.skip_logdet_forward._set_state(True)
-
-    def order(stack):
-        if how == "globally":
-            set_them()
-        else:
-            in_threads(lambda _: set_them(), [0])
-
-    own, *_ = by_both(training, order, monkeypatch, 820)
-    assert set(own) == {4}
 
 
 def test_a_kept_factor_does_not_serve_where_variances_are_ordered_to_be_iterated(monkeypatch):
@@ -241,22 +200,6 @@ def test_variances_that_are_read_late_are_iterated_as_the_call_was_told(monkeypa
     assert library.max_cg_iterations.value() == 1000
 
 
-TIGHTER = {
-    "cg_tolerance": 1e-3, "max_cg_iterations": 5000, "num_trace_samples": 100,
-    "max_lanczos_quadrature_iterations": 50, "max_root_decomposition_size": 200,
-}  # fmt: skip
-
-
-def test_gradients_that_are_checked_loosely_do_not_serve_a_tight_tolerance():
-    problem = Problem(op="exact_log_prob", m=1200, n=1200, d=2, grad="theta", variant="rbf/cg")
-    mixed = get("exact_log_prob")["mixed-inverse"]
-    assert mixed.unsupported(problem) is None
-    assert mixed.unsupported(problem.replace(variant="rbf/cg" + "/tight")) is not None
-    with library.cg_tolerance(1e-5):
-        assert libraries.words(False, libraries.TRACES) == "/tight"
-        assert libraries.words(True, libraries.TRACES) == ""
-
-
 def test_explain_tells_which_settings_a_candidate_does_not_obey():
     with autokern.enabled(), library.num_trace_samples(3), library.max_preconditioner_size(0):
         training(made(820))
@@ -281,14 +224,6 @@ def test_a_prediction_that_is_iterated_by_order_is_explained():
 def test_explain_knows_only_settings_that_there_are(word):
     with pytest.raises(SettingsError, match="an order is NAME=NUMBER of max_cholesky_size, "):
         autokern.explain("exact_log_prob", n=820, variant=word)
-
-
-@pytest.mark.parametrize("bound", [200, 199])
-def test_our_own_iterations_obey_a_bound_that_they_keep(bound):
-    problem = Problem(op="solve", m=2000, n=2000, rhs=1, variant=f"rbf/cg/free/order:max_cg_iterations={bound}")
-    why = get("solve")["preconditioned"].unsupported(problem)
-    assert (why is None) == (bound == 200)
-    assert get("solve")["cholesky"].unsupported(problem) is not None
 
 
 def agree(read, *contexts):
@@ -365,29 +300,19 @@ def drawn():
         return [made(60).eval()(points(5, 1)).rsample(torch.Size([4]))]
 
 
-def sparse():
+def with_inducing_points():
     """Return predictions of a model with inducing points."""
     model = made(60)
     model.covar_module = gpytorch.kernels.InducingPointKernel(model.covar_module, points(9, 3), model.likelihood)
     return [t.detach() for t in predicted_by(model.double().eval())]
 
 
-class Variational(gpytorch.models.ApproximateGP):
-    def __init__(self):
-        inducing = gpytorch.variational.CholeskyVariationalDistribution(9)
-        super().__init__(gpytorch.variational.VariationalStrategy(self, points(9, 3), inducing))
-        self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), ScaleKernel(MaternKernel(1.5))
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def variational(likelihood=gpytorch.likelihoods.BernoulliLikelihood):
     """Return an evidence lower bound and its gradients."""
-    model, likelihood, x = Variational().double(), likelihood().double(), points(30)
-    output = model(x)
-    loss = -gpytorch.mlls.VariationalELBO(likelihood, model, 30)(output, (x[:, 0] > 0.5).double())
-    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)[:1]]
+    mll = sparse(likelihood())
+    (x,), _ = batch(mll, 0)
+    loss = -mll(mll.model(x), (x[:, 0] > 0.5).double())
+    return [loss.detach(), *torch.autograd.grad(loss, list(mll.parameters()), allow_unused=True)[:1]]
 
 
 def sampled():
@@ -420,7 +345,7 @@ def imagined():
 
 
 VALUES = {
-    "sgpr_diagonal_correction": (sparse, lambda: settings.sgpr_diagonal_correction(False)),
+    "sgpr_diagonal_correction": (with_inducing_points, lambda: settings.sgpr_diagonal_correction(False)),
     "variational_cholesky_jitter": (variational, lambda: settings.variational_cholesky_jitter(1e-2, 1e-2)),
     "_linalg_dtype_cholesky": (variational, lambda: settings.linalg_dtypes(cholesky=torch.float32)),
     "num_gauss_hermite_locs": (variational, lambda: settings.num_gauss_hermite_locs(3)),
@@ -467,14 +392,6 @@ VALUES = {
 def test_a_setting_of_values_holds(name):
     read, *contexts = VALUES[name]
     agree(read, *contexts)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_these_readings_depend_on_their_settings():
-    for name in ("cholesky_jitter", "cholesky_max_tries", "min_variance", "observation_nan_policy", "prior_mode"):
-        read, *contexts = VALUES[name]
-        usual, other = [t.detach() for t in read()], agree(read, *contexts)
-        assert str(usual) != str(other), name
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -568,14 +485,3 @@ print(json.dumps([before, read(), told, ordered()]))
     assert before == {row.name: row.default for row in libraries.ROWS}
     assert {name for name in before if before[name] != after[name]} == {"max_cholesky_size"}
     assert after["max_cholesky_size"] == libraries.DEFAULT_SIZES[1]
-
-
-def test_contexts_of_what_is_read_late_set_only_what_has_changed(monkeypatch):
-    with library.max_cg_iterations(30):
-        again = libraries.as_now()
-    entries = []
-    monkeypatch.setattr(library.cg_tolerance, "__enter__", entries.append)
-    with again():
-        assert library.max_cg_iterations.value() == 30
-    assert library.max_cg_iterations.value() == 1000
-    assert entries == []

@@ -12,13 +12,13 @@ import gpytorch
 import psutil
 import pytest
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, LinearKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from linear_operator.utils.errors import NotPSDError
+from support.models import ExactModel
 from support.threads import in_threads
 
 import autokern
@@ -208,23 +208,16 @@ def test_duplicates_under_tiny_noise_are_not_appended(dtype, noise, scale):
     assert extended(known, x, other, 0.1, scale) is not None
 
 
-class Regression(gpytorch.models.ExactGP):
-    def __init__(self, x, y, kernel=None, noise=0.05, likelihood=None):
-        constraint = gpytorch.constraints.GreaterThan(1e-20)
-        super().__init__(x, y, likelihood or GaussianLikelihood(noise_constraint=constraint))
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = kernel or ScaleKernel(RBFKernel())
-        if likelihood is None:
-            self.likelihood.noise_covar.noise = noise
-        self.to(x).eval()
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+def model_of(x, y, kernel=None, noise=0.05, likelihood=None):
+    given = likelihood or GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-20))
+    if likelihood is None:
+        given.noise_covar.noise = noise
+    return ExactModel(x, y, kernel, given).to(x).eval()
 
 
 def regression(n=30, dtype=torch.float64, **options):
     x = points(n, dtype=dtype)
-    return Regression(x, x.sum(-1).sin(), **options)
+    return model_of(x, x.sum(-1).sin(), **options)
 
 
 @pytest.mark.thin("scale", "dtype noise")
@@ -233,7 +226,7 @@ def regression(n=30, dtype=torch.float64, **options):
 def test_a_model_with_duplicates_is_as_accurate_as_a_refit(dtype, noise, scale):
     def of(dtype, refit):
         x, at = points(10, dtype=dtype), points(7, seed=9, dtype=dtype)
-        model, values = Regression(x, x.sum(-1).sin(), noise=noise * scale), x[:2].sum(-1).sin()
+        model, values = model_of(x, x.sum(-1).sin(), noise=noise * scale), x[:2].sum(-1).sin()
         model.covar_module.outputscale = scale
         model(at)
         if refit:
