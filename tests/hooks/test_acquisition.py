@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 import types
 
 import pytest
@@ -22,6 +20,7 @@ from botorch.generation import gen
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms.input import InputPerturbation
 from botorch.optim import optimize_acqf
+from support.programs import said
 
 import autokern
 from autokern.hooks.later import acquisition as acquisition_hook
@@ -141,8 +140,7 @@ def inputs_of(acquisition):
 @pytest.mark.slow
 def test_several_threads_of_the_user_may_come_first():
     program = """
-import threading, warnings
-warnings.simplefilter("ignore")
+import threading
 import autokern.auto, torch, gpytorch
 import botorch.optim.optimize, botorch.optim.closures.core
 from botorch.models import SingleTaskGP
@@ -158,8 +156,7 @@ threads = [threading.Thread(target=go) for _ in range(4)]
 [t.join() for t in threads]
 print(len(fine), botorch.optim.optimize._optimize_acqf_batch.__wrapped__ is not None)
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout.split()[-2:] == ["4", "True"], told.stderr
+    assert said(program)[-2:] == ["4", "True"]
 
 
 def test_the_number_is_restored_after_errors():

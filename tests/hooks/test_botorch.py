@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import gpytorch
 import pytest
 import torch
@@ -21,6 +18,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.botorch_models import KNOWN, ROUGH, data, of_categories, of_tasks, single
 from support.botorch_models import MODELS as COMMON
+from support.programs import said
 
 import autokern
 
@@ -224,8 +222,6 @@ def test_hooks_of_gradients_modes_and_own_transforms_are_obeyed(enabled):
 @pytest.mark.slow
 def test_botorch_may_come_later():
     program = """
-import warnings
-warnings.simplefilter("ignore")
 import autokern.auto
 import torch
 from botorch.fit import fit_gpytorch_mll
@@ -243,5 +239,4 @@ print(autokern.stats()["objective"]["arrays"] > 3, ForwardBackwardClosure.__call
 autokern.disable()
 print(ForwardBackwardClosure.__call__ is stock)
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["True", "False", "True"]
+    assert said(program)[-3:] == ["True", "False", "True"]

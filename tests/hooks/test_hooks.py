@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 import threading
-from pathlib import Path
 from unittest import mock
 
 import gpytorch
@@ -17,6 +13,7 @@ from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from support.outcomes import outcome
+from support.programs import python
 from support.threads import in_threads
 
 import autokern
@@ -230,31 +227,25 @@ print("as it should be")
 """
 
 
+ORDERS = {
+    "first": "import autokern.auto\nimport gpytorch",
+    "last": "import linear_operator\nimport gpytorch\nimport torch\nimport autokern.auto",
+    "between": "import torch\nimport linear_operator\nimport autokern.auto\nimport gpytorch",
+    "between SciPy and NumPy": "import scipy\nimport autokern.auto\nimport numpy",
+    "by name": "import autokern\nimport scipy.linalg\nautokern.enable()",
+    "before botorch": "import autokern.auto\nimport botorch",
+    "after botorch": "import botorch\nimport autokern.auto",
+}
+
+
 @pytest.mark.slow
-def test_any_order_of_imports(tmp_path: Path):
-    orders = {
-        "first": "import autokern.auto\nimport gpytorch",
-        "last": "import linear_operator\nimport gpytorch\nimport torch\nimport autokern.auto",
-        "between": "import torch\nimport linear_operator\nimport autokern.auto\nimport gpytorch",
-        "between SciPy and NumPy": "import scipy\nimport autokern.auto\nimport numpy",
-        "by name": "import autokern\nimport scipy.linalg\nautokern.enable()",
-    }
-    if importlib.util.find_spec("botorch"):
-        orders["before botorch"] = "import autokern.auto\nimport botorch"
-        orders["after botorch"] = "import botorch\nimport autokern.auto"
-
-    def start(name: str, imports: str) -> subprocess.Popen[str]:
-        warned = "ignore" if "botorch" in imports else "error"
-        command = [sys.executable, "-c", USE.format(imports=imports, warned=warned)]
-        # KeOps rewrites its list when a process ends, and one that imports it meanwhile reads an empty file
-        environment = {**os.environ, "KEOPS_CACHE_FOLDER": str(tmp_path / name)}
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    runs = {name: start(name, imports) for name, imports in orders.items()}
-    told = {name: run.communicate(timeout=200)[0] for name, run in runs.items()}
-    for name, run in runs.items():
-        assert run.returncode == 0, (name, told[name])
-        assert "as it should be" in told[name]
+@pytest.mark.parametrize("name", ORDERS)
+def test_any_order_of_imports(name):
+    if "botorch" in name:
+        pytest.importorskip("botorch")
+    warned = "ignore" if "botorch" in name else "error"
+    run = python("-c", USE.format(imports=ORDERS[name], warned=warned))
+    assert run.stdout.splitlines()[-1:] == ["as it should be"], run.stderr
 
 
 def covariance(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -4,8 +4,6 @@ import contextlib
 import inspect
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import botorch
@@ -21,6 +19,7 @@ from linear_operator import settings as library
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from support.losses import batch, sparse
 from support.models import rough_model
+from support.programs import QUIET, python
 
 import autokern
 from autokern.core.errors import SettingsError
@@ -478,8 +477,7 @@ before, told = read(), ordered()
 import botorch
 print(json.dumps([before, read(), told, ordered()]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    before, after, told, told_after = json.loads(done.stdout.splitlines()[-1])
+    before, after, told, told_after = json.loads(python(*QUIET, "-c", program, check=True).stdout.splitlines()[-1])
     assert told == ["", "/order:max_cholesky_size=4096"]
     assert told_after == ["/order:max_cholesky_size=800", ""]
     assert before == {row.name: row.default for row in libraries.ROWS}

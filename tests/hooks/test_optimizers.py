@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 
 import pytest
+from support.programs import QUIET, python
 
 PROGRAM = """
-import sys, warnings
-warnings.simplefilter("ignore")
+import sys
 import torch, gpytorch
 kinds = [
     kind for kind in vars(torch.optim).values()
@@ -79,9 +77,7 @@ print(repr((found, there)))
 
 @functools.cache
 def told(mode):
-    run = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return eval(run.stdout.splitlines()[-1])
+    return eval(python(*QUIET, "-c", PROGRAM, mode, check=True).stdout.splitlines()[-1])
 
 
 @pytest.mark.slow

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.programs import said
 
 import autokern
 from autokern.hooks.torch import stock
@@ -79,8 +78,7 @@ def scripted():
 @pytest.mark.slow
 def test_a_program_needs_no_computer_algebra():
     program = """
-import sys, warnings
-warnings.simplefilter("ignore")
+import sys
 import torch, gpytorch
 import autokern.auto
 class Model(gpytorch.models.ExactGP):
@@ -99,5 +97,4 @@ with torch.no_grad():
     model.likelihood(model(torch.rand(5, 2))).variance
 print("sympy" in sys.modules)
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout.split()[-1] == "False"
+    assert said(program)[-1] == "False"
