@@ -9,7 +9,8 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan
-from linear_operator import settings
+from linear_operator import settings, to_linear_operator
+from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel, step
 
@@ -63,6 +64,25 @@ def test_variances_below_zero_are_floored_with_the_warning_of_the_library(on):
         variance = model(torch.linspace(0, 1, 50).unsqueeze(-1)).variance
     assert variance.min() == pytest.approx(1e-6)
     assert sum("Negative variance values detected" in text for text in told) == 1
+
+
+@SIDES
+def test_what_no_jitter_mends_raises(on):
+    with (
+        served(on),
+        heard() as told,
+        pytest.raises(NotPSDError, match=r"after repeatedly adding jitter up to 1\.0e-06"),
+    ):
+        to_linear_operator(-torch.eye(3, dtype=torch.float64)).cholesky()
+    assert [text[-25:-16] for text in told] == ["f 1.0e-08", "f 1.0e-07", "f 1.0e-06"]
+
+
+@SIDES
+def test_nan_raises(on):
+    matrix = torch.eye(3, dtype=torch.float64)
+    matrix[0, 0] = float("nan")
+    with served(on), pytest.raises(NanError, match="1 of 9 elements"):
+        to_linear_operator(matrix).cholesky()
 
 
 @SIDES

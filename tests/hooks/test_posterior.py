@@ -27,7 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autokern
 from autokern.kernels.array_distances import Distances
-from autokern.prediction import array_posterior_call as arrays
 from autokern.prediction import factor_cache
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized")]
@@ -231,24 +230,6 @@ def test_tasks_that_there_are_not(tasks):
             model(of_these_tasks(*tasks)).loc.sum()
         raised.append((error.type, str(error.value)))
     assert raised[0] == raised[1]
-
-
-def test_gradients_by_points_cost_none_by_hyperparameters():
-    model, x = MODELS["usual"](), points(5, 2).requires_grad_()
-    with (
-        autokern.enabled(),
-        autokern.using(**ARRAYS),
-        mock.patch.object(arrays.Call, "backward", autospec=True, side_effect=arrays.Call.backward) as backward,
-    ):
-        value = weighted(model.posterior(x).mean)
-        (by_x,) = torch.autograd.grad(value, x, retain_graph=True)
-        assert not backward.call_args.args[-1]
-        p = model.covar_module.raw_lengthscale
-        again, by_p = torch.autograd.grad(value, (x, p), retain_graph=True)
-        assert backward.call_args.args[-1]
-        close([again], [by_x])
-        value.backward()
-        close([p.grad, x.grad], [by_p, by_x])
 
 
 @pytest.mark.parametrize("make", [MODELS["usual"], MODELS["two scaled outputs"], MODELS["sum"]])
