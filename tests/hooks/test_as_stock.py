@@ -10,21 +10,22 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.means import LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from support.models import ExactModel
 from support.outcomes import judged
-from support.structured import Regression
 
 import autokern
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:The input matches")]
 
 
-def regression(n=20, kernel=None, likelihood=None, kind=Regression):
+def regression(n=20, kernel=None, likelihood=None, kind=ExactModel):
     torch.manual_seed(0)
     x = torch.rand(n, 2, dtype=torch.float64)
-    return kind(x, (4 * x.sum(-1)).sin(), kernel or ScaleKernel(RBFKernel()), likelihood or GaussianLikelihood())
+    return kind(x, (4 * x.sum(-1)).sin(), kernel, likelihood, LinearMean(2)).to(x)
 
 
 def points(m=3):
@@ -83,7 +84,7 @@ class Shifted(MultivariateNormal):
         return super().mean + 1
 
 
-class OfShifted(Regression):
+class OfShifted(ExactModel):
     def forward(self, x):
         return Shifted(self.mean_module(x), self.covar_module(x))
 

@@ -11,11 +11,11 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import LinearMean
 from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
-from support.structured import Regression
+from support.models import ExactModel
 
 import autokern
 from autokern.hooks.linear_operator import _Roots
@@ -54,7 +54,7 @@ def both(work):
 
 def regression(x, make):
     torch.manual_seed(0)
-    return Regression(x, (2 * x).sum(-1).sin(), make(), GaussianLikelihood())
+    return ExactModel(x, (2 * x).sum(-1).sin(), make(), mean=LinearMean(2)).to(x)
 
 
 def close(found, wanted, bound=1e-9):

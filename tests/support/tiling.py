@@ -57,7 +57,6 @@ BATCH = torch.Size([2])
 BATCHES = [(NONE, NONE), (BATCH, BATCH), (BATCH, NONE), (NONE, BATCH), (torch.Size([3, 1]), BATCH)]
 each_batch = pytest.mark.parametrize(("batch", "own"), BATCHES, ids=str)
 SOME = KERNELS["sum of products"]
-EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 
 
 def prepared(make, batch=NONE, dtype=torch.float64, seed=0):
