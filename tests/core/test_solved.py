@@ -60,7 +60,7 @@ def test_the_worst_of_several_is_told_for_each_preconditioner():
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (Solved(0.6, 23, "vecchia", 11), "in 23 iterations, preconditioner vecchia"),
+        (Solved(0.6, 23, "vecchia", 11), "solved to a residual of 0.6 in 23 iterations, preconditioner vecchia"),
         (Solved(2e-6, 5, "pivoted", 3, solves=1200), "2e-06, the worst of 1,200 solves, in 5 iterations"),
         (Solved(2e-2, 5, "pivoted", 3, goal=1e-5, missed=1), "; stopped before the 1e-05 that was asked for"),
         (Solved(2e-2, 5, "pivoted", 3, goal=1e-5, solves=9, missed=2), "; 2 of 9 stopped before the 1e-05"),
