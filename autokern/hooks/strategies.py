@@ -1,7 +1,7 @@
 """Prediction strategies: which of them autokern serves, and those whose training covariance is not factorised.
 
 A strategy is adopted by the call that creates it, if kernel and likelihood are of the libraries' own classes, which
-have no hidden state. Later its inputs are compared by value (`model.changes`); a stale strategy is replaced.
+have no hidden state. Later its inputs are compared by value (`model.memoized`); a stale strategy is replaced.
 
 With structured operators and iterative solves the mean takes one solve. Variances are deferred until they are read: a
 factor computes many, if it fits the memory; iterations compute few.
@@ -30,9 +30,8 @@ from autokern.density import matrices
 from autokern.hooks import memory
 from autokern.kernels import embedded as forms
 from autokern.kernels.family import DISTANCES
-from autokern.model.changes import State
 from autokern.model.libraries import PREDICTION
-from autokern.model.memoized import by_kernel, frozen, is_library
+from autokern.model.memoized import State, by_kernel, frozen, is_library
 from autokern.prediction import factor_cache
 from autokern.prediction.lazy_covariance import PosteriorCovariance, Rooted, Structured
 from autokern.runtime.dispatch import explain, forced
