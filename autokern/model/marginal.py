@@ -15,8 +15,20 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator import operators
-from linear_operator.operators import ConstantDiagLinearOperator, DenseLinearOperator, LinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    BlockInterleavedLinearOperator,
+    ConstantDiagLinearOperator,
+    ConstantMulLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    KroneckerProductLinearOperator,
+    LinearOperator,
+    LowRankRootLinearOperator,
+    MatmulLinearOperator,
+    RootLinearOperator,
+    SumLinearOperator,
+)
 
 from autokern.core.op import itself, rebuilt, tensors_in
 from autokern.kernels import tree as trees
@@ -24,9 +36,9 @@ from autokern.kernels.tree import centre_of
 from autokern.model import libraries, memoized
 from autokern.model.libraries import ORDERED, regime
 
-DIAGONAL = (operators.DiagLinearOperator, ConstantDiagLinearOperator)
+DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
 """Diagonal operators."""
-SUMS = (operators.SumLinearOperator, operators.AddedDiagLinearOperator)
+SUMS = (SumLinearOperator, AddedDiagLinearOperator)
 
 
 class Marginal(NamedTuple):
@@ -85,10 +97,7 @@ def _described(distribution: Any, extra: torch.Tensor | None) -> Marginal | None
 
 def terms(covariance: Any) -> tuple[Any, Any] | None:
     """Return the matrix and the diagonal operator of a noisy covariance, None if it has another form."""
-    if (
-        covariance.__class__ is not operators.AddedDiagLinearOperator
-        or covariance._diag_tensor.__class__ not in DIAGONAL
-    ):
+    if covariance.__class__ is not AddedDiagLinearOperator or covariance._diag_tensor.__class__ not in DIAGONAL:
         return None
     return covariance._linear_op, covariance._diag_tensor
 
@@ -106,22 +115,20 @@ def is_unstructured(operator: Any, lazy: bool = False) -> bool:
             return False  # the user chose a preconditioner, so conjugate gradients must run
         parts = [part for part in operator.linear_ops if type(part) not in DIAGONAL]
         return bool(parts) and all(is_unstructured(part, lazy) for part in parts)
-    if kind is operators.ConstantMulLinearOperator:
+    if kind is ConstantMulLinearOperator:
         return type(operator.base_linear_op) is DenseLinearOperator
     return kind is DenseLinearOperator or (lazy and kind is LazyEvaluatedKernelTensor)
 
 
-_THIN = (operators.LowRankRootLinearOperator, operators.MatmulLinearOperator, operators.RootLinearOperator)
-_FORMED = {DenseLinearOperator, *_THIN}
+_FORMED = {DenseLinearOperator, LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator}
 """Operators that hold tensors only, no kernel that is still to be evaluated; the last three are of linear kernels."""
 
 
 def kinds_of_terms(operator: Any) -> set[type]:
     """Return the classes of a sum's terms, constant factors left out, or of a dense matrix; none if any is unformed."""
-    if type(operator) is not operators.SumLinearOperator:
+    if type(operator) is not SumLinearOperator:
         return {type(operator)} & {DenseLinearOperator}
-    scaled = operators.ConstantMulLinearOperator
-    kinds = {type(t.base_linear_op if type(t) is scaled else t) for t in operator.linear_ops}
+    kinds = {type(t.base_linear_op if type(t) is ConstantMulLinearOperator else t) for t in operator.linear_ops}
     return kinds if kinds <= _FORMED else set()
 
 
@@ -176,7 +183,7 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
     return type(value)(*rebuilt(held, leaf))
 
 
-_OPERATORS = (LazyEvaluatedKernelTensor, operators.BlockInterleavedLinearOperator)
+_OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
 
 
 def are_tasks(distribution: Any, likelihood: Any) -> bool:
@@ -193,7 +200,7 @@ def are_tasks(distribution: Any, likelihood: Any) -> bool:
 def of_tasks(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:
     """Return the covariances of points, tasks and noise, and the mean, None if there is no Kronecker product."""
     product = distribution._covar.evaluate_kernel()
-    pair = product.__class__ is operators.KroneckerProductLinearOperator and len(product.linear_ops) == 2
+    pair = product.__class__ is KroneckerProductLinearOperator and len(product.linear_ops) == 2
     if not pair or not libraries.noise_in_place(likelihood):
         return None
     noise = _noise_of_tasks(likelihood, distribution.num_tasks)
