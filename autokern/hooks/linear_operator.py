@@ -30,7 +30,8 @@ from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.kernels.embedded import Embedded
 from autokern.model import memoized
 from autokern.model.libraries import DENSITY, EXACT, MEMORY, ORDERED, ROOT, SOLVE, as_now, regime
-from autokern.model.marginal import is_unstructured, kinds_of_terms
+from autokern.model.marginal import is_unstructured
+from autokern.prediction.factor_cache import kinds_of_terms
 from autokern.runtime.dispatch import route
 from autokern.runtime.memo import floor_of
 
@@ -223,6 +224,7 @@ def _mul_matrix(self: Any, other: Any) -> Any:
     return _mul_matrix.__wrapped__(one, two)
 
 
+@unless_it_fails
 def _looked_up(operator: Any) -> torch.Tensor | None:
     """Return the exact matrix of an operator that looks up entries of a table (task covariances), else None."""
     if operator.__class__ is not operators.InterpolatedLinearOperator:
@@ -236,7 +238,4 @@ def _looked_up(operator: Any) -> torch.Tensor | None:
     weights = operator.left_interp_values, operator.right_interp_values
     if any(w.requires_grad or bool((w != 1).any()) for w in weights):
         return None
-    try:
-        return table.index_select(0, left[:, 0]).index_select(1, right[:, 0])
-    except (IndexError, RuntimeError):  # stock raises its own error for an invalid index
-        return None
+    return table.index_select(0, left[:, 0]).index_select(1, right[:, 0])

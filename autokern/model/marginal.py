@@ -24,9 +24,6 @@ from linear_operator.operators import (
     DiagLinearOperator,
     KroneckerProductLinearOperator,
     LinearOperator,
-    LowRankRootLinearOperator,
-    MatmulLinearOperator,
-    RootLinearOperator,
     SumLinearOperator,
 )
 
@@ -118,18 +115,6 @@ def is_unstructured(operator: Any, lazy: bool = False) -> bool:
     if kind is ConstantMulLinearOperator:
         return type(operator.base_linear_op) is DenseLinearOperator
     return kind is DenseLinearOperator or (lazy and kind is LazyEvaluatedKernelTensor)
-
-
-_FORMED = {DenseLinearOperator, LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator}
-"""Operators that hold tensors only, no kernel that is still to be evaluated; the last three are of linear kernels."""
-
-
-def kinds_of_terms(operator: Any) -> set[type]:
-    """Return the classes of a sum's terms, constant factors left out, or of a dense matrix; none if any is unformed."""
-    if type(operator) is not SumLinearOperator:
-        return {type(operator)} & {DenseLinearOperator}
-    kinds = {type(t.base_linear_op if type(t) is ConstantMulLinearOperator else t) for t in operator.linear_ops}
-    return kinds if kinds <= _FORMED else set()
 
 
 def ingredients(marginal: Marginal, value: torch.Tensor) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:

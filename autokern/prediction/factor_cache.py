@@ -23,7 +23,7 @@ from autokern.core.state import Beside
 from autokern.density.matrices import solved
 from autokern.kernels import tree as trees
 from autokern.model import memoized
-from autokern.model.marginal import kinds_of_terms, terms, variances
+from autokern.model.marginal import terms, variances
 from autokern.model.memoized import frozen, thawed
 from autokern.prediction.inverse_factor import Conditioned
 from autokern.prediction.lazy_covariance import BySolving, evaluated
@@ -65,6 +65,11 @@ class _Kept:
     exact: bool = False
 
 
+_FORMED = {
+    operators.DenseLinearOperator, operators.LowRankRootLinearOperator, operators.MatmulLinearOperator,
+    operators.RootLinearOperator,
+}  # fmt: skip
+"""Operators that hold tensors only, no kernel that is still to be evaluated; the last three are of linear kernels."""
 _MARK = "conditioned"
 """A mark in the library's cache of a strategy: an attached factor is valid until a backward pass empties that cache."""
 _CACHES = ("mean_cache", "covar_cache")
@@ -96,6 +101,15 @@ def plain(strategy: Any) -> bool:
             or operators.DenseLinearOperator in kinds_of_terms(made[0].evaluate_kernel())
         )
     return kept.plain
+
+
+def kinds_of_terms(operator: Any) -> set[type]:
+    """Return the classes of a sum's terms, constant factors left out, or of a dense matrix; none if any is unformed."""
+    if type(operator) is not operators.SumLinearOperator:
+        return {type(operator)} & {operators.DenseLinearOperator}
+    scaled = operators.ConstantMulLinearOperator
+    kinds = {type(t.base_linear_op if type(t) is scaled else t) for t in operator.linear_ops}
+    return kinds if kinds <= _FORMED else set()
 
 
 def _attached(strategy: Any) -> bool:
