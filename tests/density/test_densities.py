@@ -43,6 +43,7 @@ from support.densities import (
 from support.models import ExactModel
 
 import autokern
+from autokern.density.gaussian import dense
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 B = torch.Size([3])
@@ -155,6 +156,22 @@ def test_points_that_are_given_and_points_that_a_network_makes(name, n, kind, wa
     autokern.disable()
     torch.testing.assert_close(value_of(mll).detach(), expected[0], rtol=1e-7, atol=1e-7)
     autokern.enable()
+
+
+def test_points_that_meet_have_gradients():
+    x = torch.rand(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[1] = x[0]
+    x[3] = x[2] + 1e-8
+    likelihood = GaussianLikelihood().double()
+    for base in (MaternKernel(0.5), MaternKernel(1.5), RBFKernel(), RQKernel()):
+        kernel = ScaleKernel(base).double()
+        points, others = x.clone().requires_grad_(), x.clone().requires_grad_()
+        prior = gpytorch.distributions.MultivariateNormal(x.sum(-1), kernel(points))
+        with by("arrays"):
+            likelihood(prior).log_prob(x[:, 0]).backward()
+        k = dense(kernel, others) + likelihood.noise * torch.eye(6, dtype=x.dtype)
+        torch.distributions.MultivariateNormal(x.sum(-1), k).log_prob(x[:, 0]).backward()
+        torch.testing.assert_close(points.grad, others.grad, rtol=1e-9, atol=1e-9)
 
 
 SQUARE = {"n": 3, "batch": B}
