@@ -1,40 +1,75 @@
-"""Start-up: imports with the garbage collector paused, and lazy imports in a process that only prints help.
+"""Start-up: imports out of the garbage collector's sight, and lazy imports in a process that only prints help.
 
-Importing torch, gpytorch and BoTorch creates some 400,000 objects that live as long as the process. Python's collector
-would traverse them four times meanwhile, a quarter of a second in all. A process that only prints help or versions does
-not import them, which takes seconds; it runs no program, so nobody else sees a package without its public names.
+Importing torch and gpytorch creates some 280,000 objects that live as long as the process. Python's collector would
+traverse them four times meanwhile, now and then later, and once more at the end of the process, where it frees them one
+by one: three quarters of a second in all. A process that only prints help or versions does not import them, which takes
+seconds; it runs no program, so nobody else sees a package without its public names.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import gc
 import importlib.machinery
 import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from types import ModuleType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
 
 _BORN = 1000
 """With fewer frozen objects, `gc.freeze` was not called: Python 3.12 starts with 375, and a call freezes over 4,000."""
+_MANY = 200_000
+"""With more objects before the import, to keep the collector's sight of each would take longer than it saves."""
 _EXECUTED = ("autokern.__main__", "autokern.cli.commands")
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Pause the garbage collector in the block, then move all objects to the oldest generation, where it sees them."""
+    """Pause the garbage collector in the block, then freeze what was created in it, if that includes torch."""
     if not gc.isenabled():
         yield
         return
+    theirs = [] if "torch" in sys.modules or gc.get_debug() else gc.get_objects()
     gc.disable()
     try:
         yield
-    finally:
         if gc.get_freeze_count() < _BORN:  # else the program has frozen objects
-            gc.freeze()
-            gc.unfreeze()
+            if 0 < len(theirs) < _MANY:
+                _freeze_all_but(theirs)
+            else:  # moves all objects to the oldest generation, where the collector sees them
+                gc.freeze()
+                gc.unfreeze()
+    finally:
         gc.enable()
+
+
+def _freeze_all_but(theirs: list[object]) -> None:
+    """Freeze all objects but these, until the process ends: the collector goes on to free those of the program."""
+    untrack, track = ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track
+    untrack.argtypes = track.argtypes = [ctypes.py_object]
+    untrack.restype = track.restype = None
+    gc.collect()  # torch.fx leaves a frame as garbage, which holds the importing program's frames
+    gc.freeze()
+    for one in theirs:
+        if gc.is_tracked(one):
+            untrack(one)
+            track(one)
+    atexit.register(_unfreeze_for_finalizers)
+
+
+def _unfreeze_for_finalizers() -> None:
+    """Unfreeze if an object has a finalizer, as open files do: one that a frozen object holds would never run."""
+    streams = [stream for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) if stream is not None]
+    buffers = [getattr(stream, "buffer", None) for stream in streams]
+    standard = {id(one) for one in (*streams, *buffers, *(getattr(buffer, "raw", None) for buffer in buffers))}
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if any("__del__" in vars(base) for base in kind.__mro__)}
+    kinds -= {GeneratorType, CoroutineType, AsyncGeneratorType}
+    if any(type(one) in kinds and id(one) not in standard for one in objects):
+        gc.unfreeze()
 
 
 def only_helps() -> bool:
