@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from autokern.core.replay import recording
-from autokern.hooks import gpytorch as hooks
-from autokern.hooks.later import repeated
-
 
 @pytest.fixture
 def at_once(monkeypatch):
     """Losses are recorded at once, and served whatever that takes."""
+    from autokern.core.replay import recording  # in here, for most tests of this folder have no need of them
+    from autokern.hooks import gpytorch as hooks
+    from autokern.hooks.later import repeated
+
     monkeypatch.setattr(hooks, "_ENOUGH", 0.0)
     monkeypatch.setattr(hooks, "_ENOUGH_VARIATIONAL", 0.0)
     monkeypatch.setattr(recording, "_IN_CACHE", 0)  # results share memory
