@@ -240,7 +240,7 @@ class Readings:
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
-        self._known = Weak[Any]()
+        self._known: Weak[Any] = Weak()
 
     def of(self, owner: Any, *how: Any) -> Any:
         """Return a valid reading of an object, None if the object is unsupported."""

@@ -74,7 +74,7 @@ class Mixed:
         return gaussian.gradients_by(tree, state, noise, wanted)
 
 
-_kept = Weak[Mixed]()
+_kept: Weak[Mixed] = Weak()
 
 
 def mixed_for(owner: Any) -> Mixed:

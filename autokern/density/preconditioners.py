@@ -219,7 +219,7 @@ def footprint(n: int) -> int:
     return n * 8 * max(6 * most(n), 2 * _NUMBERS * (_NEIGHBOURS + 1))
 
 
-_kept = Weak[Kept]()
+_kept: Weak[Kept] = Weak()
 
 
 def kept_for(owner: Any, points: torch.Tensor) -> Kept:

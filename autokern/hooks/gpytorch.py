@@ -154,7 +154,7 @@ def _served(found: marginal.Marginal | None, exact: bool) -> Callable[[Any], Any
     return remembering
 
 
-_spent = Beside[float]()
+_spent: Beside[float] = Beside()
 """Seconds of the marginal likelihoods whose gradients the library computes, by them or by a variational model."""
 
 

@@ -39,9 +39,9 @@ from autokern.prediction.array_posterior import Posterior
 from autokern.runtime.dispatch import route
 
 _dispatch = route("posterior", looked=True)
-_known = Beside[Posterior]()
+_known: Beside[Posterior] = Beside()
 """The arrays read of a model, by its prediction strategy."""
-_left_alone = Beside[bool]()
+_left_alone: Beside[bool] = Beside()
 """By strategy: True if its model is unsupported (a changed model gets a new strategy).
 
 False: a fantasy that has predicted once. Most predict no more, so it is read at the second prediction.

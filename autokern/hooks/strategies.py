@@ -77,7 +77,7 @@ class _Origin(NamedTuple):
 
 _ADOPTED = "_autokern_adopted"
 """Attribute of a strategy (pickled with it) whose model holds all its inputs, so that it can be recreated."""
-_origins = Beside[_Origin]()
+_origins: Beside[_Origin] = Beside()
 """Origin of each strategy that autokern serves."""
 
 

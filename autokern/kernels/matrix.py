@@ -127,7 +127,7 @@ class _Leaf:
         return [(s[..., -1:] * p).sub_(s[..., :-1]).mul_(scale).to(self.dtype) for p, s in found]
 
 
-class Blocks(Walk[_Rows]):
+class Blocks(Walk):
     """A tree at one or two sets of points, of detached tensors with at most one batch dimension, the same for all.
 
     `mirrored` blocks end with their own rows' columns and stand for the upper triangle, too. Without `look`, nothing is

@@ -258,7 +258,7 @@ class _Leaf:
         return found
 
 
-class Tiles(Walk[Place]):
+class Tiles(Walk):
     """The tiles of one member of the thread pool; `has_gradients` says whether `backward` was called."""
 
     def __init__(self, sides: Sides) -> None:

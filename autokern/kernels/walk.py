@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from autokern.kernels.family import Family
 from autokern.kernels.tree import Node
-
-Place = TypeVar("Place")
 
 
 class Leaf(Protocol):
@@ -56,7 +54,7 @@ class _Tape(NamedTuple):
     children: tuple[_Tape, ...] = ()
 
 
-class Walk(Generic[Place]):
+class Walk:
     """A tree of detached tensors, evaluated block by block; its weights broadcast to a block."""
 
     def __init__(self, node: Node, leaves: Sequence[Leaf], weights: list[torch.Tensor]) -> None:
@@ -71,11 +69,11 @@ class Walk(Generic[Place]):
         """Return an uninitialised matrix of the size of a block."""
         return torch.empty_like(like)
 
-    def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: Place) -> torch.Tensor:
+    def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: Any) -> torch.Tensor:
         """Return the sum of ``g * by`` over all elements that a block stands for, shape ``(..., 1, 1)``."""
         return (g if by is None else g * by).sum((-2, -1), keepdim=True)
 
-    def fill(self, at: Place, out: torch.Tensor, keep: bool = False) -> None:
+    def fill(self, at: Any, out: torch.Tensor, keep: bool = False) -> None:
         """Write a block of the kernel matrix into `out`; `keep` stores the values for `backward`, several blocks."""
         if keep:
             self._kept = self._tape(self._root, at, out, wanted=True, out=out)
@@ -84,7 +82,7 @@ class Walk(Generic[Place]):
         if value.data_ptr() != out.data_ptr() or value.shape != out.shape:
             out.copy_(value)
 
-    def _value(self, part: _Part, at: Place, out: torch.Tensor) -> torch.Tensor:
+    def _value(self, part: _Part, at: Any, out: torch.Tensor) -> torch.Tensor:
         """Return the value of a node, in `out` if possible."""
         if part.kind == "leaf":
             leaf = self._leaves[part.number]
@@ -100,13 +98,13 @@ class Walk(Generic[Place]):
             total = _combined(operation, total, self._value(child, at, self._spare(out)), out)
         return total
 
-    def backward(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
+    def backward(self, at: Any, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
         """Accumulate gradients from a block's derivative ``factor * g``, one factor for all blocks; overwrites `g`."""
         tape, self._kept = self._kept, None
         tape = self._tape(self._root, at, g, wanted=False) if tape is None else tape
         self._backward(self._root, tape, at, g, factor)
 
-    def _tape(self, part: _Part, at: Place, like: torch.Tensor, wanted: bool, out: torch.Tensor | None = None) -> _Tape:
+    def _tape(self, part: _Part, at: Any, like: torch.Tensor, wanted: bool, out: torch.Tensor | None = None) -> _Tape:
         """Evaluate a node and record the values that `backward` needs; with `out`, also write its value there."""
         if part.kind == "leaf":
             leaf = self._leaves[part.number]
@@ -133,7 +131,7 @@ class Walk(Generic[Place]):
             out.copy_(value)
         return _Tape(value, None, children)
 
-    def _backward(self, part: _Part, tape: _Tape, at: Place, g: torch.Tensor, factor: torch.Tensor | float) -> None:
+    def _backward(self, part: _Part, tape: _Tape, at: Any, g: torch.Tensor, factor: torch.Tensor | float) -> None:
         number = part.number
         if part.kind == "leaf":
             self._backward_leaf(number, tape, at, g, factor)
@@ -157,7 +155,7 @@ class Walk(Generic[Place]):
                 self._backward(child, branch, at, own_g, factor)
 
     def _backward_leaf(
-        self, index: int, tape: _Tape, at: Place, g: torch.Tensor, factor: torch.Tensor | float, scale: int = -1,
+        self, index: int, tape: _Tape, at: Any, g: torch.Tensor, factor: torch.Tensor | float, scale: int = -1,
         outer: torch.Tensor | float = 1.0,
     ) -> None:  # fmt: skip
         """Accumulate `g` at a leaf, and the total of ``g k`` for the weight `scale` unless that is negative."""

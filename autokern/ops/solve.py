@@ -110,7 +110,7 @@ def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Te
     return libraries.solve(operator, rhs)
 
 
-_factors = Beside[torch.Tensor]()
+_factors: Beside[torch.Tensor] = Beside()
 """Factors with which a backward pass will solve again, by operator."""
 
 

@@ -73,7 +73,7 @@ _FORMED = {
 _MARK = "conditioned"
 """A mark in the library's cache of a strategy: an attached factor is valid until a backward pass empties that cache."""
 _CACHES = ("mean_cache", "covar_cache")
-_kept = Beside[_Kept]()
+_kept: Beside[_Kept] = Beside()
 
 
 def _of(strategy: Any) -> _Kept:

@@ -34,7 +34,7 @@ _RELIES = (
     "botorch.utils.context_managers:zero_grad_ctx",
 )  # fmt: skip
 _dispatch = route("objective", looked=True)
-_closures = Beside["_Closure"]()
+_closures: Beside[_Closure] = Beside()
 
 
 def declare(core: Any) -> bool:

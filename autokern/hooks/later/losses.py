@@ -27,7 +27,7 @@ from autokern.core.state import Beside, Lock, inside
 from autokern.hooks.later.closures import OfParameters
 from autokern.model import memoized
 
-_known = Beside["Loss"]()
+_known: Beside[Loss] = Beside()
 MOST = 2**18
 """Elements of tensors whose numbers are compared before each replay, at most."""
 _LARGEST = 500

@@ -33,8 +33,8 @@ from autokern.system import host
 
 _CACHE = "_memoize_cache"
 _PLAIN = bool, int, float, str, type(None)
-_steps = Beside["_Step"]()
-_inputs = Weak[Any]()
+_steps: Beside[_Step] = Beside()
+_inputs: Weak[Any] = Weak()
 """By distribution: the points of the model's call that returned it."""
 Call = Callable[..., Any]
 
