@@ -11,7 +11,7 @@ import pytest
 import torch
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from support.models import ExactModel
-from support.programs import BARE, said
+from support.programs import said
 
 import autokern
 from autokern.core.errors import MemoryBudgetError
@@ -210,7 +210,7 @@ def test_a_system_without_huge_pages(monkeypatch, tmp_path):
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what glibc recycles")
 def test_arrays_that_a_program_frees_are_recycled():
     code = """
-import resource
+import resource, sys
 import numpy as np
 from autokern.system import memory
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -225,5 +225,5 @@ for _ in range(20): program()
 print(faults() - before)
 """
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    told = {how: int(said(BARE + code, how, env=surroundings)[-1]) for how in ("plain", "recycled")}
+    told = {how: int(said(code, how, env=surroundings)[-1]) for how in ("plain", "recycled")}
     assert told["recycled"] < 100 < 20 * 78 < told["plain"], told  # a fault for each page of at least one array
