@@ -226,4 +226,6 @@ print(faults() - before)
 """
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     told = {how: int(said(code, how, env=surroundings)[-1]) for how in ("plain", "recycled")}
-    assert told["recycled"] < 100 < 20 * 78 < told["plain"], told  # a fault for each page of at least one array
+    if told["plain"] < 20 * 78:  # a fault for each page of at least one array
+        pytest.skip("the C library recycles them by itself, as what was imported lies in its heap")
+    assert told["recycled"] < 100, told
