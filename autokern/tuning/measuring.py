@@ -83,19 +83,10 @@ class Measurer:
         words = () if problem.elements > _CHECKED_ELEMENTS else problem.words
         gradient_error = exact = None
         for candidate in candidates:
-            call, kind = (
-                trial(op, candidate.run, problem, args),
-                (*problem.group, candidate.name, words, problem.batch > 1),
-            )
+            call = trial(op, candidate.run, problem, args)
+            kind = *problem.group, candidate.name, words, problem.batch > 1
             try:
-                began = time.perf_counter()
-                first = call()
-                if candidate.compiles or problem.device != "cpu":  # an accelerator loads libraries at first calls
-                    host.settle()
-                    self.compiling += (spent := time.perf_counter() - began)
-                    if candidate.compiles:
-                        key = f"{op.name}.{candidate.name}"
-                        self.setup[key] = max(self.setup.get(key, 0.0), spent)
+                first = self._first(candidate, problem, call)
                 if candidate.accuracy == "approximate":
                     exact = exact or truth(op, problem, args)
                     told[candidate.name] = {"relative_error": relative_error(op, first, exact)}
@@ -130,6 +121,18 @@ class Measurer:
         limits: dict[str, Any] = {"min_time": _MIN_TIME[self._level], "rounds": _ROUNDS[self._level]}
         found = timer.compare(calls, synchronize=host.settle, seconds=seconds, warm=warm, **limits)
         return {n: msgspec.structs.replace(timing, **told.get(n, {})) for n, timing in trusted(found).items()}
+
+    def _first(self, candidate: Candidate, problem: Problem, call: Callable[[], Trialled]) -> Trialled:
+        """Call a candidate for the first time; count the seconds if it compiles."""
+        began = time.perf_counter()
+        found = call()
+        if candidate.compiles or problem.device != "cpu":  # an accelerator loads libraries at first calls
+            host.settle()
+            self.compiling += (spent := time.perf_counter() - began)
+            if candidate.compiles:
+                key = f"{problem.op}.{candidate.name}"
+                self.setup[key] = max(self.setup.get(key, 0.0), spent)
+        return found
 
     def _ban(self, candidate: Candidate, problem: Problem, reason: str) -> None:
         _log.info("banned %s.%s on this host: %s", problem.op, candidate.name, reason)
