@@ -263,7 +263,8 @@ def draw(
     flops, moved = most or _MOST_WORK[device == "cpu"]
     grids = {dtype: grid for dtype in dtypes if (grid := op.grid("full", dtype, device))}
     dtypes, chance, free = list(grids), random.Random(seed), host.available_memory(device)
-    every, found, kinds = next(iter(grids.values()), []), dict[Problem, None](), dict[object, Problem]()
+    every = next(iter(grids.values()), [])
+    found, kinds = dict[Problem, None](), dict[object, Problem]()
     for p in every:
         if len(contenders(p, free=free)) > 1:
             kinds.setdefault((p.variant, p.grad, p.m == p.n, p.batch > 1), p)
