@@ -198,7 +198,7 @@ def test_replays_are_what_stock_computes(name):
     dtype = next(acquisition.parameters()).dtype
     d = 3 if name == "fidelities" else 2
     call, before, rows = wrapper(acquisition, q, d, dtype), served(), list(range(4))
-    asked = [(points(left, q * d, seed=seed).numpy(), rows[:left]) for seed, left in enumerate([4] * 9 + [3, 2, 1])]
+    asked = [(points(left, q * d, seed=seed).numpy(), rows[:left]) for seed, left in enumerate([4] * 9 + [3, 2, 1], 20)]
     ours = [call(*one) for one in asked]
     count = served() - before
     with autokern.using(force={"posterior": "stock"}):  # an order: no replay
