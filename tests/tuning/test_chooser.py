@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.bases import fit_base
-from support.synthetic import square, with_candidates
+from support.synthetic import SIZES, measured, square, trials, with_candidates
 
 from autokern.core.settings import Settings
 from autokern.system import host
@@ -12,13 +12,7 @@ from autokern.tuning import chooser, store
 from autokern.tuning.chooser import Chooser, fitted, load
 from autokern.tuning.profile import Kept, Profile, Timing, Trial, group_key
 
-SIZES = (16, 32, 64, 128, 256, 512, 1024)
-
-
-def trials(ratio: float = 0.5, sizes=SIZES, op: str = "synthetic", name: str = "fast", **more) -> list[Trial]:
-    stock = {n: 1e-6 + 1e-11 * n**3 for n in sizes}
-    timings = {n: {"stock": Timing(s), name: Timing(s * ratio, ratio, 0.01, 5)} for n, s in stock.items()}
-    return [Trial(square(n, op, **more), timings[n]) for n in sizes]
+FAST = {"fast": 0.5}
 
 
 @pytest.fixture
@@ -29,12 +23,11 @@ def op(make_op):
 @pytest.fixture
 def elsewhere(op):
     """What other hosts measured: the other one is fastest, and stock faster than `fast`."""
-    timings = {"stock": Timing(1.0), "fast": Timing(1.2, 1.2), "other": Timing(0.7, 0.7)}
-    return {"synthetic@cpu": fit_base(op, [[Trial(square(n), timings) for n in SIZES]] * 2)}
+    return {"synthetic@cpu": fit_base(op, [trials({"fast": 1.2, "other": 0.7})] * 2)}
 
 
 def test_a_few_trials_are_no_knowledge_unless_they_are_all_there_are(op):
-    few, enough = (fitted(Profile(trials=trials(sizes=sizes))) for sizes in (SIZES[:3], SIZES[:5]))
+    few, enough = (measured(FAST, sizes) for sizes in (SIZES[:3], SIZES[:5]))
     assert not Chooser(few, {}).knows(square(64))
     assert Chooser(enough, {}).knows(square(64))
     assert not Chooser(enough, {}).knows(square(64, dtype="float32"))
@@ -58,7 +51,7 @@ def test_errors_are_the_worst_of_like_problems_near_by(op):
 
 
 def test_the_nearest_trial_gives_seconds(op):
-    known = Chooser(Profile(trials=trials()), {})
+    known = Chooser(Profile(trials=trials(FAST)), {})
     near = known.nearest(op, square(512))
     assert (near.trial.problem, near.octaves, near.here) == (square(512), 0, True)
     assert near.seconds == near.trial.timings["stock"].seconds
@@ -69,19 +62,19 @@ def test_the_nearest_trial_gives_seconds(op):
 
 
 def test_trials_of_other_hosts_give_seconds_where_there_are_no_own_ones(op, elsewhere, monkeypatch):
-    there = trials(sizes=[64, 128])
+    there = trials(FAST, [64, 128])
     monkeypatch.setattr(chooser, "recorded", lambda: chooser.Shipped(trials={"synthetic@cpu": b"packed"}))
     monkeypatch.setattr(chooser, "unpacked", {b"packed": there}.get)
     near = Chooser(Profile(), elsewhere).nearest(op, square(128))
     assert (near.here, near.octaves) == (False, 0)
     assert near.seconds == pytest.approx(2.2e-5, rel=0.01)
-    assert Chooser(Profile(trials=trials(sizes=[1024])), elsewhere).nearest(op, square(128)).here
+    assert Chooser(Profile(trials=trials(FAST, [1024])), elsewhere).nearest(op, square(128)).here
     assert Chooser(Profile(), {}).nearest(op, square(128)) is None
     assert Chooser(Profile(), elsewhere).nearest(op, square(128, device="cuda")) is None
 
 
 def test_where_the_exam_kept_shipped_choices_they_answer(op, elsewhere):
-    profile = fitted(Profile(trials=trials(0.5)))
+    profile = measured(FAST)
     profile.kept.append(Kept("synthetic", "float64", "cpu", "", False, 40, 100, "shipped"))
     known = Chooser(profile, elsewhere)
     for n, instead in ((39, ""), (40, "shipped"), (100, "shipped"), (101, "")):
@@ -95,7 +88,7 @@ def test_where_the_exam_kept_shipped_choices_they_answer(op, elsewhere):
 
 def test_a_profile_that_is_read_is_taken_as_it_is(op, tmp_path):
     """Trees were fitted when it was measured; none are fitted in a program, but to a recording without any."""
-    recording = Profile(host={"cpu": "x"}, fingerprint=host.current().fingerprint, trials=trials())
+    recording = Profile(host={"cpu": "x"}, fingerprint=host.current().fingerprint, trials=trials(FAST))
     profile = fitted(recording)
     store.save(Settings(home=tmp_path / "home"), profile)
     store.write_file(tmp_path / "pinned.json", profile)

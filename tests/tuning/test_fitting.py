@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 from support.bases import fit_base
-from support.synthetic import square, with_candidates
+from support.synthetic import square, timed, trials, with_candidates
 
 from autokern.core.problem import Problem
 from autokern.tuning.forest import Forest, fit_own
@@ -21,18 +21,12 @@ def op(make_op):
     return with_candidates(make_op)
 
 
-def trial(problem: Problem, noise: float = 0.005, **ratios: float) -> Trial:
-    timings = {"stock": Timing(1e-3)}
-    for name, ratio in ratios.items():
-        rough = 1e-4 if name == "sloppy" else None
-        timings[name.replace("_", "-")] = Timing(1e-3 * ratio, ratio, noise, 5, relative_error=rough)
-    return Trial(problem, timings)
-
-
-def host(sizes=SIZES, more=None, **ratios) -> list[Trial]:
+def host(sizes=SIZES, **ratios) -> list[Trial]:
     """The trials of one host: ratios are numbers, or functions of the size."""
-    numbers = [{name: r(n) if callable(r) else r for name, r in ratios.items()} for n in sizes]
-    return [trial(square(n, **(more or {})), **found) for n, found in zip(sizes, numbers, strict=True)]
+    return trials(ratios, sizes)
+
+
+SMALL, LARGE = ([n for n in SIZES if (n < 100) is small] for small in (True, False))
 
 
 def ratio(forest: Forest, problem: Problem, name: str = "fast") -> float | None:
@@ -52,33 +46,29 @@ def test_hosts_that_never_measured_a_candidate_say_nothing_of_it(op):
     assert ratio(found, square(64)) == pytest.approx(0.5, rel=0.01)
 
 
-def test_a_candidate_that_a_host_left_out_stays_pessimistic(op):
+@pytest.mark.parametrize(("other", "pessimistic"), [(1.0, 1.3), (2.0, 2.0)], ids=["by a margin", "as the worst"])
+def test_a_candidate_that_a_host_left_out_stays_pessimistic(op, other, pessimistic):
     """It was left out where other hosts had found it hopeless; only the others are measured there."""
-    left_out = [t if t.problem.n < 100 else trial(t.problem, other=1.0) for t in host(fast=0.5, other=1.0)]
-    found = fit_base(op, [left_out] * 2)
+    found = fit_base(op, [[*host(SMALL, fast=0.5, other=1.0), *host(LARGE, other=other)]] * 2)
     assert ratio(found, square(32)) == pytest.approx(0.5, rel=0.05)
-    assert ratio(found, square(700)) == pytest.approx(1.3, rel=0.01)
-    slower = [t if t.problem.n < 100 else trial(t.problem, other=2.0) for t in host(fast=0.5, other=1.0)]
-    assert ratio(fit_base(op, [slower] * 2), square(700)) == pytest.approx(2.0, rel=0.01), "no better than the worst"
+    assert ratio(found, square(700)) == pytest.approx(pessimistic, rel=0.01)
 
 
 def test_problems_that_a_candidate_cannot_serve_say_nothing_of_it(op):
-    tall = [trial(square(n).replace(m=4 * n), fast=1.0, tall_only=0.5) for n in SIZES]
+    tall = [Trial(square(n).replace(m=4 * n), timed({"fast": 1.0, "tall-only": 0.5})) for n in SIZES]
     found = fit_base(op, [[*tall, *host(fast=1.0)]])
     assert ratio(found, square(64).replace(m=256), "tall-only") == pytest.approx(0.5, rel=0.01)
     assert ratio(found, square(64), "tall-only") in (None, pytest.approx(0.5, rel=0.01))
 
 
-def test_noisy_trials_weigh_less(op):
+@pytest.mark.parametrize(("noise", "features"), [(1.0, (0, 1, 2, 6)), (0.005, (7,))], ids=["noisy", "quiet"])
+def test_noisy_trials_weigh_less(op, noise, features):
     """Quiet ones tell of sizes, and more distinct but noisy ones of dtypes: there is room for one split."""
-    trials = []
+    told = []
     for dtype, other in (("float32", 0.9), ("float64", 0.3)):
-        for n, ratio_here in ((20, 0.5), (21, 0.5), (600, 0.8), (700, 0.8)):
-            trials.append(trial(square(n, dtype=dtype), fast=ratio_here, other=1.0))
-        trials += [trial(square(n, dtype=dtype), 1.0, fast=other, other=1.0) for n in (22, 650)]
-    noiseless = [trial(t.problem, fast=t.timings["fast"].ratio, other=1.0) for t in trials]
-    assert fit_base(op, [trials]).base.feature[0] in (0, 1, 2, 6)
-    assert fit_base(op, [noiseless]).base.feature[0] == 7, "the dtype"
+        told += trials({"fast": lambda n: 0.5 if n < 100 else 0.8, "other": 1.0}, (20, 21, 600, 700), dtype=dtype)
+        told += trials({"fast": other, "other": 1.0}, (22, 650), noise, dtype=dtype)
+    assert fit_base(op, [told]).base.feature[0] in features
 
 
 @pytest.fixture
@@ -99,47 +89,45 @@ def test_own_trials_correct_the_base(op, shipped):
 
 def test_a_candidate_that_is_gone_is_no_obstacle(op, shipped):
     gone = msgspec.structs.replace(shipped, candidates=[*shipped.candidates, "gone"])
-    trials = [trial(square(n), fast=0.5, **({"gone": 0.1} if n < 100 else {})) for n in SIZES]
-    assert ratio(fit_own(op, trials, gone), square(64)) == pytest.approx(0.5, rel=0.02)
+    own = fit_own(op, [*host(SMALL, fast=0.5, gone=0.1), *host(LARGE, fast=0.5)], gone)
+    assert ratio(own, square(64)) == pytest.approx(0.5, rel=0.02)
 
 
 def test_a_candidate_that_own_trials_left_out_is_no_faster_than_the_base_says(op, shipped):
     """Left out as hopeless: what other hosts found of it holds on, or is not pessimistic enough."""
     own = fit_own(op, host(fast=0.8), shipped)
     assert own.estimates(square(64))["other"] == shipped.estimates(square(64))["other"], "never measured here"
-    some = [*host(SIZES[::2], fast=0.8, other=0.9), *host(SIZES[1::2], fast=0.8)]
-    own = fit_own(op, some, shipped)
+    own = fit_own(op, [*host(SIZES[::2], fast=0.8, other=0.9), *host(SIZES[1::2], fast=0.8)], shipped)
     assert ratio(own, square(SIZES[2]), "other") == pytest.approx(0.9, rel=0.02)
     assert ratio(own, square(SIZES[3]), "other") >= 1.19
 
 
-@pytest.mark.parametrize("name", ["sloppy", "slow_start"])
+@pytest.mark.parametrize("name", ["sloppy", "slow-start"])
 def test_a_candidate_that_only_some_calibrations_measure_is_not_hopeless_in_the_others(op, shipped, name):
     """A quick one measures nothing that compiles, and a usual one nothing of lower precision."""
-    trials = [*host(SIZES[::2], fast=0.8, **{name: 0.3}), *host(SIZES[1::2], fast=0.8)]
-    own = fit_own(op, trials, shipped)
-    for n in SIZES[:-1]:
-        assert ratio(own, square(n), name.replace("_", "-")) in (None, pytest.approx(0.3, rel=0.02))
-    assert ratio(own, square(SIZES[0]), name.replace("_", "-")) == pytest.approx(0.3, rel=0.02)
+    own = fit_own(op, [*host(SIZES[::2], fast=0.8, **{name: 0.3}), *host(SIZES[1::2], fast=0.8)], shipped)
+    found = [ratio(own, square(n), name) for n in SIZES[:-1]]
+    assert found[0] == pytest.approx(0.3, rel=0.02)
+    assert all(known in (None, pytest.approx(0.3, rel=0.02)) for known in found)
 
 
 def test_no_trials_and_trials_that_compare_nothing_give_nothing(op, shipped):
-    alone, none = Trial(square(64), {"stock": Timing(1.0)}), Trial(square(64), {})
-    without = Trial(square(64), {"fast": Timing(1.0), "other": Timing(1.0)})
-    unknown = Trial(square(64), {"stock": Timing(1.0), "gone": Timing(1.0)})
-    for trials in ([], [alone], [none], [without], [unknown], [alone, none, without, unknown]):
-        assert fit_base(op, [trials]) is None
-        assert fit_own(op, trials, None) is None
-        assert fit_own(op, trials, shipped) is shipped
+    known = [{"stock"}, set(), {"fast", "other"}, {"stock", "gone"}]
+    empty = [Trial(square(64), dict.fromkeys(names, Timing(1.0))) for names in known]
+    for told in ([], *([one] for one in empty), empty):
+        assert fit_base(op, [told]) is None
+        assert fit_own(op, told, None) is None
+        assert fit_own(op, told, shipped) is shipped
     assert fit_base(op, []) is fit_base(op, [[], []]) is None
 
 
 def test_a_single_trial_is_enough_for_its_like_and_for_nothing_far_off(op, shipped):
-    base, own = fit_base(op, [[trial(square(64), fast=0.5)]]), fit_own(op, [trial(square(64), fast=0.5)], None)
+    one = host([64], fast=0.5)
+    base, own = fit_base(op, [one]), fit_own(op, one, None)
     for forest in (base, own):
         assert ratio(forest, square(64)) == pytest.approx(0.5, rel=0.01)
         assert forest.estimates(square(256)) == {}
         assert forest.is_whole
         assert forest.sizes == set()
     assert base.estimates(square(64))["fast"].sigma > 0.2, "one trial of one host tells little"
-    assert ratio(fit_own(op, [trial(square(64), fast=0.5)], shipped), square(64)) == pytest.approx(0.5, rel=0.01)
+    assert ratio(fit_own(op, one, shipped), square(64)) == pytest.approx(0.5, rel=0.01)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.tree import DecisionTreeRegressor
+from support.synthetic import square
 
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
@@ -63,10 +64,6 @@ def by_base(tree: Tree, **more) -> Forest:
 def by_own(*trees: Tree, **more) -> Forest:
     told = {"own": list(trees), "of_own": 2, "met": met(), "trials": {"float64": 9}}
     return Forest(**{"candidates": NAMES, "words": WORDS, **told, **more})
-
-
-def square(n: int, **more) -> Problem:
-    return Problem(op="synthetic", m=n, n=n, **more)
 
 
 @settings(max_examples=25, deadline=None)
@@ -125,13 +122,10 @@ def test_words_that_were_not_measured_add_doubt():
     assert sigmas == sorted(set(sigmas))
 
 
-def test_own_trees_that_contradict_each_other_say_nothing_where_there_is_no_base():
+def test_own_trees_that_contradict_each_other_and_leaves_without_trials_say_nothing_where_there_is_no_base():
     apart = [leaf(0, -700), leaf(0, 300)]
     assert by_own(*apart).estimates(square(64)) == {}
     assert "fast" in by_base(stump(), own=apart, of_own=2, met=met()).estimates(square(64))
-
-
-def test_candidates_without_trials_in_a_leaf_have_no_estimate():
     assert by_base(leaf(0, UNKNOWN)).estimates(square(64)) == {}
     assert by_own(leaf(0, UNKNOWN)).estimates(square(64)) == {}
     some = by_own(leaf(0, UNKNOWN), leaf(0, 400), leaf(0, 200)).estimates(square(64))["fast"]

@@ -57,17 +57,7 @@ profiles = st.builds(
 )
 
 
-def synthetic(*steps: tuple[int, float], op: str = "qr", name: str = "cpu", **more: object) -> Profile:
-    """A made-up profile: the ratio of one candidate to stock by number of columns."""
-    return Profile(
-        trials=[
-            Trial(Problem(op=op, m=n, n=n, **more), {"stock": Timing(1e-3), name: Timing(1e-3 * r, r)})
-            for n, r in steps
-        ]
-    )
-
-
-def test_problem_is_a_key():
+def test_a_problem_is_a_key_and_prints_what_matters():
     p = Problem(op="qr", m=3, n=2)
     assert p == Problem(op="qr", m=3, n=2)
     assert hash(p) == hash(Problem(op="qr", m=3, n=2))
@@ -75,12 +65,9 @@ def test_problem_is_a_key():
     with pytest.raises(AttributeError):
         p.m = 4
     assert pickle.loads(pickle.dumps(p)) == copy.deepcopy(p) == p
-
-
-def test_problem_prints_what_matters():
+    assert str(p) == "qr(m=3, n=2, float64, cpu)"
     p = Problem(op="kernel_matrix", m=5, n=6, d=2, batch=3, grad="theta", variant="rbf/cross/ard")
     assert str(p) == "kernel_matrix(m=5, n=6, d=2, batch=3, float64, cpu, rbf/cross/ard, grad=theta)"
-    assert str(Problem(op="qr", m=5, n=6)) == "qr(m=5, n=6, float64, cpu)"
 
 
 @given(profiles)
@@ -89,27 +76,26 @@ def test_what_is_encoded_is_decoded(profile):
     assert decode(encode(profile)) == profile
 
 
+WHOLE = Profile(
+    trials=[Trial(Problem(op="qr", m=3, n=2, d=4, rhs=5, batch=6), {"stock": Timing(1e-3, 1.5, 0.1, 3, 0.5)})],
+    setup={"qr.cpu": 1.0},
+    schema=SCHEMA,
+)
+
+
 def test_trials_are_decoded_when_they_are_asked_for(monkeypatch):
-    whole, decoded, plain = synthetic((100, 0.5)), [], msgspec.json.decode
-    kept = encode(whole)
-    monkeypatch.setattr(
-        msgspec.json, "decode", lambda text, **form: decoded.append(form["type"]) or plain(text, **form)
-    )
+    decoded, plain, kept = [], msgspec.json.decode, encode(WHOLE)
+    noted = lambda text, **form: decoded.append(form["type"]) or plain(text, **form)  # noqa: E731
+    monkeypatch.setattr(msgspec.json, "decode", noted)
     found = decode(kept)
     assert decoded == [Profile]
-    assert pickle.loads(pickle.dumps(found)) == found == whole
-    assert (len(found.trials), found.trials[0]) == (1, whole.trials[0])
+    assert pickle.loads(pickle.dumps(found)) == found == WHOLE
+    assert (len(found.trials), found.trials[0]) == (1, WHOLE.trials[0])
 
 
 def _with(path: str, value: object) -> bytes:
     """The JSON of a small valid profile with one value replaced; `value` is put in as raw JSON."""
-    whole = Profile(
-        trials=[Trial(Problem(op="qr", m=3, n=2, d=4, rhs=5, batch=6), {"stock": Timing(1e-3, 1.5, 0.1, 3, 0.5)})],
-        setup={"qr.cpu": 1.0},
-        schema=SCHEMA,
-    )
-    tree = msgspec.json.decode(msgspec.json.encode(whole))
-    tree["schema"] = SCHEMA
+    tree = {**msgspec.to_builtins(WHOLE), "schema": SCHEMA}
     target, _, field = path.partition("/")
     trial = tree["trials"][0]
     nodes = {"timing": trial["timings"]["stock"], "problem": trial["problem"], "trial": trial}
@@ -178,21 +164,12 @@ def test_merge_keeps_the_date_of_a_fruitless_calibration_until_trials_compare_so
 
 
 @given(profiles, profiles, profiles)
-def test_merge_is_associative(a, b, c):
+def test_merge_is_associative_and_keeps_every_trial_and_lets_the_other_win(a, b, c):
     assert as_sets(a.merge(b).merge(c)) == as_sets(a.merge(b.merge(c)))
-
-
-@given(profiles, profiles)
-def test_merge_keeps_every_trial_and_lets_the_other_win(a, b):
     mine, other, both = as_sets(a), as_sets(b), as_sets(a.merge(b))
-    assert both[0] == mine[0] | other[0]
-    assert both[1] == mine[1] | other[1]
-    assert both[2] == mine[2] | other[2]
+    for index in range(3):
+        assert both[index] == mine[index] | other[index]
     assert len({t.problem for t in a.merge(b).trials}) == len(a.merge(b).trials)
     for key in {**mine[3], **other[3]}:
         assert both[3][key] == ("full" if "full" in (mine[3].get(key), other[3].get(key)) else "quick")
-
-
-@given(profiles)
-def test_merge_with_nothing_or_itself_changes_nothing(a):
-    assert as_sets(a.merge(Profile())) == as_sets(Profile().merge(a)) == as_sets(a.merge(a)) == as_sets(a)
+    assert as_sets(a.merge(Profile())) == as_sets(Profile().merge(a)) == as_sets(a.merge(a)) == mine
