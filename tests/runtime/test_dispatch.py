@@ -15,19 +15,19 @@ import pytest
 import torch
 from msgspec import structs
 from support.fakes import as_if_of_autokern
+from support.synthetic import measured as profiled
 from support.threads import in_threads
 from torch._subclasses import FakeTensorMode
 
 import autokern
 from autokern.core.errors import AutokernWarning, MemoryBudgetError, ProfileError
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Features
 from autokern.core.settings import Settings
 from autokern.core.state import inside
 from autokern.runtime import dispatch, memo
 from autokern.runtime import session as session_module
 from autokern.tuning import calibration, policy, store
-from autokern.tuning.chooser import fitted
-from autokern.tuning.profile import Profile, Timing, Trial, dated
+from autokern.tuning.profile import Profile, dated
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEVER = Settings(calibrate="never")
@@ -56,30 +56,29 @@ class Toy:
 
         return run
 
-    def profile(self, fast=0.3, other=0.5) -> Profile:
-        trials = [
-            Trial(
-                Problem(op="double", m=n, n=n),
-                {"stock": Timing(1e-3), "fast": Timing(1e-3 * fast, fast), "other": Timing(1e-3 * other, other)},
-            )
-            for n in (2, 4, 8, 30, 100, 300, 1000)
-        ]
-        return fitted(Profile(trials=trials))
+    def profile(self) -> Profile:
+        return profiled({"fast": 0.3, "other": 0.5}, (2, 4, 8, 30, 100, 300, 1000), op="double")
 
 
 @pytest.fixture
-def toy(make_op):
-    """With measurements by which `fast` is the fastest and `other` the next."""
-    made = Toy(make_op)
-    dispatch.reset(NEVER).adopt(made.profile())
-    return made
+def make_toy(make_op):
+    """A maker of toys with measurements by which `fast` is the fastest and `other` the next."""
+
+    def make(settings=NEVER, **options) -> Toy:
+        made = Toy(make_op, **options)
+        dispatch.reset(settings).adopt(made.profile())
+        return made
+
+    return make
+
+
+@pytest.fixture
+def toy(make_toy):
+    return make_toy()
 
 
 def matrix(n: int = 4) -> torch.Tensor:
     return torch.ones(n, n, dtype=torch.float64)
-
-
-# --- the memo ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_call_is_decided_once(toy, monkeypatch):
@@ -106,8 +105,8 @@ def test_the_memo_is_bounded_and_counts_survive(toy, monkeypatch):
         assert len(memo.current.get().memo["double"]) <= 5
 
 
-def test_switched_off_means_stock(toy):
-    dispatch.reset(Settings(enabled=False)).adopt(toy.profile())
+def test_switched_off_means_stock(make_toy):
+    toy = make_toy(Settings(enabled=False))
     toy.call(matrix())
     assert toy.runs == ["stock"]
     ((decision, calls),) = dispatch.decisions()
@@ -115,29 +114,11 @@ def test_switched_off_means_stock(toy):
     assert "AUTOKERN=0" in decision.reason
 
 
-def test_trouble_in_deciding_means_stock_and_a_warning(make_op):
-    def broken(problem):
-        raise KeyError("surprise")
-
-    toy = Toy(make_op, memory=broken)
-    with pytest.warns(AutokernWarning, match=r"could not decide a call of double.*surprise"):
-        assert toy.call(matrix()).equal(2 * matrix())
-    toy.call(matrix())
-    assert toy.runs == ["stock", "stock"]
-    dispatch.reset(Settings(calibrate="never", strict=True))
-    with pytest.raises(KeyError):
-        toy.call(matrix())
-
-
 @pytest.mark.parametrize(("reader", "read"), [("key", {}.pop), ("problem_of", {}.pop), ("problem_of", lambda a: None)])
-def test_arguments_that_cannot_be_read_or_are_not_ours_mean_stock_without_a_word(make_op, reader, read):
-    toy = Toy(make_op, **{reader: read})
-    dispatch.reset(NEVER).adopt(toy.profile())
+def test_arguments_that_cannot_be_read_or_are_not_ours_mean_stock_without_a_word(make_toy, reader, read):
+    toy = make_toy(**{reader: read})
     assert toy.call(matrix()).equal(2 * matrix())
     assert toy.runs == ["stock"]
-
-
-# --- bypasses ---------------------------------------------------------------------------------------------------------
 
 
 def traced(call):
@@ -191,9 +172,6 @@ def test_tensor_subclasses_run_stock():
     assert autokern.stats() == {"qr": {"stock": 1, "choleskyqr2": 1}}
 
 
-# --- using ------------------------------------------------------------------------------------------------------------
-
-
 def test_using_nests_and_ends_also_with_an_exception(toy):
     with contextlib.suppress(ZeroDivisionError), autokern.using(force={"double": "other"}):
         toy.call(matrix())
@@ -214,20 +192,44 @@ def test_using_holds_for_one_thread(toy):
     assert toy.runs == ["fast", "other"]
 
 
-# --- failures ---------------------------------------------------------------------------------------------------------
+FULL = r"double\.fast ran out of memory .* other runs from now on"
+FAILURES = {
+    "a candidate": (
+        {"fast": RuntimeError("no such instruction")},
+        r"double\.fast failed \(RuntimeError: no such instruction\).*AUTOKERN_EXCLUDE=double=fast",
+        ["fast", "stock"],
+        ["stock"],
+    ),
+    "memory": ({"fast": MemoryError("full")}, FULL, ["fast", "other"], ["other"]),
+    "a GPU's memory": ({"fast": torch.OutOfMemoryError("CUDA out of memory")}, FULL, ["fast", "other"], ["other"]),
+    "strict, memory": ({"fast": MemoryError("full")}, FULL, ["fast", "other"], ["other"]),
+    "strict": ({"fast": RuntimeError("broken")}, "fast", ["fast", "stock"], ["fast"]),
+    "stock too": ({"fast": RuntimeError("mine"), "stock": IndexError("yours")}, "stock", ["fast", "stock"], ["fast"]),
+    "the contract": ({"fast": ArithmeticError("not positive definite")}, "fast", ["fast"], ["fast"]),
+    "an interrupt": ({"fast": KeyboardInterrupt()}, "fast", ["fast"], ["fast"]),
+    "an exit": ({"fast": SystemExit()}, "fast", ["fast"], ["fast"]),
+}
 
 
-def test_a_failing_candidate_is_replaced_by_stock_with_one_warning_for_that_key_only(toy):
-    toy.errors["fast"] = RuntimeError("no such instruction")
-    with pytest.warns(AutokernWarning, match=r"double\.fast failed \(RuntimeError: no such instruction\)") as caught:
-        assert toy.call(matrix()).equal(2 * matrix())
-    assert len(caught) == 1
-    assert "AUTOKERN_EXCLUDE=double=fast" in str(caught[0].message)
+@pytest.mark.parametrize("what", FAILURES)
+def test_what_fails_gives_way_with_one_warning_for_that_key_or_raises_what_is_the_callers(make_toy, what):
+    """Each row: the errors, the warning or whose error is raised, what runs, and what runs at the next call."""
+    errors, told, runs, later = FAILURES[what]
+    toy = make_toy(Settings(calibrate="never", strict="strict" in what), raises=(ArithmeticError,))
+    toy.errors = dict(errors)
+    if told in errors:
+        with pytest.raises(type(errors[told])) as caught:
+            toy.call(matrix())
+        assert caught.value is errors[told]
+    else:
+        with pytest.warns(AutokernWarning, match=told) as heard:
+            assert toy.call(matrix()).equal(2 * matrix())
+        assert len(heard) == 1
     assert not inside.active
-    del toy.errors["fast"]
+    toy.errors.clear()
     toy.call(matrix())
     toy.call(matrix(3))
-    assert toy.runs == ["fast", "stock", "stock", "fast"]
+    assert toy.runs == [*runs, *later, "fast"]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
@@ -248,64 +250,9 @@ def test_an_error_of_a_signal_handler_passes_on_and_demotes_nobody(toy, kind):
     assert toy.runs == ["fast", "fast"]
 
 
-def test_an_error_that_stock_raises_too_is_stocks_and_demotes_nobody(toy):
-    toy.errors |= {"fast": RuntimeError("mine"), "stock": IndexError("the caller's mistake")}
-    with pytest.raises(IndexError, match="the caller's mistake"):
-        toy.call(matrix())
-    toy.errors.clear()
-    toy.call(matrix())
-    assert toy.runs == ["fast", "stock", "fast"]
-
-
-def test_errors_of_the_contract_are_passed_on(make_op):
-    toy = Toy(make_op, raises=(ValueError,))
-    dispatch.reset(NEVER).adopt(toy.profile())
-    toy.errors["fast"] = ValueError("not positive definite")
-    with pytest.raises(ValueError, match="not positive definite"):
-        toy.call(matrix())
-    assert toy.runs == ["fast"]
-
-
-@pytest.mark.parametrize("error", [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory")])
-def test_out_of_memory_is_retried_with_the_next_candidate(toy, error):
-    toy.errors["fast"] = error
-    with pytest.warns(AutokernWarning, match=r"double\.fast ran out of memory .* other runs from now on"):
-        assert toy.call(matrix()).equal(2 * matrix())
-    toy.errors.clear()
-    toy.call(matrix())
-    assert toy.runs == ["fast", "other", "other"]
-
-
-def test_strict_raises_what_a_candidate_raises_but_retries_memory(toy):
-    dispatch.reset(Settings(calibrate="never", strict=True)).adopt(toy.profile())
-    toy.errors["fast"] = error = RuntimeError("broken")
-    with pytest.raises(RuntimeError) as caught:
-        toy.call(matrix())
-    assert caught.value is error
-    toy.errors["fast"] = MemoryError("full")
-    with pytest.warns(AutokernWarning, match="ran out of memory"):
-        toy.call(matrix(3))
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_stopping_the_program_is_nobodys_failure(toy, stop):
-    toy.errors["fast"] = stop()
-    with pytest.raises(stop):
-        toy.call(matrix())
-    assert toy.runs == ["fast"]
-    assert not inside.active
-    toy.errors.clear()
-    toy.call(matrix())
-    assert toy.runs == ["fast", "fast"]
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def test_what_was_decided_is_not_trusted_when_memory_has_become_short(make_op, free):
-    toy = Toy(make_op, memory=lambda p: 10**6 * p.n)
+def test_what_was_decided_is_not_trusted_when_memory_has_become_short(make_toy, free):
+    toy = make_toy(memory=lambda p: 10**6 * p.n)
     toy.op.candidate("frugal", memory=lambda p: 10**5 * p.n)(toy._runner("frugal"))
-    dispatch.reset(NEVER).adopt(toy.profile())
     for there in (10**9, 5 * 10**8, 10**8, 10**9):
         free.bytes = there
         toy.call(matrix(900))
@@ -316,9 +263,6 @@ def test_what_was_decided_is_not_trusted_when_memory_has_become_short(make_op, f
     free.bytes = 10**9
     toy.call(matrix(900))
     assert toy.runs[4:] == ["fast"]
-
-
-# --- first use --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -356,34 +300,24 @@ def test_the_first_use_measures_once_and_saves(make_op, measured):
     assert measured == ["double"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("AUTOKERN_CALIBRATE", "never"), ("AUTOKERN_BUDGET", "0"), ("AUTOKERN_DETERMINISTIC", "1"), ("AUTOKERN", "0"),
-        ("WORLD_SIZE", "2"), ("forked", ""),
-    ],
-)  # fmt: skip
-def test_nothing_is_measured_against_orders_by_one_of_several_ranks_or_in_a_fork(
-    make_op, measured, monkeypatch, name, text
+ORDERS = {
+    "AUTOKERN_CALIBRATE": "never", "AUTOKERN_BUDGET": "0", "AUTOKERN_DETERMINISTIC": "1", "AUTOKERN": "0",
+    "WORLD_SIZE": "2", "forked": "", "AUTOKERN_PROFILE": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_nothing_is_measured_against_orders_by_one_of_several_ranks_in_a_fork_or_beside_a_pinned_profile(
+    make_op, measured, monkeypatch, tmp_path, name
 ):
-    monkeypatch.setenv(name, text)
-    monkeypatch.setattr("autokern.runtime.review.forked", lambda: name == "forked")
-    dispatch.reset()
-    toy = Toy(make_op)
-    toy.call(matrix())
-    assert (measured, toy.runs) == ([], ["stock"])
-
-
-def test_nothing_is_measured_with_a_pinned_profile(make_op, measured, monkeypatch, tmp_path):
-    toy = Toy(make_op)
-    path = tmp_path / "pinned.json"
+    toy, path = Toy(make_op), tmp_path / "pinned.json"
     store.write_file(path, toy.profile())
-    monkeypatch.setenv("AUTOKERN_PROFILE", str(path))
+    monkeypatch.setenv(name, ORDERS[name] or str(path))
+    monkeypatch.setattr("autokern.runtime.review.forked", lambda: name == "forked")
     dispatch.reset()
     toy.call(matrix())
     toy.call(torch.ones(3, 3, dtype=torch.float32))
-    assert measured == []
-    assert toy.runs[0] == "fast"
+    assert (measured, toy.runs) == ([], ["fast" if name == "AUTOKERN_PROFILE" else "stock"] * 2)
 
 
 @pytest.mark.parametrize("name", ["", "missing.json", "broken.json"])
@@ -395,16 +329,12 @@ def test_a_pinned_profile_that_is_none_is_named_once_and_not_used(make_op, monke
     store._reported.clear()
     dispatch.reset()
     toy, told = Toy(make_op), rf"asked for the profile in .*{name}; found: .*Name one file"
-    if strict:
-        with pytest.raises(ProfileError, match=told):
-            toy.call(matrix())
-        return
-    with pytest.warns(AutokernWarning, match=told) as warned:
+    with pytest.raises(ProfileError, match=told) if strict else pytest.warns(AutokernWarning, match=told):
         toy.call(matrix())
-    assert len(warned) == 1
-    dispatch.reset()
-    toy.call(matrix())
-    assert toy.runs[0] == "stock"
+    if not strict:
+        dispatch.reset()
+        toy.call(matrix())
+        assert toy.runs == ["stock"] * 2
 
 
 HOMES = {
@@ -517,22 +447,24 @@ def test_an_interrupted_calibration_leaves_nothing_behind_and_is_not_tried_again
     assert (measured, toy.runs) == (["double"], ["stock"])
 
 
-def test_trouble_in_measuring_costs_only_speed(make_op, measured, monkeypatch):
-    def broken(problem, generator):
-        raise RuntimeError("no sample today")
+@pytest.mark.parametrize(
+    ("reader", "what", "order"), [("memory", "decide a call of", "never"), ("sample", "measure", "first-use")]
+)
+def test_trouble_in_deciding_or_measuring_costs_only_speed(make_op, measured, monkeypatch, reader, what, order):
+    def broken(*_):
+        raise RuntimeError("not today")
 
-    toy = Toy(make_op, sample=broken)
-    with pytest.warns(AutokernWarning, match=r"could not measure double.*no sample today"):
+    monkeypatch.setenv("AUTOKERN_CALIBRATE", order)
+    dispatch.reset()
+    toy = Toy(make_op, **{reader: broken})
+    with pytest.warns(AutokernWarning, match=rf"could not {what} double.*not today"):
         assert toy.call(matrix()).equal(2 * matrix())
     toy.call(matrix())
-    assert measured == ["double"]
+    assert (measured, toy.runs) == (["double"] * (reader == "sample"), ["stock", "stock"])
     monkeypatch.setenv("AUTOKERN_STRICT", "1")
     dispatch.reset()
-    with pytest.raises(RuntimeError, match="no sample today"):
+    with pytest.raises(RuntimeError, match="not today"):
         toy.call(matrix())
-
-
-# --- telling ----------------------------------------------------------------------------------------------------------
 
 
 def test_threads_that_decide_a_key_at_once_lose_no_call(toy, monkeypatch):
