@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from support import synthetic
 from support.bases import fit_base
 from support.fakes import as_if_of_autokern
 
@@ -24,17 +26,15 @@ from autokern.tuning.chooser import fitted
 from autokern.tuning.profile import Examined, Kept, Profile, Timing, Trial, decode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SIZES = (16, 32, 64, 128, 256)
 N = 64
 
 
 def square(n: int, op: str = "part") -> Problem:
-    return Problem(op=op, m=n, n=n)
+    return synthetic.square(n, op)
 
 
 def trials(op: str, **ratios: float) -> list[Trial]:
-    timings = {"stock": Timing(1e-6)} | {name: Timing(1e-6 * r, r, 0.001, 5) for name, r in ratios.items()}
-    return [Trial(square(n, op), timings) for n in SIZES]
+    return synthetic.trials(ratios, synthetic.SIZES[:5], 0.001, op=op)
 
 
 class World:
@@ -93,9 +93,7 @@ def world(make_op, monkeypatch):
 
 def profile(**ratios: float) -> Profile:
     """What a calibration has measured, by default that `fast` is fastest."""
-    here = host.current()
-    known = trials("part", **(ratios or {"fast": 0.5, "other": 0.6}))
-    return fitted(Profile(host=here.fields, fingerprint=here.fingerprint, trials=known))
+    return synthetic.measured(ratios or {"fast": 0.5, "other": 0.6}, synthetic.SIZES[:5], 0.001, op="part")
 
 
 def choice(found: Profile, n: int = N) -> str:
@@ -103,33 +101,36 @@ def choice(found: Profile, n: int = N) -> str:
     return dispatch.explain(square(n)).candidate
 
 
-def test_new_choices_that_win_stay(world):
-    world.seconds |= {"fast": 0.4, "other": 0.6}
-    found = exam.examined(profile(), "quick", 10.0)
-    assert found.exam == [Examined("a task", 1e-6, 0.6, 0.4, math.hypot(0.001, 0.001))]
-    assert found.kept == []
-    assert world.compared == [("stock", "shipped", "new")]
-    assert choice(found) == "fast"
+FAST, OTHER = {"fast": 0.5, "other": 0.6}, {"other": 0.6, "fast": 0.9}
+EXAMS = {
+    "new choices win": (FAST, {"fast": 0.4, "other": 0.6}, 0.001, "", 0.4, 0.6),
+    "new choices lose to the shipped ones": (FAST, {"fast": 0.8, "other": 0.6}, 0.001, "shipped", 0.6, 0.6),
+    "all lose to stock": (OTHER, {"other": 1.5}, 0.001, "stock", 1.0, 1.5),
+    "near": (FAST, {"fast": 0.61, "other": 0.6}, 0.001, "", 0.61, 0.6),
+    "within the noise": (FAST, {"fast": 0.7, "other": 0.6}, 0.08, "", 0.7, 0.6),
+    "beyond the noise": (FAST, {"fast": 0.7, "other": 0.6}, 0.02, "shipped", 0.6, 0.6),
+}
 
 
-def test_new_choices_that_lose_to_the_shipped_ones_give_way(world):
-    world.seconds |= {"fast": 0.8, "other": 0.6}
-    found = exam.examined(profile(), "quick", 10.0)
-    assert found.kept == [Kept("part", "float64", "cpu", "", False, 36, 112, "shipped")]
-    (row,) = found.exam
-    assert (row.task, row.kept) == ("a task", "shipped")
-    assert row.new == row.shipped == 0.6, "timed once more, as it is from now on"
-    assert [choice(found, n) for n in (35, 36, N, 112, 113)] == ["fast", "other", "other", "other", "fast"]
+def of(op: str, instead: str) -> Kept:
+    return Kept(op, "float64", "cpu", "", False, 36, 112, instead)
 
 
-def test_choices_that_lose_to_stock_give_way_to_stock(world):
-    """Here and elsewhere `other` was found fastest; in this task it is not."""
-    world.seconds |= {"other": 1.5}
-    found = exam.examined(profile(other=0.6, fast=0.9), "quick", 10.0)
-    assert found.kept == [Kept("part", "float64", "cpu", "", False, 36, 112, "stock")]
-    assert [(row.kept, row.new, row.shipped) for row in found.exam] == [("stock", 1.0, 1.5)]
-    assert world.compared == [("stock", "shipped"), ("stock", "shipped", "new")], "one choice is timed once"
-    assert [choice(found, n) for n in (35, N, 113)] == ["other", "stock", "other"]
+@pytest.mark.parametrize(("known", "seconds", "noise", "kept", "new", "shipped"), EXAMS.values(), ids=EXAMS)
+def test_choices_that_lose_beyond_the_noise_give_way(world, known, seconds, noise, kept, new, shipped):
+    """The profile, what candidates take in the task, the noise; what is kept, and the times of new and shipped."""
+    world.seconds |= seconds
+    world.noise = noise
+    found = exam.examined(profile(**known), "quick", 10.0)
+    doubt = noise if kept == "shipped" else math.hypot(noise, noise)  # of one choice or of two
+    assert found.exam == [Examined("a task", 1e-6, shipped, new, doubt, kept)]
+    assert found.kept == ([of("part", kept)] if kept else [])
+    mine = next(iter(known))
+    first = ("stock", "shipped") if mine == "other" else ("stock", "shipped", "new")
+    again = [("stock", "shipped", "new")] if kept else []  # as it is from now on
+    assert world.compared == [first, *again], "one choice is timed once"
+    theirs = {"": mine, "shipped": "other", "stock": "stock"}[kept]
+    assert [choice(found, n) for n in (35, 36, N, 112, 113)] == [mine, theirs, theirs, theirs, mine]
 
 
 @pytest.fixture
@@ -150,20 +151,8 @@ def test_only_the_outermost_choices_go_back_to_stock(world, whole, monkeypatch):
     bases = {"whole@cpu": fit_base(whole, [of_whole]), "part@cpu": fit_base(world.part, [of_part])}
     monkeypatch.setattr(chooser, "recorded", lambda: chooser.Shipped(bases))
     found = exam.examined(fitted(profile(other=0.6).merge(Profile(trials=of_whole))), "quick", 10.0)
-    assert found.kept == [Kept("whole", "float64", "cpu", "", False, 36, 112, "stock")]
+    assert found.kept == [of("whole", "stock")]
     assert (found.exam[0].new, found.exam[0].shipped, found.exam[0].kept) == (0.5, 1.25, "stock")
-
-
-def test_within_the_noise_nothing_changes(world):
-    for new, noise in ((0.61, 0.001), (0.7, 0.08)):
-        world.seconds |= {"fast": new, "other": 0.6}
-        world.noise = noise
-        found = exam.examined(profile(), "quick", 10.0)
-        assert (found.kept, found.exam[0].kept) == ([], "")
-        assert found.exam[0].new == new
-        assert choice(found) == "fast"
-    world.seconds["fast"], world.noise = 0.7, 0.02
-    assert exam.examined(profile(), "quick", 10.0).kept, "beyond it, it does"
 
 
 def test_disturbed_timings_decide_nothing(world):
@@ -176,7 +165,7 @@ def test_disturbed_timings_decide_nothing(world):
 
 def test_a_calibration_forgets_what_was_kept_of_ops_that_it_measures(world):
     known = profile()
-    known.kept.append(Kept("part", "float64", "cpu", "", False, 36, 112, "stock"))
+    known.kept.append(of("part", "stock"))
     again = calibration.calibrate([world.part], "quick", 2.0, ["cpu"], known, dtypes=["float64"])
     assert len(again.trials) > len(known.trials)
     assert again.kept == []
@@ -186,7 +175,8 @@ def test_a_calibration_forgets_what_was_kept_of_ops_that_it_measures(world):
 def state():
     return (
         torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist(), torch.is_grad_enabled(),
-        torch.get_default_dtype(), dispatch.session(), inside.active, inside.measuring, install._depth,
+        torch.get_default_dtype(), dispatch.session(), dispatch.session().profile, inside.active, inside.measuring,
+        install._depth,
     )  # fmt: skip
 
 
@@ -201,16 +191,12 @@ def test_the_exam_leaves_everything_as_it_was(world, error, grad):
             raise error
 
     world.tasks = [("a task", lambda: task)]
+    raised = pytest.raises(error) if error is KeyboardInterrupt else contextlib.nullcontext()  # what fails is left out
     with torch.set_grad_enabled(grad):
         before = state()
-        profile_before = dispatch.session().profile
-        if error is None or issubclass(error, Exception):  # a thing that fails is left out
+        with raised:
             exam.examined(profile(), "quick", 10.0)
-        else:
-            with pytest.raises(error):
-                exam.examined(profile(), "quick", 10.0)
         assert state() == before
-        assert dispatch.session().profile is profile_before
         assert dispatch.stats() == {}, "its calls are not the user's"
 
 
@@ -239,15 +225,10 @@ def test_a_calibration_ends_with_an_exam_that_is_kept_on_disk(world):
     assert dispatch.explain(square(N)).candidate == "other"
 
 
-@pytest.mark.parametrize(
-    ("where", "error"),
-    [
-        ("measuring", KeyboardInterrupt),
-        ("measuring", RuntimeError),
-        ("exam", KeyboardInterrupt),
-        ("saving", KeyboardInterrupt),
-    ],
-)
+PLACES = [("measuring", KeyboardInterrupt), ("measuring", RuntimeError), ("exam", KeyboardInterrupt)]
+
+
+@pytest.mark.parametrize(("where", "error"), [*PLACES, ("saving", KeyboardInterrupt)])
 def test_an_interrupted_calibration_leaves_the_profile_of_before(world, monkeypatch, where, error):
     first = autokern.calibrate(["part"], budget=5.0, devices=["cpu"], progress=False)
     (path,) = store.home(dispatch.session().settings).glob("*.json")

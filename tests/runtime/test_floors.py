@@ -63,37 +63,31 @@ def test_below_the_floor_no_decision_is_taken_and_above_it_one_is(measured):
     assert calls() == {"choleskyqr2": 1}
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        {"force": {"qr": "choleskyqr2"}}, {"force": "random:3"}, {"exclude": ["choleskyqr2"]}, {"memory": "1GiB"},
-        {"accuracy": "approximate"}, {"calls": 100},
-    ],
-)  # fmt: skip
-def test_an_order_of_a_block_is_obeyed_below_the_floor(measured, order):
-    with autokern.using(**order):
+FORCED = {"force": {"qr": "choleskyqr2"}}
+ORDERS = [
+    (FORCED, {"force": (("qr", "choleskyqr2"),)}),
+    ({"force": "random:3"}, {"random_seed": 3}),
+    ({"exclude": ["choleskyqr2"]}, {"exclude": frozenset({"qr=choleskyqr2"})}),
+    ({"memory": "1GiB"}, {"memory": 2**30}),
+    *((order, order) for order in ({"accuracy": "approximate"}, {"calls": 100})),
+    *((None, order) for order in ({"threshold": (("qr", "cuda", 512),)}, {"calibrate": "first-use"})),
+]
+
+
+@pytest.mark.parametrize(("of_a_block", "of_the_settings"), ORDERS)
+def test_an_order_is_obeyed_below_the_floor(measured, of_a_block, of_the_settings):
+    for block in [] if of_a_block is None else [of_a_block]:
+        with autokern.using(**block):
+            qr(SMALL)
+            assert sum(calls().values()) == 1
+            assert block is not FORCED or calls() == {"choleskyqr2": 1}
         qr(SMALL)
         assert sum(calls().values()) == 1
-        assert not isinstance(order.get("force"), dict) or calls() == {"choleskyqr2": 1}
+    dispatch.reset(Settings(**{"calibrate": "never", **of_the_settings})).adopt(profile())
+    assert measured.cpu == 0
     qr(SMALL)
     assert sum(calls().values()) == 1
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        {"force": (("qr", "choleskyqr2"),)}, {"random_seed": 3}, {"exclude": frozenset({"qr=choleskyqr2"})},
-        {"threshold": (("qr", "cuda", 512),)}, {"memory": 2**30}, {"accuracy": "approximate"}, {"calls": 100},
-        {"calibrate": "first-use"},
-    ],
-)  # fmt: skip
-def test_with_an_order_of_the_settings_there_is_no_floor(order):
-    with autokern.enabled():
-        dispatch.reset(Settings(**{"calibrate": "never", **order})).adopt(profile())
-        assert memo.floor_of("qr").cpu == 0
-        qr(SMALL)
-        assert sum(calls().values()) == 1
-        assert "force" not in order or calls() == {"choleskyqr2": 1}
+    assert of_a_block is not FORCED or calls() == {"choleskyqr2": 1}
 
 
 def test_a_candidate_of_a_plugin_lowers_the_floor_once_it_is_measured(measured):

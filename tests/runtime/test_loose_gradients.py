@@ -12,6 +12,7 @@ import torch
 from linear_operator.utils.errors import NotPSDError
 from support import models
 from support.models import ExactModel
+from support.synthetic import measured, seconds_of_stock, square
 
 import autokern
 from autokern.core.problem import Error, Feasibility, Problem
@@ -20,13 +21,12 @@ from autokern.core.settings import Settings
 from autokern.density import array_density, gaussian
 from autokern.ops import _candidates as iterations
 from autokern.runtime import dispatch
-from autokern.system import host
-from autokern.tuning.chooser import Chooser, fitted
+from autokern.tuning.chooser import Chooser
 from autokern.tuning.measuring import measurable
 from autokern.tuning.policy import decide, described
-from autokern.tuning.profile import Profile, Timing, Trial
 
 LOOSE = Problem(op="exact_log_prob", m=1500, n=1500, d=3, variant="rbf/cg", grad="theta")
+NONE = Settings()
 
 
 @pytest.fixture
@@ -44,16 +44,9 @@ def loose(make_op):
     return made
 
 
-def profile(op, **ratios):
-    timings = {"stock": Timing(1e-3), **{name: Timing(1e-3 * r, r, 0.01, 5) for name, r in ratios.items()}}
-    here = host.current()
-    trials = [Trial(Problem(op=op.name, m=n, n=n), timings) for n in (4, 8, 16)]
-    return fitted(Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials))
-
-
-def chosen(op, **ratios):
-    chooser, table = Chooser(profile(op, **ratios)), Feasibility(op, Problem(op=op.name, m=8, n=8))
-    return described(decide(table, chooser, Settings()), chooser, Settings())
+def chosen(op, orders=NONE, **ratios):
+    chooser = Chooser(measured(ratios, (4, 8, 16), op=op.name))
+    return described(decide(Feasibility(op, square(8, op.name)), chooser, orders), chooser, orders)
 
 
 @pytest.mark.parametrize(
@@ -70,25 +63,25 @@ def test_exact_is_preferred_up_to_what_it_may_cost(loose, exact, formless, expec
     found = chosen(loose, exact=exact, formless=formless)
     assert found.candidate == expected
     assert found.remark.startswith("stock is loose")
-    assert found.predicted["stock"] == pytest.approx(1e-3, rel=0.05)
+    assert found.predicted["stock"] == pytest.approx(seconds_of_stock(8), rel=0.05)
     if expected == "exact":
         assert "in no more than 3 times its time on a sample" in found.reason
     else:
         assert "exact would be exact, in" in found.remark
 
 
-def test_samples_tell_nothing_of_what_iterates_tightly(make_op):
-    op = make_op("system", approximates=lambda problem: True, default_candidate=lambda problem: "tight")
+def test_samples_tell_nothing_of_what_iterates_tightly_and_it_serves_where_stock_does_not_fit(make_op):
+    need = lambda problem: 2**40  # noqa: E731
+    op = make_op("system", approximates=lambda problem: True, default_candidate=lambda problem: "tight", memory=need)
     op.candidate("stock")(lambda a: a)
-    op.candidate("formless", as_stock=True)(lambda a: a)
-    op.candidate("tight", accuracy="better", as_stock=True)(lambda a: a)
-    assert op["tight"].tight
-    assert not op["formless"].tight
+    op.candidate("formless", as_stock=True, memory=lambda problem: 1)(lambda a: a)
+    op.candidate("tight", accuracy="better", as_stock=True, memory=lambda problem: 1)(lambda a: a)
+    assert [op[name].tight for name in ("formless", "tight")] == [False, True]
     for ratios in ({}, {"tight": 9.0}):  # as a profile may have it that says so all the same
-        assert chosen(op, formless=0.5, **ratios).candidate == "tight"
+        for orders in (NONE, Settings(memory=2**20)):
+            assert chosen(op, orders, formless=0.5, **ratios).candidate == "tight"
     for level in ("quick", "full"):
-        measured = measurable(op, Problem(op="system", m=8, n=8), level)
-        assert [c.name for c in measured] == ["stock", "formless"]
+        assert [c.name for c in measurable(op, square(8, "system"), level)] == ["stock", "formless"]
         large = LOOSE.replace(m=2600, n=2600)
         assert "preconditioned" not in [c.name for c in measurable(get("exact_log_prob"), large, level)]
 
@@ -122,25 +115,9 @@ def test_exact_is_the_default_up_to_some_thousand_points_and_iterations_beyond(c
     assert get("exact_log_prob").default_candidate(LOOSE.replace(**changes, **sizes)) == expected
 
 
-def test_what_iterates_tightly_serves_unmeasured_where_stock_does_not_fit(make_op):
-    op = make_op(
-        "tight",
-        approximates=lambda problem: True,
-        default_candidate=lambda problem: "tight",
-        memory=lambda problem: 2**40,
-    )
-    op.candidate("stock")(lambda a: a)
-    op.candidate("formless", as_stock=True, memory=lambda problem: 1)(lambda a: a)
-    op.candidate("tight", accuracy="better", memory=lambda problem: 1)(lambda a: a)
-    table = Feasibility(op, Problem(op=op.name, m=8, n=8))
-    assert decide(table, Chooser(profile(op, formless=0.5)), Settings(memory=2**20)).candidate == "tight"
-
-
 def regression(n, noise=1e-3, seed=0):
     x = torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    likelihood = gpytorch.likelihoods.GaussianLikelihood()
-
-    model = ExactModel(x, (7 * x[:, 0]).sin() + x[:, 1], likelihood=likelihood).double()
+    model = ExactModel(x, (7 * x[:, 0]).sin() + x[:, 1]).double()
     model.likelihood.noise = noise
     model.covar_module.base_kernel.lengthscale = 0.2
     return model

@@ -8,15 +8,14 @@ import sys
 import msgspec
 import pytest
 import torch
+from support.synthetic import measured
 
 import autokern
 from autokern.core.errors import AutokernWarning, SettingsError
-from autokern.core.problem import Problem
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, memo
-from autokern.system import host
 from autokern.tuning import store
-from autokern.tuning.profile import Profile, Timing, Trial
+from autokern.tuning.profile import Profile
 
 BAD = [
     ("AUTOKERN_EXCLUDE", "nonsense", "'nonsense' was excluded"),
@@ -77,10 +76,8 @@ def test_candidates_of_earlier_versions_are_ignored_with_one_warning(variable, t
 
 
 def test_using_ignores_candidates_of_earlier_versions():
-    with (
-        pytest.warns(AutokernWarning, match="kernel_matmul=dense"),
-        autokern.using(force={"kernel_matmul": "dense"}),
-    ):
+    gone = {"kernel_matmul": "dense"}
+    with pytest.warns(AutokernWarning, match="kernel_matmul=dense"), autokern.using(force=gone):
         assert autokern.explain("kernel_matmul", n=50).reason != "forced by the user"
 
 
@@ -99,18 +96,13 @@ def test_importing_auto_with_a_bad_variable_warns_and_runs_stock(monkeypatch, va
     assert "soon" in run.stderr
 
 
-def measured(settings: Settings) -> Profile:
-    here = host.current()
-    trials = [
-        Trial(Problem(op="qr", m=10 * n, n=n), {"stock": Timing(1e-3 * n), "choleskyqr2": Timing(2e-4 * n, 0.2)})
-        for n in (10, 20, 40)
-    ]
-    return Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials)
+def known() -> Profile:
+    return measured({"choleskyqr2": 0.2}, (10, 20, 40), op="qr", tall=10)
 
 
 def test_a_deterministic_run_leaves_measurements_aside_unless_they_are_pinned(tmp_path, monkeypatch):
     usual = from_environment()
-    store.save(usual, measured(usual))
+    store.save(usual, known())
     dispatch.reset(usual)
     assert autokern.explain("qr", m=200, n=20).candidate == "choleskyqr2"
     monkeypatch.setenv("AUTOKERN_DETERMINISTIC", "1")
@@ -122,7 +114,7 @@ def test_a_deterministic_run_leaves_measurements_aside_unless_they_are_pinned(tm
     with pytest.raises(SettingsError, match="AUTOKERN_DETERMINISTIC"):
         autokern.calibrate("qr", budget=0.1)
     file = tmp_path / "pinned.json"
-    store.write_file(file, measured(usual))
+    store.write_file(file, known())
     dispatch.reset(msgspec.structs.replace(frozen, profile=file))
     assert autokern.explain("qr", m=200, n=20).candidate == "choleskyqr2"
     dispatch.reset(msgspec.structs.replace(frozen, force=(("qr", "choleskyqr2"),)))

@@ -15,8 +15,8 @@ SIZES = (16, 32, 64, 128, 256, 512, 1024)
 Ratio = float | Callable[[int], float]
 
 
-def square(n: int, op: str = "synthetic", **more: Any) -> Problem:
-    return Problem(op=op, m=n, n=n, **more)
+def square(n: int, op: str = "synthetic", tall: int = 1, **more: Any) -> Problem:
+    return Problem(op=op, m=tall * n, n=n, **more)
 
 
 def flops(problem: Problem) -> Features:
@@ -49,7 +49,7 @@ def timed(ratios: dict[str, float], seconds: float = 1e-3, noise: float = 0.005)
 
 
 def trials(ratios: dict[str, Ratio], sizes: Iterable[int] = SIZES, noise: float = 0.005, **more: Any) -> list[Trial]:
-    """Trials of square problems by ratios to stock: numbers, or functions of the size."""
+    """Trials of problems by ratios to stock: numbers, or functions of the size."""
     numbers = {n: {name: r(n) if callable(r) else r for name, r in ratios.items()} for n in sizes}
     return [Trial(square(n, **more), timed(found, seconds_of_stock(n), noise)) for n, found in numbers.items()]
 

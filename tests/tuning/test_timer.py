@@ -8,6 +8,7 @@ import gc
 import itertools
 import math
 import random
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -38,8 +39,21 @@ class Clock:
 
         return call
 
-    def count(self, name: str) -> int:
-        return self.calls.count(name)
+    def waiting(self, seconds: float, waits):
+        """A function of so many seconds that waits for a core in addition, each call as long as the iterator says."""
+
+        def call() -> None:
+            wait = next(waits)
+            self.now += seconds + wait
+            self.waited += wait
+
+        return call
+
+    def counts(self) -> tuple[int, ...]:
+        """How often each function was called since this was asked last."""
+        found = tuple(Counter(self.calls).values())
+        self.calls.clear()
+        return found
 
     def queue(self, seconds: float) -> None:
         self.queued += seconds
@@ -95,24 +109,18 @@ def test_seconds_and_ratios_are_those_of_the_clock(clock):
     assert 0 < found["fast"].noise < 0.1  # three rounds tell little, however well they agree
 
 
-def test_every_function_is_warmed_up_unless_that_was_done(clock):
+def test_every_function_is_warmed_up_unless_that_was_done_and_repeated_until_a_sample_lasts(clock):
     calls = {"stock": clock.work("stock", 1e-3), "other": clock.work("other", 1e-3)}
     compare(calls, rounds=(1, 1), min_time=0)
-    assert (clock.count("stock"), clock.count("other")) == (4, 4)  # to warm up, to guess, to lead, and one that counts
-    clock.calls.clear()
-    compare(calls, rounds=(1, 1), min_time=0, warm={"stock": 1e-3, "other": 1e-3})
-    assert (clock.count("stock"), clock.count("other")) == (2, 2)
-
-
-def test_fast_functions_are_repeated_until_a_sample_lasts(clock):
+    assert clock.counts() == (4, 4)  # to warm up, to guess, to lead, and one that counts
+    compare(calls, rounds=(1, 1), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+    assert clock.counts() == (2, 2)
     calls = {"stock": clock.work("stock", 1e-5), "slow": clock.work("slow", 2e-4)}
     found = compare(calls, rounds=(1, 1), min_time=1e-4, warm={"stock": 1e-5, "slow": 2e-4})
-    assert clock.count("stock") == pytest.approx(11, abs=1)  # one of them leads
-    assert clock.count("slow") == 2
+    assert clock.counts() == (pytest.approx(11, abs=1), 2)  # one of them leads
     assert found["stock"].seconds == pytest.approx(1e-5)
-    clock.calls.clear()
     compare({"stock": clock.work("stock", 1e-9)}, rounds=(1, 1), min_time=1e-4, warm={"stock": 1e-9})
-    assert clock.count("stock") <= 1002  # one of them to warm up
+    assert clock.counts() <= (1002,)  # one of them to warm up
 
 
 @pytest.mark.parametrize("many", [2, 3, 4])
@@ -146,54 +154,35 @@ def test_what_the_last_function_left_in_the_caches_does_not_count(clock, min_tim
 
 
 def test_drift_that_all_share_cancels(clock):
-    drift = 1.0
-
-    def call(name: str, seconds: float):
+    def drifting(seconds: float):
         def run() -> None:
-            nonlocal drift
-            clock.calls.append(name)
-            drift *= 1.025
-            clock.now += seconds * drift
+            clock.calls.append("")
+            clock.now += seconds * 1.025 ** len(clock.calls)
 
         return run
 
-    found = compare(
-        {"stock": call("stock", 1e-3), "half": call("half", 7e-4)},
-        rounds=(9, 9),
-        min_time=0,
-        warm={"stock": 1e-3, "half": 7e-4},
-    )
+    calls = {"stock": drifting(1e-3), "half": drifting(7e-4)}
+    found = compare(calls, rounds=(9, 9), min_time=0, warm={"stock": 1e-3, "half": 7e-4})
     assert found["half"].ratio == pytest.approx(0.7, rel=0.06)
     assert found["stock"].seconds > 1.3e-3
 
 
-def test_hopeless_ones_are_dropped_and_others_are_not(clock):
-    calls = {
-        "stock": clock.work("stock", 1e-3, 0.05, 1),
-        "absurd": clock.work("absurd", 9e-3, 0.05, 4),
-        "hopeless": clock.work("hopeless", 2.2e-3, 0.05, 2),
-        "near": clock.work("near", 1.02e-3, 0.05, 3),
-    }
-    found = compare(calls, rounds=(7, 7), min_time=0)
-    assert (found["absurd"].rounds, found["hopeless"].rounds) == (1, 2)
-    assert found["stock"].rounds == found["near"].rounds == 7
-    assert found["hopeless"].ratio == pytest.approx(2.2, rel=0.2)
+ROUNDS = [
+    ({"stock": 1, "absurd": 9, "hopeless": 2.2, "near": 1.02}, 0.05, (7, 7), [7, 1, 2, 7]),
+    ({"stock": 1, "slow": 2}, 0, (7, 7), [2, 2]),  # timing stops when only the reference is left
+    ({"stock": 1, "slow": 9}, 0, (7, 7), [1, 1]),
+    ({"stock": 1, "fast": 0.7}, 0, (3, 9), [3, 3]),  # a clear gap
+    ({"stock": 1, "ahead": 0.85}, 0, (3, 9), [5, 5]),  # three that agree may do so by chance
+    ({"stock": 1, "alike": 1}, 0.3, (3, 9), [9, 9]),
+]
 
 
-def test_timing_stops_when_only_the_reference_is_left(clock):
-    for seconds, rounds in ((2e-3, 2), (9e-3, 1)):
-        calls = {"stock": clock.work("stock", 1e-3), "slow": clock.work("slow", seconds)}
-        found = compare(calls, rounds=(7, 7), min_time=0)
-        assert (found["stock"].rounds, found["slow"].rounds) == (rounds, rounds)
-
-
-def test_clear_gaps_need_the_fewest_rounds_and_close_ones_more(clock):
-    quiet = {"stock": clock.work("stock", 1e-3), "fast": clock.work("fast", 7e-4)}
-    assert compare(quiet, rounds=(3, 9), min_time=0)["fast"].rounds == 3
-    ahead = {"stock": clock.work("stock", 1e-3), "ahead": clock.work("ahead", 8.5e-4)}
-    assert compare(ahead, rounds=(3, 9), min_time=0)["ahead"].rounds == 5  # three that agree may do so by chance
-    noisy = {"stock": clock.work("stock", 1e-3, 0.3, 1), "alike": clock.work("alike", 1e-3, 0.3, 2)}
-    assert compare(noisy, rounds=(3, 9), min_time=0)["alike"].rounds == 9
+@pytest.mark.parametrize(("milliseconds", "noise", "rounds", "taken"), ROUNDS)
+def test_hopeless_ones_and_clear_gaps_need_the_fewest_rounds(clock, milliseconds, noise, rounds, taken):
+    calls = {name: clock.work(name, 1e-3 * ms, noise, seed) for seed, (name, ms) in enumerate(milliseconds.items())}
+    found = compare(calls, rounds=rounds, min_time=0)
+    assert [timing.rounds for timing in found.values()] == taken
+    assert [timing.ratio for timing in found.values()] == pytest.approx(list(milliseconds.values()), rel=0.2)
 
 
 def test_the_budget_is_obeyed(clock):
@@ -236,31 +225,18 @@ def test_garbage_is_collected_again_afterwards(clock):
 
 
 def test_a_sample_that_was_disturbed_is_taken_again(clock):
-    times = iter([5e-3, 1e-3, 5e-3, 9e-3, 5e-3, 2e-3])  # every other call leads and does not count
+    waits = iter([2.5e-3, 0.5e-3, 2.5e-3, 4.5e-3, 2.5e-3, 1e-3])  # every other call leads and does not count
 
     def disturbed() -> None:
-        seconds = next(times)
-        clock.now += seconds
-        clock.waited += seconds / 2
+        clock.waiting(wait := next(waits), iter([wait]))()
 
     found = compare({"stock": disturbed}, rounds=(1, 1), min_time=0, warm={"stock": 1e-3})
     assert found["stock"].seconds == pytest.approx(1e-3 * math.sqrt(0.5))
-    assert next(times, None) is None
-
-
-def _waiting(clock, seconds: float, waits):
-    """A function of so many seconds that waits for a core in addition, each call as long as the iterator says."""
-
-    def call() -> None:
-        wait = next(waits)
-        clock.now += seconds + wait
-        clock.waited += wait
-
-    return call
+    assert next(waits, None) is None
 
 
 def test_a_reference_that_waits_for_a_core_gives_no_confident_ratio(clock):
-    calls = {"stock": _waiting(clock, 2e-3, itertools.repeat(0.19)), "fast": clock.work("fast", 1e-3)}
+    calls = {"stock": clock.waiting(2e-3, itertools.repeat(0.19)), "fast": clock.work("fast", 1e-3)}
     found = compare(calls, rounds=(1, 3), min_time=0, seconds=0.1, warm={"stock": 0.19, "fast": 1e-3})
     assert found["stock"].disturbed > 0.9
     assert found["fast"].disturbed > 0.9
@@ -270,7 +246,7 @@ def test_a_reference_that_waits_for_a_core_gives_no_confident_ratio(clock):
 
 def test_undisturbed_rounds_count_where_there_are_enough(clock):
     waits = itertools.cycle([0.05, 0.05, 0.0])
-    calls = {"stock": _waiting(clock, 2e-3, waits), "fast": clock.work("fast", 1e-3)}
+    calls = {"stock": clock.waiting(2e-3, waits), "fast": clock.work("fast", 1e-3)}
     found = compare(calls, rounds=(5, 9), min_time=0, warm={"stock": 2e-3, "fast": 1e-3})
     assert found["fast"].ratio == pytest.approx(0.5)
     assert (found["stock"].disturbed, found["fast"].disturbed) == (0.0, 0.0)
@@ -278,7 +254,7 @@ def test_undisturbed_rounds_count_where_there_are_enough(clock):
 
 
 def test_a_disturbed_comparison_takes_more_rounds_and_then_ends(clock):
-    calls = {"stock": _waiting(clock, 2e-3, itertools.repeat(2e-3)), "fast": clock.work("fast", 1.9e-3)}
+    calls = {"stock": clock.waiting(2e-3, itertools.repeat(2e-3)), "fast": clock.work("fast", 1.9e-3)}
     found = compare(calls, rounds=(3, 5), min_time=0, warm={"stock": 2e-3, "fast": 1.9e-3})
     assert found["fast"].rounds == 10
     assert found["fast"].noise > 0.3
@@ -286,7 +262,7 @@ def test_a_disturbed_comparison_takes_more_rounds_and_then_ends(clock):
 
 def test_what_waits_for_a_core_is_not_dropped_as_absurd(clock):
     waits = itertools.chain([0.05] * 3, itertools.repeat(0.0))
-    calls = {"stock": clock.work("stock", 1e-3), "other": _waiting(clock, 9e-4, waits)}
+    calls = {"stock": clock.work("stock", 1e-3), "other": clock.waiting(9e-4, waits)}
     found = compare(calls, rounds=(5, 9), min_time=0, warm=dict.fromkeys(calls, 1.0))
     assert found["other"].ratio == pytest.approx(0.9)
 
