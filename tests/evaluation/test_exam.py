@@ -126,9 +126,9 @@ def test_choices_that_lose_beyond_the_noise_give_way(world, known, seconds, nois
     assert found.exam == [Examined("a task", 1e-6, shipped, new, doubt, kept)]
     assert found.kept == ([of("part", kept)] if kept else [])
     mine = next(iter(known))
-    first = ("stock", "shipped") if mine == "other" else ("stock", "shipped", "new")
-    again = [("stock", "shipped", "new")] if kept else []  # as it is from now on
-    assert world.compared == [first, *again], "one choice is timed once"
+    alike = [mine == "other", *([kept == "shipped"] if kept else [])]  # what gave way is timed as it is from now on
+    timed = [("stock", "shipped") if same else ("stock", "shipped", "new") for same in alike]
+    assert world.compared == timed, "one choice is timed once"
     theirs = {"": mine, "shipped": "other", "stock": "stock"}[kept]
     assert [choice(found, n) for n in (35, 36, N, 112, 113)] == [mine, theirs, theirs, theirs, mine]
 
