@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 
 import msgspec
@@ -64,17 +63,13 @@ def test_a_density_that_iterates_tells_what_it_reached_however_often_it_is_asked
         assert str(found) in str(decision)
         assert f"preconditioner {found.preconditioner}" in decision._repr_html_()
         assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision
-    text = str(autokern.explain())
-    assert "log density known to" in text
-    assert "by 10 probes" in text
-    assert "log density known to" in autokern.explain()._repr_html_()
+    for text in (str(autokern.explain()), autokern.explain()._repr_html_()):
+        assert "log density known to" in text
+        assert "by 10 probes" in text
     frame = pytest.importorskip("pandas") and autokern.explain().to_frame()
     row = frame[frame.op == "exact_log_prob"].iloc[0]
-    assert (row.residual, row.iterations, row.preconditioner) == (
-        found.residual,
-        found.iterations,
-        found.preconditioner,
-    )
+    told = ("residual", "iterations", "preconditioner")
+    assert [row[name] for name in told] == [getattr(found, name) for name in told]
     assert frame[frame.op == "kernel_matmul"].residual.isna().all()
 
 
@@ -91,13 +86,11 @@ def test_what_does_not_converge_is_told(monkeypatch):
         warnings.simplefilter("always")
         step(of)
         ((decision, _),) = decided("exact_log_prob")
-    missed = decision.solved
-    assert missed
-    assert all(one.missed == 1 and one.residual > one.goal for one in missed)
+    assert decision.solved
+    assert all(one.missed == 1 and one.residual > one.goal for one in decision.solved)
     assert [w.category for w in heard if "CG terminated" in str(w.message)] == [NumericalWarning]
     assert not [w for w in heard if "autokern" in str(w.message)]
-    text = str(decision)
-    assert "stopped before the 1e-05 that was asked for" in text
+    assert "stopped before the 1e-05 that was asked for" in str(decision)
 
 
 FORMLESS = {"predict": "stock", "solve": "preconditioned", "kernel_matmul": "tiled"}
@@ -111,9 +104,8 @@ def test_predictions_that_iterate_tell_what_they_reached():
         ((predicted, _),) = decided("predict")
         of_solves = [decision.solved for decision, _ in decided("solve")]
     (own,) = predicted.solved
-    assert [decision.candidate for decision, _ in decided("solve")] == [
-        "preconditioned"
-    ] * 2  # 992 rows would be too few
+    served = [decision.candidate for decision, _ in decided("solve")]
+    assert served == ["preconditioned"] * 2  # 992 rows would be too few
     assert own.solves == len(of_solves) == 2  # of the targets, and of the test points
     assert own.columns == 5
     assert own.standard_error is None
@@ -122,17 +114,13 @@ def test_predictions_that_iterate_tell_what_they_reached():
 
 
 def test_threads_of_one_key_tell_all_of_their_solves():
+    def work(of):
+        with autokern.using(force={"exact_log_prob": "preconditioned"}):
+            for _ in range(2):
+                step(of)
+
     with autokern.enabled():
-        models = [model(uniform(N, 2, seed), lengthscale=0.2 + 0.1 * seed) for seed in range(2)]
-        begun = threading.Barrier(2)
-
-        def work(of):
-            begun.wait()
-            with autokern.using(force={"exact_log_prob": "preconditioned"}):
-                for _ in range(2):
-                    step(of)
-
-        in_threads(work, models)
+        in_threads(work, [model(uniform(N, 2, seed), lengthscale=0.2 + 0.1 * seed) for seed in range(2)])
     ((decision, calls),) = decided("exact_log_prob")
     assert calls == 4
     assert sum(one.solves for one in decision.solved) == 4
@@ -149,28 +137,17 @@ def test_exact_answers_have_nothing_to_tell():
 
 
 A = torch.ones(4, 4, dtype=torch.float64)
-ONE = solved.Solved(1e-6, 3, "pivoted", 1)
-
-
-def iterating(make_op, **options):
-    op = make_op("iterating", **options)
-
-    def run(a):
-        solved.note(ONE)
-        return 2 * a
-
-    op.candidate("stock")(run)
-    return op
 
 
 def test_what_is_measured_beside_calls_is_not_told(make_op):
-    inner = dispatch.route(iterating(make_op, approximates=lambda problem: True))
-    outer = make_op("around", approximates=lambda problem: True)
+    inner, outer = (make_op(name, approximates=lambda problem: True) for name in ("inner", "around"))
+    part = dispatch.route(inner)
+    inner.candidate("stock")(lambda a: solved.note(solved.Solved(1e-6, 3, "pivoted", 1)) or 2 * a)
 
     def run(a):
         with memo.apart(dispatch.session().settings):
-            inner(a)
-        return inner(a)
+            part(a)
+        return part(a)
 
     outer.candidate("stock", parts=True)(run)
     dispatch.route(outer)(A)
@@ -212,11 +189,12 @@ def test_each_candidate_has_the_error_that_is_its_own():
 
 
 def test_an_error_that_a_plugin_cannot_tell_is_within_the_bound(make_op):
-    op = iterating(make_op)
+    op = make_op("plugged")
+    op.candidate("stock")(lambda a: 2 * a)
     op.candidate("theirs", error=lambda problem: Error("rough", "theirs is rough"))(lambda a: 2 * a)
     op.candidate("broken", error=lambda problem: 1 / 0)(lambda a: 2 * a)
     op.listed[1:] = [candidate.of_plugin("p") for candidate in op.listed[1:]]
-    costs = dispatch.explain(Problem(op="iterating", m=4, n=4)).costs
+    costs = dispatch.explain(Problem(op="plugged", m=4, n=4)).costs
     assert {name: cost.error for name, cost in costs.items()} == {
         "stock": WITHIN.word, "theirs": "rough", "broken": WITHIN.word,
     }  # fmt: skip
@@ -246,7 +224,7 @@ def test_parts_stand_below_the_composite_call_that_made_them(make_op):
     dispatch.session().forget()
     calls[outer](A)
     assert dict(autokern.stats()["inner"]) == {"stock": 12}
-    assert sum(count for d, count in autokern.explain().decisions if d.problem.op == "inner") == 12
+    assert sum(count for _, count in decided("inner")) == 12
 
 
 def test_a_part_is_told_where_its_composite_call_raised_or_is_forgotten(make_op):
@@ -262,10 +240,6 @@ def test_a_part_is_told_where_its_composite_call_raised_or_is_forgotten(make_op)
     with pytest.raises(KeyError):
         dispatch.route(outer)(A)
     part(A)
-    found = autokern.explain().decisions
-    assert sorted(decision.within for decision, _ in found if decision.problem.op == "inner") == [
-        (),
-        ("outer by stock",),
-    ]
-    alone = autokern.Explanation([pair for pair in found if pair[0].problem.op == "inner"])
-    assert str(alone).count("inner by stock") == 2
+    found = decided("inner")
+    assert sorted(decision.within for decision, _ in found) == [(), ("outer by stock",)]
+    assert str(autokern.Explanation(found)).count("inner by stock") == 2

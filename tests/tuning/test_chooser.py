@@ -1,16 +1,22 @@
-"""chooser.py: what a profile and the shipped trees know of a problem."""
+"""chooser.py: what a profile knows of a problem, and what other machines measured: trees and trials in the package."""
 
 from __future__ import annotations
 
+import math
+import pkgutil
+
+import msgspec
 import pytest
-from support.bases import fit_base
+from support.bases import fit_base, pack
 from support.synthetic import SIZES, measured, square, trials, with_candidates
 
+from autokern.core.problem import Problem
+from autokern.core.registry import registered
 from autokern.core.settings import Settings
 from autokern.system import host
 from autokern.tuning import chooser, store
-from autokern.tuning.chooser import Chooser, fitted, load
-from autokern.tuning.profile import Kept, Profile, Timing, Trial, group_key
+from autokern.tuning.chooser import Chooser, Shipped, fitted, load, unpacked
+from autokern.tuning.profile import Kept, Profile, Timing, Trial, group_key, key_of
 
 FAST = {"fast": 0.5}
 
@@ -98,3 +104,88 @@ def test_a_profile_that_is_read_is_taken_as_it_is(op, tmp_path):
     assert load(Settings(profile=tmp_path / "recording.json")) == profile
     assert load(Settings(home=tmp_path / "home", deterministic=True)).trials == []
     assert load(Settings(home=tmp_path / "none")).fingerprint == host.current().fingerprint
+
+
+PROBLEMS = (
+    Problem(op="kernel_matrix", m=300, n=200, d=7, dtype="float32", variant="rbf/cross/ard", grad="theta/x"),
+    Problem(op="kernel_matrix", m=2**20, n=1, d=1, batch=3, variant="matern52/same/iso"),
+    Problem(op="kernel_matrix", m=5, n=5, d=2, device="cuda"),
+    Problem(op="kernel_matmul", m=17, n=16, rhs=4),
+)
+_HONEST = chooser.recorded
+
+
+@pytest.fixture
+def ships(monkeypatch):
+    """The package's own file, read afresh."""
+    _HONEST.cache_clear()
+    monkeypatch.setattr(chooser, "recorded", _HONEST)
+    yield
+    _HONEST.cache_clear()
+
+
+def recording() -> Profile:
+    trials = []
+    for index, problem in enumerate(PROBLEMS):
+        seconds = 10.0 ** (index - 6)
+        timings = {"stock": Timing(seconds), "expanded": Timing(seconds * 0.123, 0.123, 0.01, 5)}
+        timings |= {"slow": Timing(seconds * 45.6, 45.6)} if index % 2 else {}
+        timings["rough"] = Timing(seconds * 0.01, 0.01, relative_error=1e-3)
+        trials.append(Trial(problem, timings))
+    return Profile(host={"cpu": {"model": "x"}, "remarks": {"memory_gib": 3.0}}, trials=trials)
+
+
+def packed(hosts: list[Profile]) -> Shipped:
+    return msgspec.msgpack.decode(pack(hosts), type=Shipped)
+
+
+def test_trials_that_are_packed_come_out_to_half_a_percent_and_without_lower_precision():
+    found = packed([recording()])
+    assert found.hosts == [{"cpu": {"model": "x"}}], "remarks tell nothing of likeness"
+    assert set(found.trials) == {"kernel_matrix@cpu", "kernel_matrix@cuda", "kernel_matmul@cpu"}
+    trials = {t.problem: t for data in found.trials.values() for t in unpacked(data)}
+    assert set(trials) == set(PROBLEMS)
+    for known in recording().trials:
+        there = trials[known.problem].timings
+        assert set(there) == set(known.timings) - {"rough"}
+        assert there["stock"].ratio == 1
+        for name, timing in there.items():
+            assert abs(math.log(timing.ratio / known.timings[name].ratio)) <= 0.0051
+            assert abs(math.log(timing.seconds / known.timings[name].seconds)) <= 0.0101
+
+
+def test_trees_that_are_packed_tell_the_mean_ratio_of_candidates_that_there_are(make_pair):
+    op = make_pair("double")
+    op.candidate("sloppy", accuracy="approximate")(lambda a: 2 * a)
+    hosts = [Profile(trials=9 * trials({"gone": 0.1, "sloppy": 0.1, "other": r}, [4], op="double")) for r in (0.5, 0.7)]
+    found = packed(hosts).forests["double@cpu"].estimates(square(4, "double"))
+    assert set(found) == {"stock", "other"}
+    assert found["other"].log_ratio == pytest.approx((math.log(0.5) + math.log(0.7)) / 2, abs=1e-3)
+    assert found["other"].sigma == pytest.approx((math.log(0.7) - math.log(0.5)) / 2, rel=0.1)
+    assert found["other"].source == "other hosts"
+
+
+def test_a_file_that_a_bundler_left_behind_is_no_damage(ships, monkeypatch):
+    monkeypatch.setattr(pkgutil, "get_data", lambda *place: None)
+    assert chooser.recorded() == Shipped()
+
+
+def test_what_the_package_ships_can_be_read(ships):
+    found = chooser.recorded()
+    assert len(found.hosts) == 4
+    for key in found.trials:
+        trials = unpacked(found.trials[key])
+        assert trials
+        assert all("stock" in t.timings and len(t.timings) > 1 for t in trials)
+        assert {key_of(t.problem) for t in trials} == {key}
+    assert all(forest.is_whole for forest in found.forests.values())
+    assert set(found.forests) == set(found.trials)
+    assert {key.split("@")[0] for key in found.trials} <= {op.name for op in registered()}
+
+
+@pytest.mark.parametrize(("capability", "told"), [("9.0", {"float32", "float64"}), ("8.9", {"float32"})])
+def test_other_hosts_tell_of_float64_on_gpus_that_compute_it_at_full_rate(ships, capability, told):
+    here = Profile(host={"accelerators": [{"kind": "cuda", "capability": capability}]})
+    problem = Problem(op="inv_quad_logdet", m=2000, n=2000, rhs=1, device="cuda", variant="cg", grad="a")
+    estimates = {d: Chooser(here).estimates(problem.replace(dtype=d)) for d in ("float32", "float64")}
+    assert {dtype for dtype, found in estimates.items() if "potri" in found} == told
