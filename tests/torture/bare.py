@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
 import types
 import warnings
@@ -22,8 +21,6 @@ from autokern.tuning import store
 from autokern.tuning.profile import Profile, Timing, Trial
 
 HOST = "0123456789abcdef" * 2
-OLD, NEW = {8, 16}, {16, 32}
-"""Sizes in the profile that is kept, and in the one that is published."""
 
 
 def at(home: Path) -> Settings:
@@ -31,50 +28,17 @@ def at(home: Path) -> Settings:
     return Settings(home=home)
 
 
-def profile(*sizes: int, fingerprint: str = HOST, seconds: float = 1e-3) -> Profile:
-    """A profile with one trial for each size."""
-    trials = [Trial(Problem(op="qr", m=n, n=n), {"stock": Timing(seconds), "cpu": Timing(seconds / 2)}) for n in sizes]
-    return Profile(host={"cpu": "test"}, fingerprint=fingerprint, trials=trials, levels={"qr@cpu": "quick"})
-
-
-def sizes(found: Profile | None) -> set[int]:
-    """Sizes of the trials of a profile; empty if there is none."""
-    return set() if found is None else {trial.problem.n for trial in found.trials}
-
-
-def saved(home: Path, wanted: Profile) -> Path | None:
-    """Save a profile, warnings of trouble left aside."""
+def saved(home: Path, *sizes: int) -> Path | None:
+    """Save a profile with one trial for each size, warnings of trouble left aside; return its file."""
+    timings = {"stock": Timing(1e-3), "cpu": Timing(5e-4)}
+    trials = [Trial(Problem(op="qr", m=n, n=n), timings) for n in sizes]
     store._reported.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return store.save(at(home), wanted)
+        return store.save(at(home), Profile(fingerprint=HOST, trials=trials, levels={"qr@cpu": "quick"}))
 
 
-def leftovers(home: Path, suffix: str) -> list[str]:
-    """Names in a home that end so."""
-    return sorted(path.name for path in home.iterdir() if path.name.endswith(suffix)) if home.is_dir() else []
-
-
-class Rewritten:
-    """A home in a folder that is as it was before every publish; what is in `before` it begins with."""
-
-    def __init__(self, folder: Path) -> None:
-        self.before, self.home = folder / "before", folder / "home"
-
-    def restore(self) -> None:
-        """Put it back as it was."""
-        shutil.rmtree(self.home, ignore_errors=True)
-        shutil.copytree(self.before, self.home)
-
-    def publish(self) -> int:
-        """Publish `NEW`; return an exit status."""
-        return 0 if saved(self.home, profile(*NEW)) else 1
-
-    def held(self) -> set[int]:
-        """Sizes in the profile that is kept."""
-        return sizes(store.load(at(self.home), HOST))
-
-    def next_publish(self) -> set[int] | None:
-        """Publish once more; return what is kept then beyond what was, or None if nothing could be written."""
-        kept = self.held()
-        return None if saved(self.home, profile(64)) is None else self.held() ^ kept
+def kept(home: Path) -> set[int]:
+    """Sizes of the trials of the profile that is kept; empty if there is none."""
+    found = store.load(at(home), HOST)
+    return set() if found is None else {trial.problem.n for trial in found.trials}

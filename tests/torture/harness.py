@@ -6,8 +6,6 @@ copy with one line changed, which the torture must then find to be broken. It pr
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -16,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,19 +70,6 @@ def forked(function: Callable[[], int], user: int | None = None) -> int:
 def ended(child: int) -> int:
     """Wait for a process; return its exit status, negative for the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-@contextlib.contextmanager
-def tmpfs(folder: Path, read_only: bool = False) -> Iterator[bool]:
-    """A file system of 64 KiB in a folder, as long as the block lasts; False where nothing may be mounted."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    linux = sys.platform == "linux"
-    mounted = linux and libc.mount(b"tmpfs", bytes(folder), b"tmpfs", int(read_only), b"size=64k,mode=700") == 0
-    try:
-        yield mounted
-    finally:
-        if mounted:
-            libc.umount2(bytes(folder), 2)
 
 
 def main(parts: Mapping[str, Torture], sizes: Mapping[str, Any]) -> None:

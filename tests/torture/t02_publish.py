@@ -1,8 +1,8 @@
 """T2: publishes that are killed or whose storage fails: the old profile stays or the new one is whole.
 
-Each system call of a publish in turn is the last one of its process, answers ENOSPC, EIO, EROFS, EDQUOT or ESTALE, or
-writes half. Calibrations are killed at random times. A disk is really full: a small tmpfs where one may be mounted, a
-limit on the size of files elsewhere. The next process can work at once, and at most one temporary file stays.
+Each call of the system that a publish makes in turn is the last one of its process, or answers ENOSPC, EIO, EROFS,
+EDQUOT or ESTALE. Calibrations are killed at random times. A disk is really full: a limit on the size of files. The
+next process can work at once, and at most one temporary file stays.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import tracing
-from bare import HOST, NEW, OLD, Rewritten, at, leftovers, profile, saved, sizes, store
-from harness import Findings, Mutation, main, tmpfs
+from bare import HOST, at, kept, saved, store
+from harness import Findings, Mutation, ended, forked, main
 
-BOUNDARIES = frozenset(
-    {"openat", "write", "fsync", "rename", "renameat", "renameat2", "flock", "fstat", "newfstatat", "read", "close",
-     "unlinkat", "unlink", "getdents64", "mkdir", "mkdirat", "statx", "fcntl"}
-)  # fmt: skip
+OLD, NEW = {8, 16}, {16, 32}
+"""Sizes in the profile that is kept, and in the one that is published."""
 
 
 class Size(NamedTuple):
-    """How much is done: kills of a calibration, what calls answer, and fillings of a real disk."""
+    """How much is done: kills of a calibration, what calls answer, and limits on the size of files."""
 
     calibrations: int
     answers: tuple[int, ...]
-    fillings: int
+    limits: int
 
 
 USUAL = (errno.ENOSPC, errno.EIO, errno.EROFS)
@@ -46,68 +45,92 @@ SIZES = {
 }
 
 
+class Fault(NamedTuple):
+    """What happens at one of the calls of the system, from 0."""
+
+    index: int
+    when: str  # "before" or "after" it
+    number: int = 0  # the errno of a failure; without one the process is killed
+
+
+def struck(publish: Callable[[], int], fault: Fault | None = None, names: Path | None = None) -> int:
+    """Publish in a process, let a fault happen at one of its calls or note their names; return how it ended."""
+    calls: list[str] = []
+
+    def look(frame: Any, event: str, called: Any) -> None:
+        if event.startswith("c_") and (called.__module__ or type(called.__self__).__module__) in _SYSTEM:
+            when = "before" if event == "c_call" else "after"
+            calls.extend([called.__name__] if when == "before" else [])
+            if fault is not None and fault[:2] == (len(calls) - 1, when):
+                if fault.number:
+                    raise OSError(fault.number, os.strerror(fault.number))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def run() -> int:
+        sys.setprofile(look)
+        status = publish()
+        sys.setprofile(None)
+        if names is not None:
+            names.write_text(" ".join(calls[:-1]))  # without the last one of the profiler
+        return status
+
+    return ended(forked(run))
+
+
+_SYSTEM = ("posix", "fcntl", "_io")
+
+
 def publish(found: Findings, size: Size) -> None:
-    """Kill a writer before and after each of its system calls, at an empty, a filled and a damaged home."""
-    if (why := tracing.problem()) is not None:
-        found.figures["publish"] = f"skipped: {why}"
-        return
-    for state in ("filled", "empty", "damaged"):
-        with tempfile.TemporaryDirectory() as folder:
-            place = Rewritten(Path(folder))
-            if state == "empty":
-                place.before.mkdir(mode=0o700)
-            else:
-                path = saved(place.before, profile(*OLD))
-                assert path is not None
-                path.write_bytes(path.read_bytes()[: -10 if state == "damaged" else None])
-            place.restore()
-            calls = tracing.traced(place.publish).calls
-            for index in range(len(calls)):
-                for what in ("kill before", "kill after"):
-                    _struck(found, place, OLD if state == "filled" else set(), tracing.Fault(index, what))
-            found.expect(len(calls) > 20, f"only {len(calls)} system calls were seen")
-            found.figures[f"{state} home"] = f"{2 * len(calls)} kills"
+    """Kill a writer before and after each of its calls, at an empty, a filled and a damaged home."""
+    _each(found, ("filled", "empty", "damaged"), [("before", 0), ("after", 0)])
 
 
 def boundaries(found: Findings, size: Size) -> None:
-    """Let each system call of a publish fail in each way."""
-    if (why := tracing.problem()) is not None:
-        found.figures["boundaries"] = f"skipped: {why}"
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        place = Rewritten(Path(folder))
-        saved(place.before, profile(*OLD))
-        place.restore()
-        calls = tracing.traced(place.publish, among=BOUNDARIES).calls
-        held = []
-        for index, name in enumerate(calls):
-            faults = [tracing.Fault(index, "fail", number) for number in size.answers]
-            faults += [tracing.Fault(index, "short")] if name == "write" else []
-            held += [_struck(found, place, OLD, fault, BOUNDARIES) for fault in faults]
-        found.expect(len(calls) > 15, f"only {len(calls)} system calls were seen")
-        told = f"{len(held)} failures at {len(calls)} calls, {held.count(OLD)} kept the old profile"
-        found.figures["boundaries"] = told
+    """Let each call of a publish fail in each way."""
+    _each(found, ("filled",), [("before", number) for number in size.answers])
 
 
-def _struck(
-    found: Findings, place: Rewritten, kept: set[int], fault: tracing.Fault, among: frozenset[str] | None = None
-) -> set[int]:
+def _each(found: Findings, states: tuple[str, ...], faults: list[tuple[str, int]]) -> None:
+    for state in states:
+        with tempfile.TemporaryDirectory() as folder:
+            before, home, names = (Path(folder, name) for name in ("before", "home", "names"))
+            before.mkdir(mode=0o700)
+            if state != "empty":
+                path = saved(before, *OLD)
+                assert path is not None
+                path.write_bytes(path.read_bytes()[: -10 if state == "damaged" else None])
+            shutil.copytree(before, home)
+            assert struck(partial(_published, home), names=names) == 0
+            calls, held = names.read_text().split(), []
+            for index, name in enumerate(calls):
+                for when, number in faults:
+                    shutil.rmtree(home)
+                    shutil.copytree(before, home)
+                    where = f"{errno.errorcode.get(number, when)} at call {index} ({name})"
+                    old = OLD if state == "filled" else set()
+                    held.append(_survived(found, home, old, where, Fault(index, when, number)))
+            found.expect(len(calls) > 20, f"only {len(calls)} calls of the system were seen")
+            told = f"{len(held)} faults at {len(calls)} calls, {held.count(OLD)} kept the old profile"
+            found.figures[f"{state} home, {'failures' if faults[0][1] else 'kills'}"] = told
+
+
+def _published(home: Path) -> int:
+    return 0 if saved(home, *NEW) else 1
+
+
+def _survived(found: Findings, home: Path, old: set[int], where: str, fault: Fault) -> set[int]:
     """Publish with a fault where something is kept, and once more without; return what the first one kept."""
-    place.restore()
-    outcome = tracing.traced(place.publish, fault, among)
-    how = errno.errorcode[fault.number] if fault.number else fault.what
-    where, killed = f"{how} at call {fault.index} ({outcome.struck or 'not reached'})", fault.what.startswith("kill")
-    ends = (-signal.SIGKILL,) if killed else (0, 1)
-    found.expect(not outcome.struck or outcome.status in ends, f"{where}: ended with {outcome.status}")
-    held, left = place.held(), leftovers(place.home, ".tmp")
-    found.expect(held in (kept, kept | NEW), f"{where}: {sorted(held)} is kept")
-    found.expect(outcome.status != 0 or held == kept | NEW, f"{where}: told of success, but {sorted(held)} is kept")
-    found.expect(killed or not leftovers(place.home, ".bad"), f"{where}: a good profile was put aside")
+    status = struck(partial(_published, home), fault)
+    found.expect(status in ((0, 1) if fault.number else (-signal.SIGKILL,)), f"{where}: ended with {status}")
+    held, left = kept(home), list(home.glob("*.tmp"))
+    found.expect(held in (old, old | NEW), f"{where}: {sorted(held)} is kept")
+    found.expect(status != 0 or held == old | NEW, f"{where}: told of success, but {sorted(held)} is kept")
+    found.expect(not fault.number or not list(home.glob("*.bad")), f"{where}: a good profile was put aside")
     found.expect(len(left) <= 1, f"{where}: {left}")
     start = time.perf_counter()
-    more = place.next_publish()
+    saved(home, 64)
     found.expect(time.perf_counter() - start < 1, f"{where}: the next publish took a second")
-    found.expect(more == {64}, f"{where}: the next publish changes {more}")
+    found.expect(kept(home) == held | {64}, f"{where}: the next publish leaves {sorted(kept(home))}")
     return held
 
 
@@ -115,120 +138,79 @@ def calibration(found: Findings, size: Size) -> None:
     """Kill real calibrations at random times; the profile grows or stays, and the lock is free at once."""
     with tempfile.TemporaryDirectory() as folder:
         home, draw = Path(folder, "home"), random.Random(1)
-        saved(home, profile(*OLD))
+        saved(home, *OLD)
         command = [sys.executable, "-m", "autokern", "calibrate", "--quick", "--ops", "cholesky", "--budget", "2"]
-        environment = {**os.environ, "AUTOKERN_HOME": str(home)}
-        ended = 0
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+        over = 0
         for _ in range(size.calibrations):
-            with subprocess.Popen(
-                command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-            ) as process:
+            with subprocess.Popen(command, env={**os.environ, "AUTOKERN_HOME": str(home)}, **quiet) as process:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(draw.uniform(1.0, 3.5))
-                ended += process.poll() is not None
+                over += process.poll() is not None
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-            found.expect(sizes(store.load(at(home), HOST)) >= OLD, "another host's profile is lost")
-            found.expect(not leftovers(home, ".bad"), "a profile was left damaged")
+            found.expect(kept(home) >= OLD, "another host's profile is lost")
+            found.expect(not list(home.glob("*.bad")), "a profile was left damaged")
             for path in home.glob("*.json"):
-                loaded = store.load(at(home), path.stem)
-                found.expect(loaded is not None, f"{path.name} cannot be read")
+                found.expect(store.load(at(home), path.stem) is not None, f"{path.name} cannot be read")
             with store.calibrating(at(home), HOST, "cholesky") as granted:
                 found.expect(granted, "the right to calibrate stays with the dead")
-        left = len(leftovers(home, ".tmp"))
+        left = len(list(home.glob("*.tmp")))
         found.expect(left <= size.calibrations, f"{left} temporary files are left by {size.calibrations} kills")
-        found.figures["calibration"] = f"{size.calibrations} kills ({ended} had ended), {left} temporaries"
+        found.figures["calibration"] = f"{size.calibrations} kills ({over} had ended), {left} temporaries"
 
 
 def full_disk(found: Findings, size: Size) -> None:
-    """Fill a disk to various degrees before a publish, or limit the size of files."""
-    with tempfile.TemporaryDirectory() as folder:
-        small = Path(folder, "small")
-        small.mkdir()
-        with tmpfs(small) as mounted:
-            if mounted:
-                _fill(found, small, size.fillings)
-            else:
-                _limit(found, small / "home", size.fillings)
-
-
-def _fill(found: Findings, disk: Path, fillings: int) -> None:
-    home, ballast = disk / "home", disk / "ballast"
-    refused = 0
-    for index in range(fillings):
-        shutil.rmtree(home, ignore_errors=True)
-        saved(home, profile(*OLD))
-        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-            room = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - 4096 * (index % 5)
-            file.write(b"x" * room)
-        written = saved(home, profile(*NEW))
-        refused += written is None
-        ballast.unlink()
-        kept = sizes(store.load(at(home), HOST))
-        found.expect(kept == (OLD if written is None else OLD | NEW), f"full disk: {sorted(kept)} is kept")
-        found.expect(saved(home, profile(64)) is not None, "full disk: nothing can be written when there is room again")
-        found.expect(not leftovers(home, ".tmp"), f"full disk: {leftovers(home, '.tmp')}")
-    found.expect(refused > 0, "the disk was never full")
-    found.figures["full disk"] = f"{fillings} fillings of a tmpfs, {refused} publishes refused"
-
-
-def _limit(found: Findings, home: Path, fillings: int) -> None:
+    """Limit the size of files: a publish writes a part of its file, and no more."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     refused = 0
-    for index in range(fillings):
-        shutil.rmtree(home, ignore_errors=True)
-        saved(home, profile(*OLD))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (index * 97 % 1200, before[1]))
-        try:
-            written = saved(home, profile(*NEW))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        refused += written is None
-        kept = sizes(store.load(at(home), HOST))
-        found.expect(kept == (OLD if written is None else OLD | NEW), f"file size limit: {sorted(kept)} is kept")
+    for index in range(size.limits):
+        with tempfile.TemporaryDirectory() as folder:
+            home = Path(folder, "home")
+            saved(home, *OLD)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (index * 97 % 1200, before[1]))
+            try:
+                written = saved(home, *NEW)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            refused += written is None
+            held = kept(home)
+            found.expect(held == (OLD if written is None else OLD | NEW), f"file size limit: {sorted(held)} is kept")
+            found.expect(saved(home, 64) is not None, "nothing can be written when there is room again")
+            found.expect(not list(home.glob("*.tmp")), f"file size limit: {list(home.glob('*.tmp'))}")
     found.expect(refused > 0, "the limit was never reached")
-    found.figures["full disk"] = f"{fillings} limits on the size of files (nothing may be mounted), {refused} refused"
+    found.figures["full disk"] = f"{size.limits} limits on the size of files, {refused} publishes refused"
 
 
+STORE, FILES = "tuning/store.py", "system/files.py"
 MUTATIONS = [
     Mutation(
-        "a profile is written in place first",
-        "tuning/store.py",
+        "a profile is written in place first", STORE,
         "            with folder.temporary(profile.fingerprint, _encoded(",
         "            (folder.path / name).write_bytes(_encoded(_added(folder, profile)))\n"
-        "            with folder.temporary(profile.fingerprint, _encoded(",
-        "publish",
+        "            with folder.temporary(profile.fingerprint, _encoded(", "publish",
     ),
     Mutation(
-        "an old profile is removed before the new one has its name",
-        "tuning/store.py",
+        "an old profile is removed before the new one has its name", STORE,
         "                folder.replace(temporary, name)",
-        "                folder.remove(name)\n                folder.replace(temporary, name)",
-        "publish",
+        "                folder.remove(name)\n                folder.replace(temporary, name)", "publish",
     ),
     Mutation(
-        "errors of the system pass through",
-        "tuning/store.py",
+        "errors of the system pass through", STORE,
         '    except uninterrupted(OSError, ProfileError) as error:\n        message = f"asked to keep',
-        '    except ProfileError as error:\n        message = f"asked to keep',
-        "boundaries",
+        '    except ProfileError as error:\n        message = f"asked to keep', "boundaries",
     ),
     Mutation(
-        "a failed write is taken for done",
-        "system/files.py",
-        "written = os.write(fd, rest)\n",
+        "a failed write is taken for done", FILES, "written = os.write(fd, rest)\n",
         "written = len(rest)\n        with contextlib.suppress(OSError):\n            written = os.write(fd, rest)\n",
         "full_disk",
     ),
     Mutation(
-        "a passing fault costs a good profile its name",
-        "tuning/store.py",
-        "if isinstance(error, OSError) and error.errno not in _FOREIGN:",
-        "if False:",
-        "boundaries",
+        "a passing fault costs a good profile its name", STORE,
+        "if isinstance(error, OSError) and error.errno not in _FOREIGN:", "if False:", "boundaries",
     ),
-]
+]  # fmt: skip
 
 if __name__ == "__main__":
     parts = {"publish": publish, "boundaries": boundaries, "full_disk": full_disk, "calibration": calibration}

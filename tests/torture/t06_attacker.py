@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bare import HOST, at, profile, saved, sizes, store
+from bare import HOST, at, kept, saved, store
 from harness import Findings, Mutation, ended, forked, main
 
 from autokern.core.errors import ProfileError
@@ -42,7 +42,7 @@ def _may_drop() -> bool:
 
 def _plant(home: Path) -> int:
     """Make a folder that all may write to, with a valid profile in it that is not ours."""
-    saved(home, profile(PLANTED))
+    saved(home, PLANTED)
     for path in home.iterdir():
         path.chmod(0o644)
     home.chmod(0o777)
@@ -105,8 +105,8 @@ def race(found: Findings, size: Size) -> None:
             while time.monotonic() < ends:
                 turns += 1
                 try:
-                    wrong += PLANTED in sizes(store.load(at(home), HOST))
-                    saved(home, profile(8))
+                    wrong += PLANTED in kept(home)
+                    saved(home, 8)
                     with contextlib.suppress(ProfileError):  # it is another user's, and says so
                         store.clear(at(home))
                     shutil.rmtree(home, ignore_errors=True)

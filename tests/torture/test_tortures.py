@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import importlib
 import sys
 from pathlib import Path
 
@@ -20,11 +19,7 @@ def mutations() -> list[tuple[str, harness.Mutation]]:
     """The deliberate faults of each script, read off it without running it."""
     found = []
     for name in harness.tortures():
-        spec = importlib.util.spec_from_file_location(f"torture_{name}", HERE / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = importlib.import_module(name)
         found += [(name, mutation) for mutation in module.MUTATIONS]
     return found
 
@@ -34,18 +29,19 @@ FAULTS = mutations()
 
 @pytest.mark.timeout(7300)
 @pytest.mark.parametrize("name", harness.tortures())
-def test_no_promise_is_broken(name, torture_size, torture_report):
-    found = harness.run(name, torture_size)
-    torture_report(name, found["figures"])
+def test_no_promise_is_broken(name, pytestconfig, capsys):
+    found = harness.run(name, pytestconfig.getoption("--torture"))
+    with capsys.disabled():
+        print(f"\n{name}: {found['figures']}")
     assert found["broken"] == [], f"{found['count']} promises are broken"
 
 
 @pytest.mark.timeout(1900)
 @pytest.mark.parametrize(("name", "mutation"), FAULTS, ids=[f"{name}: {m.name}" for name, m in FAULTS])
-def test_a_deliberate_fault_is_found(name, mutation, tmp_path, torture_report):
+def test_a_deliberate_fault_is_found(name, mutation, tmp_path, capsys):
     found = harness.run(name, "fault", mutation.part, package=harness.mutated(mutation, tmp_path))
-    told = json.dumps(found["broken"][:1])
-    torture_report(f"{name}, with a fault ({mutation.name})", {"caught": f"{found['count']} times, first {told}"})
+    with capsys.disabled():
+        print(f"\n{name}, with a fault ({mutation.name}): {found['count']} times, first {found['broken'][:1]}")
     assert found["broken"], f"{mutation.part} did not find that {mutation.name}; it told {found['figures']}"
 
 
