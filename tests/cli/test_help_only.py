@@ -22,8 +22,6 @@ from autokern.system import start
 
 SCRIPT = Path(sysconfig.get_path("scripts"), "autokern.exe" if os.name == "nt" else "autokern")
 HEAVY = {"torch", "numpy", "scipy", "gpytorch", "linear_operator", "pykeops"}
-
-
 ROOT = str(Path(autokern.__file__).parents[1])
 TOLD = {"COLUMNS": "80", "PYTHONPROFILEIMPORTTIME": "1", "PYTHONPATH": ROOT}
 
@@ -78,6 +76,14 @@ def test_options_have_the_names_of_their_parameters() -> None:
             if option is not None and (option.metavar or "").lower() == name:
                 named = option.param_decls or isinstance(option.default, str)  # what typer takes the first name for
                 assert named, f"{command.callback.__name__}: --{name}"
+
+
+@pytest.mark.parametrize("command", ["calibrate", "show", "explain", "doctor", "run", "compare"])
+def test_flags_take_no_value(monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "100")
+    options = CliRunner().invoke(app, [command, "--help"]).output.partition("Options:")[2]
+    assert "--" in options
+    assert "<" not in options, "values have names, as N or FILE; no types of Python"
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch, argv: list[str], started_with: list[str]) -> bool:
@@ -142,7 +148,6 @@ def test_a_prompt_after_it_finds_the_package_whole():
 @pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
 @pytest.mark.parametrize("command", [f"'{SCRIPT}'", f"'{sys.executable}' -m autokern"], ids=["script", "module"])
 def test_closed_output_is_no_fault(command):
-    found = subprocess.run(
-        ["sh", "-c", f"{command} --help >&-"], capture_output=True, text=True, timeout=280, check=False
-    )
+    words = ["sh", "-c", f"{command} --help >&-"]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False)
     assert (found.returncode, found.stderr) == (0, "")

@@ -17,12 +17,10 @@ from support.programs import python
 from typer.testing import CliRunner
 
 import autokern
-from autokern.cli import app as runner
 from autokern.cli import report
 from autokern.cli.commands import app
 from autokern.cli.report import without_paths
 from autokern.core.decision import Cost, Decision
-from autokern.core.errors import AutokernError
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
 from autokern.system import host
@@ -140,23 +138,6 @@ def test_paths_are_told_from_words(text, told):
     assert without_paths(text) == told
 
 
-@pytest.mark.parametrize("name", ["", "gone/out.html", "folder"])
-def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path, name):
-    (tmp_path / "folder").mkdir()
-    result = CliRunner().invoke(app, ["show", "--html", str(tmp_path / name)])
-    assert result.exit_code == 2
-    assert re.search(r"asked to write .*; found: .*\. Name another file", result.stderr)
-
-
-def test_reports_are_options_of_run_alone():
-    order = runner.parse(["--explain", "--report", "a.html", "-m", "pkg", "--report", "theirs"])
-    assert (order.report, order.module, order.arguments) == (Path.cwd() / "a.html", True, ["--report", "theirs"])
-    with pytest.raises(AutokernError, match="--report names no file"):
-        runner.parse(["--report"])
-    with pytest.raises(AutokernError, match="compare has no option --report"):
-        runner.parse(["--report", "a.html", "train.py"], "compare")
-
-
 def _run(folder: Path, end: str, *, report: str = "out.html", **environment: str):
     (folder / "pro gram.py").write_text(GP + end)
     words = ("-m", "autokern", "run", "--report", report, "pro gram.py")
@@ -183,9 +164,8 @@ def test_a_program_ends_as_ever_and_leaves_its_report(tmp_path, end):
 @pytest.mark.slow
 def test_a_folder_that_goes_meanwhile_leaves_the_status_alone(tmp_path):
     (tmp_path / "there").mkdir()
-    done = _run(
-        tmp_path, f"import shutil; shutil.rmtree({str(tmp_path / 'there')!r}); sys.exit(3)", report="there/o.html"
-    )
+    end = f"import shutil; shutil.rmtree({str(tmp_path / 'there')!r}); sys.exit(3)"
+    done = _run(tmp_path, end, report="there/o.html")
     assert done.returncode == 3
     assert "no report was written" in done.stderr
 
