@@ -12,7 +12,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 import autokern
 from autokern.density.gaussian import dense
 
-N, D = 12, 3
+N, D = 12, 4
 WAYS = {
     "objective": {"objective": "arrays"},
     "arrays": {"exact_log_prob": "arrays", "objective": "stock"},
@@ -111,7 +111,9 @@ def derivatives(mll, second=True):
 def truth(mll):
     """The same by explicit matrices alone, all summands and factors apart."""
     x, y = mll.model.features(mll.model.train_inputs[0]), mll.model.train_targets
-    k = dense(mll.model.covar_module, x) + mll.likelihood.noise * torch.eye(len(y), dtype=y.dtype)
+    chosen = mll.model.covar_module.active_dims
+    k = dense(mll.model.covar_module, x if chosen is None else x[:, chosen])
+    k = k + mll.likelihood.noise * torch.eye(len(y), dtype=y.dtype)
     value = torch.distributions.MultivariateNormal(mll.model.mean_module(x.sin()), k).log_prob(y) / len(y)
     parameters = list(mll.parameters())
     found = of_both_orders(value, parameters)

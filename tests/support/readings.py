@@ -5,15 +5,12 @@ from __future__ import annotations
 import gpytorch
 import torch
 from gpytorch.kernels import RBFKernel
-from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from support import densities
+from support.densities import D
 from support.models import loss_of
 
 from autokern.density.exact_objective import Reading
 from autokern.model.arrays import UnreadError
-
-D = 4
 
 
 def read(mll):
@@ -25,12 +22,8 @@ def read(mll):
     return made if made.holds() else None
 
 
-class Model(gpytorch.models.ExactGP):
+class Model(densities.Model):
     """As the tutorials write it."""
-
-    def __init__(self, x, y, likelihood, mean, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = mean, kernel
 
     def forward(self, x):
         mean_x = self.mean_module(x)
@@ -39,16 +32,7 @@ class Model(gpytorch.models.ExactGP):
 
 
 def made(kernel=None, mean=None, likelihood=None, n=13, kind=Model):
-    generator = torch.Generator().manual_seed(n)
-    x = torch.rand(n, D, generator=generator, dtype=torch.float64)
-    y = x.sum(-1).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
-    likelihood = likelihood or GaussianLikelihood()
-    model = kind(x, y, likelihood, mean or ConstantMean(), kernel or RBFKernel(ard_num_dims=D)).double()
-    mll = ExactMarginalLogLikelihood(likelihood, model).train()
-    for p in mll.parameters():
-        with torch.no_grad():
-            p.add_(0.3 * torch.rand(p.shape, generator=generator, dtype=torch.float64))
-    return mll
+    return densities.made(kernel or RBFKernel(ard_num_dims=D), mean, likelihood, n, kind=kind)
 
 
 def agree(mll, reading=None, digits=1.0):
