@@ -20,8 +20,8 @@ def collected(run):
     return found
 
 
-def test_what_is_noted_is_collected_within_and_around():
-    inner = []
+def test_what_is_noted_is_collected_within_and_around_and_before_an_exception():
+    inner, found = [], []
 
     def call():
         solved.note(ONE)
@@ -29,21 +29,11 @@ def test_what_is_noted_is_collected_within_and_around():
         with solved.aside():
             solved.note(ONE)
             collected(lambda: solved.note(ONE))
-
-    assert collected(call) == [ONE, ONE]
-    assert inner == [ONE]
-
-
-def test_what_is_noted_before_an_exception_is_collected():
-    found = []
-
-    def fails():
-        solved.note(ONE)
         raise ValueError("it failed")
 
     with pytest.raises(ValueError, match="it failed"), solved.collecting(found.extend):
-        fails()
-    assert found == [ONE]
+        call()
+    assert (found, inner) == ([ONE, ONE], [ONE])
 
 
 def test_the_worst_of_several_is_told_for_each_preconditioner():
@@ -71,6 +61,6 @@ def test_it_reads_as_a_sentence(found, told):
     assert told in str(found)
 
 
-def test_it_is_json():
+def test_an_unknown_error_is_none_in_json():
     text = msgspec.json.encode(Solved(2e-6, 5, "pivoted", 1, math.inf))
     assert msgspec.json.decode(text, type=Solved).standard_error is None

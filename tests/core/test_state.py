@@ -3,61 +3,29 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import sys
 import threading
 import weakref
 
-import pytest
-
 from autokern.core.state import Beside, Lock, Weak, once
 
 
-def test_its_own_thread_enters_again_and_is_told():
-    lock = Lock()
-    assert not lock.entered()
-    with lock.here():
-        assert lock.entered()
-        with lock.here():
-            assert lock.entered()
-    assert not lock.entered()
-
-
-def test_another_thread_waits_and_has_not_entered():
+def test_its_own_thread_enters_again_and_is_told_and_another_waits():
     lock, seen = Lock(), []
 
     def other():
-        seen.append(lock.entered())
-        seen.append(lock.here().acquire(blocking=False))
+        seen.append((lock.entered(), lock.here().acquire(blocking=False)))
 
+    assert not lock.entered()
     with lock.here():
+        with lock.here():
+            assert lock.entered()
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
-    assert seen == [False, False]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*JAX is multithreaded:RuntimeWarning")  # where an earlier test used JAX
-def test_a_forked_process_does_not_wait_for_threads_of_its_parent():
-    lock, entered, done = Lock(), threading.Event(), threading.Event()
-
-    def other():
-        with lock.here():
-            entered.set()
-            done.wait(60)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    entered.wait(60)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if lock.here().acquire(blocking=False) else 1)
-    done.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert lock.entered()
+    assert (lock.entered(), seen) == (False, [(False, False)])
 
 
 def test_a_property_is_computed_once_for_each_object():
@@ -93,6 +61,7 @@ def test_each_object_has_its_own_and_each_kind_another():
     KEPT.drop(one)
     assert (KEPT.get(one), other.get(one)) == (None, 3)
     KEPT.drop(two)
+    assert [KEPT.get(bare) for bare in (3, None)] == [None, None]  # which have no dictionary
 
 
 def test_a_value_ends_with_its_object_at_once():
@@ -112,11 +81,6 @@ def test_copies_and_pickles_are_without():
         KEPT.drop(made)
     assert b"autokern" not in pickle.dumps(owner).replace(b"_autokern_beside", b"")
     assert KEPT.get(owner) is value
-
-
-def test_objects_without_a_dictionary_have_none():
-    assert KEPT.get(3) is None
-    assert KEPT.get(None) is None
 
 
 def test_what_is_kept_weakly_ends_with_its_object_without_a_line_of_python():

@@ -201,6 +201,10 @@ def changed(mll, change):
     return mll
 
 
+def wanting(*values):
+    return numbers(*values).requires_grad_()
+
+
 def free(*values):
     return torch.nn.Parameter(numbers(*values))
 
@@ -236,7 +240,7 @@ UNREAD = {
     "a constant for each point": lambda: changed(
         made(), lambda m: setattr(m.mean_module, "raw_constant", free(*[0.0] * 13))
     ),
-    "noise that wants a gradient": lambda: made(likelihood=FixedNoiseGaussianLikelihood(free(*[0.1] * 13).abs())),
+    "noise that wants a gradient": lambda: made(likelihood=FixedNoiseGaussianLikelihood(wanting(*[0.1] * 13))),
     "another mean": lambda: made(mean=ConstantMeanGrad()),
     "a subclass of a kernel": lambda: made(OwnKernel()),
     "another kernel": lambda: made(PiecewisePolynomialKernel(0, ard_num_dims=D)),

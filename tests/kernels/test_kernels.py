@@ -19,7 +19,7 @@ from support import covariances
 from support.covariances import Covariance, reference
 
 from autokern import kernels
-from autokern.kernels import families, graph
+from autokern.kernels import families, graph, stationary
 from autokern.kernels import matrix as matrices
 from autokern.kernels.tree import Node, Parts
 
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = families()
 EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+each_way = pytest.mark.parametrize("slow", [True, False], ids=["slow roots", "fast roots"])  # as a CPU may prefer
 each_layout = pytest.mark.parametrize("layout", covariances.LAYOUTS)
 SMOOTH = [f for f in FAMILIES if f.name in ("rbf", "matern52")]
 """Families that are twice differentiable where points coincide."""
@@ -67,15 +68,6 @@ def in_float64(cov: Covariance) -> Covariance:
     return Covariance(cov.family, cov.lengthscale.detach().double(), scale)
 
 
-def assert_close_to_truth(cov, x1, x2, layout):
-    found = covariances.matrix(cov, x1, x2, layout)
-    truth = reference(in_float64(cov), x1.detach().double(), x2.detach().double())
-    assert found.shape == truth.shape
-    assert found.dtype == x1.dtype
-    assert (found.detach().double() - truth).abs().max().item() <= bound(cov, x1, x2)
-    return found
-
-
 # --- values -----------------------------------------------------------------------------------------------------------
 
 BATCHES = [
@@ -92,11 +84,11 @@ BATCHES = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     family=st.sampled_from(FAMILIES),
     layout=st.sampled_from(covariances.LAYOUTS),
-    n=st.integers(1, 70),
+    n=st.integers(1, 80),
     m=st.integers(1, 70),
     d=st.integers(1, 6),
     batch=st.sampled_from(BATCHES),
@@ -106,37 +98,27 @@ BATCHES = [
     grad=st.booleans(),
     seed=st.integers(0, 99),
     offset=st.sampled_from([0.0, 10.0, -1000.0]),
-)
-def test_values_of_any_shape(family, layout, n, m, d, batch, ard, scaled, dtype, grad, seed, offset):
-    cov, x1, x2 = tensors(family, n, m, d, batch=batch, ard=ard, scaled=scaled, dtype=dtype, seed=seed)
-    x1, x2 = (x1 + offset).requires_grad_(grad), (x2 + offset).requires_grad_(grad)
-    assert_close_to_truth(cov, x1, x2, layout)
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    family=st.sampled_from(FAMILIES),
-    layout=st.sampled_from(covariances.LAYOUTS),
-    n=st.integers(1, 90),
-    d=st.integers(1, 5),
-    batch=st.sampled_from([(), (2,), (2, 3)]),
+    how=st.sampled_from(["same", "equal", "view", "other", "other"]),
     duplicates=st.booleans(),
-    how=st.sampled_from(["same", "equal", "view"]),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-    grad=st.booleans(),
-    seed=st.integers(0, 99),
 )
-def test_values_at_equal_points(family, layout, n, d, batch, duplicates, how, dtype, grad, seed):
-    cov, x1, _ = tensors(family, n, 1, d, batch=(batch, batch, ()), dtype=dtype, seed=seed)
+def test_values_of_any_shape(family, layout, n, m, d, batch, ard, scaled, dtype, grad, seed, offset, how, duplicates):
+    cov, x1, x2 = tensors(family, n, m, d, batch=batch, ard=ard, scaled=scaled, dtype=dtype, seed=seed)
+    x1, x2 = x1 + offset, x2 + offset
     if duplicates:
         x1[..., n - n // 2 :, :] = x1[..., : n // 2, :].clone()
     x1.requires_grad_(grad)
-    x2 = {"same": x1, "equal": x1.detach().clone(), "view": x1[..., :]}[how]
-    k = assert_close_to_truth(cov, x1, x2, layout).detach()
-    height = torch.ones((), dtype=dtype) if cov.outputscale is None else cov.outputscale
-    off = k.diagonal(dim1=-2, dim2=-1) - height
-    assert off.abs().max() <= (1e-14 if family.name == "matern12" else 0), "the diagonal is exact"
-    assert (k - k.mT).abs().max() <= bound(cov, x1, x1)
+    x2 = {"same": x1, "equal": x1.detach().clone(), "view": x1[..., :], "other": x2.requires_grad_(grad)}[how]
+    found = covariances.matrix(cov, x1, x2, layout)
+    truth = reference(in_float64(cov), x1.detach().double(), x2.detach().double())
+    assert found.shape == truth.shape
+    assert found.dtype == x1.dtype
+    k = found.detach()
+    assert (k.double() - truth).abs().max().item() <= bound(cov, x1, x2)
+    if how != "other":
+        height = torch.ones(()) if cov.outputscale is None else cov.outputscale.unsqueeze(-1)
+        off = k.diagonal(dim1=-2, dim2=-1) - height
+        assert off.abs().max() <= (1e-14 if family.name == "matern12" else 0), "the diagonal is exact"
+        assert (k - k.mT).abs().max() <= bound(cov, x1, x1)
 
 
 # --- the other routes -------------------------------------------------------------------------------------------------
@@ -170,10 +152,6 @@ def test_what_is_traced_remembers_nothing_of_its_caller():
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 
-def leaves(cov, x1, x2):
-    return [t for t in (x1, x2, cov.lengthscale, cov.outputscale) if t is not None]
-
-
 def as_function(cov, layout):
     def function(x1, x2, lengthscale, outputscale=None):
         return covariances.matrix(Covariance(cov.family, lengthscale, outputscale), x1, x2, layout)
@@ -181,38 +159,30 @@ def as_function(cov, layout):
     return function
 
 
-@pytest.mark.thin
+@pytest.mark.thin("family layout", "batch layout")
 @each_family
 @each_layout
 @pytest.mark.parametrize("batch", [((), (), ()), ((2,), (2,), (2,)), ((2,), (), ()), ((), (2,), ()), ((), (), (2,))])
-def test_gradcheck(family, layout, batch):
-    cov, x1, x2 = tensors(family, 4, 3, 2, batch=batch, grad=True)
-    assert torch.autograd.gradcheck(as_function(cov, layout), leaves(cov, x1, x2))
-
-
-@pytest.mark.thin("family", "batch")
-@each_family
-@pytest.mark.parametrize("batch", [((), (), ()), ((2,), (2,), (2,))])
-def test_gradgradcheck(family, batch):
-    cov, x1, x2 = tensors(family, 3, 4, 2, batch=batch, grad=True)
-    assert torch.autograd.gradgradcheck(as_function(cov, "whole"), leaves(cov, x1, x2))
-
-
-@pytest.mark.parametrize("family", SMOOTH, ids=lambda f: f.name)
-@each_layout
-def test_gradcheck_and_gradgradcheck_at_equal_points(family, layout):
-    cov, x1, _ = tensors(family, 4, 1, 2, grad=True)
-
-    def function(x, lengthscale, outputscale):
-        return covariances.matrix(Covariance(family, lengthscale, outputscale), x, x, layout)
-
-    inputs = (x1, cov.lengthscale, cov.outputscale)
+def test_gradcheck_and_gradgradcheck(family, layout, batch):
+    cov, *points = tensors(family, 4, 3, 2, batch=batch, grad=True)
+    function, inputs = as_function(cov, layout), (*points, cov.lengthscale, cov.outputscale)
     assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
 
+@each_layout
+@pytest.mark.parametrize("family", SMOOTH, ids=lambda f: f.name)
+def test_gradcheck_and_gradgradcheck_at_equal_points(family, layout):
+    cov, x, _ = tensors(family, 4, 1, 2, grad=True)
+    function, inputs = as_function(cov, layout), (x, cov.lengthscale, cov.outputscale)
+    assert torch.autograd.gradcheck(lambda x, *rest: function(x, x, *rest), inputs)
+    assert torch.autograd.gradgradcheck(lambda x, *rest: function(x, x, *rest), inputs)
+
+
+@each_way
 @each_family
-def test_slopes_are_derivatives_of_the_formula(family):
+def test_slopes_are_derivatives_of_the_formula(family, slow, monkeypatch):
+    monkeypatch.setattr(stationary, "_is_slow", lambda: slow)
     u = torch.linspace(0.05, 4, 25, dtype=torch.float64) * math.copysign(1, family.gamma)
     for value, slope in itertools.pairwise(family.derivatives):
         there = u.clone().requires_grad_()
@@ -223,6 +193,22 @@ def test_slopes_are_derivatives_of_the_formula(family):
     torch.testing.assert_close(k, family.derivatives[0](u), rtol=1e-12, atol=0)
     torch.testing.assert_close(dk, family.derivatives[1](u), rtol=1e-10, atol=0)
     torch.testing.assert_close(family.epilogue(u.clone(), None), k, rtol=1e-14, atol=0)
+
+
+@each_way
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_roots_and_exponentials_are_right_to_rounding_in_either_way(slow, dtype, monkeypatch):
+    monkeypatch.setattr(stationary, "_is_slow", lambda: slow)
+    eps = torch.finfo(dtype).eps
+    u = torch.cat((torch.zeros(3, dtype=dtype), torch.logspace(-30, 4, 5000, dtype=dtype)))
+    truth = u.double()
+    root = stationary.root_(u.clone(), torch.empty_like(u)).double()
+    torch.testing.assert_close(root, truth.sqrt(), rtol=2 * eps, atol=1e-15)
+    torch.testing.assert_close(stationary.exp_(-u).double(), (-truth).exp(), rtol=0, atol=eps)
+    out = torch.empty_like(u)
+    assert stationary.decay(u, out) is out
+    torch.testing.assert_close(out.double(), (-truth).exp(), rtol=0, atol=eps)
+    torch.testing.assert_close(stationary.decay(u.clone(), u), out, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -241,6 +227,3 @@ def test_families_travel(family):
     assert pickle.loads(pickle.dumps(family)) is family
     assert copy.deepcopy(family) is family
     assert kernels.family(family.name) is family
-
-
-# --- recognising gpytorch's kernels -----------------------------------------------------------------------------------

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpytorch.kernels import (
+    AdditiveKernel,
+    ConstantKernel,
+    MaternKernel,
+    PeriodicKernel,
+    ProductKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.tiling import (
     KERNELS,
     NONE,
     PLANS,
-    assert_near,
     assert_right,
     distinct,
+    formed,
+    in_float64,
     prepared,
     product,
     random,
     read,
-    truth,
 )
 
-from autokern.kernels import matmul
-from autokern.kernels import matrix as matrices
+from autokern import kernels
+from autokern.kernels import matmul, tiles
 from autokern.kernels import tree as trees
 from autokern.kernels.tiles import Plan
 from autokern.system import threads
 
-each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 either_side = pytest.mark.parametrize("same", [True, False], ids=["same", "cross"])
 
 
@@ -36,41 +46,59 @@ def _two(monkeypatch):
     monkeypatch.setattr(threads, "members", lambda device: 2)
 
 
-def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, batch=NONE, d=3):
-    kernel = prepared(make, batch, dtype)
-    x1 = random(n, d, dtype=dtype).requires_grad_()
-    x2 = x1 if same else random(m, d, seed=2, dtype=dtype).requires_grad_()
-    return kernel, x1, x2, random(x2.shape[-2], t, seed=3, dtype=dtype).requires_grad_()
+def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64):
+    x1 = random(n, 3, dtype=dtype).requires_grad_()
+    x2 = x1 if same else random(m, 3, seed=2, dtype=dtype).requires_grad_()
+    return prepared(make, dtype=dtype), x1, x2, random(x2.shape[-2], t, seed=3, dtype=dtype).requires_grad_()
 
 
-# --- values and gradients ---------------------------------------------------------------------------------------------
+# --- values and gradients of any tree, any shape ----------------------------------------------------------------------
+
+LEAVES = [
+    RBFKernel,
+    lambda: MaternKernel(0.5),
+    lambda: MaternKernel(1.5),
+    lambda: MaternKernel(2.5),
+    RQKernel,
+    PeriodicKernel,
+    lambda: RBFKernel(active_dims=(1,)),
+    lambda: MaternKernel(2.5, ard_num_dims=2, active_dims=(0, 1)),
+    ConstantKernel,
+]
+forms = st.recursive(
+    st.sampled_from(LEAVES),
+    lambda inner: st.one_of(
+        inner.map(lambda one: lambda: ScaleKernel(one())),
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: lambda: AdditiveKernel(*(p() for p in parts))),
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: lambda: ProductKernel(*(p() for p in parts))),
+    ),
+    max_leaves=6,
+)
+MATRIX = None
+"""In place of a plan: the matrix is formed."""
 
 
-def formed(tree, others):
-    return matrices.matrix(tree, others, others is None, "again")
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    make=forms.filter(lambda make: trees.leaves(trees.form(make()))),
+    plan=st.sampled_from([*PLANS.values(), Plan(32), Plan(1), Plan(48, False), MATRIX]),
+    n=st.integers(1, 70),
+    m=st.integers(0, 70),
+    t=st.integers(1, 20),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
+    seed=st.integers(0, 99),
+)
+def test_any_tree_of_any_size(make, plan, n, m, t, dtype, seed):
+    kernel = prepared(lambda batch: make(), dtype=dtype, seed=seed)
+    x1 = random(n, 2, seed=seed, dtype=dtype).requires_grad_()
+    x2 = random(m, 2, seed=seed + 1, dtype=dtype).requires_grad_() if m else x1
+    assert_right(kernel, x1, x2, random(x2.shape[0], t, seed=3, dtype=dtype).requires_grad_(), plan, 5)
 
 
-@pytest.mark.thin
-@each_kernel
-@either_side
-@each_dtype
-def test_the_matrix_itself_and_its_gradients(make, same, dtype):
-    kernel, x1, x2, _ = arguments(make, same=same, dtype=dtype)
-    found = formed(*read(kernel, x1, x2))
-    identity = torch.eye(found.shape[-1], dtype=dtype)
-    expected, (exact, *exact_tensors) = truth(kernel, x1, x2, identity)
-    assert_near(found.detach(), expected.detach(), dtype)
-    if same:
-        assert found.diagonal().unique().numel() == 1
-        torch.testing.assert_close(found, found.mT)
-    weights = random(*found.shape, seed=7, dtype=dtype)  # not symmetric
-    ours = torch.autograd.grad(found, distinct(x1, x2, *kernel.parameters()), weights)
-    theirs = torch.autograd.grad(expected, distinct(*exact_tensors[:2], *exact.parameters()), weights.double())
-    for one, other in zip(ours, theirs, strict=True):
-        assert_near(one, other, dtype, 10)
+def test_every_family_is_in_some_tree_here():
+    swept = {name for make in KERNELS.values() for name in trees.leaves(trees.form(make(NONE)))}
+    assert swept == {family.name for family in kernels.families(shaped=True)}
 
-
-# --- batches ----------------------------------------------------------------------------------------------------------
 
 BATCHES = [
     ((2,), (2,), (2,), (2,)),
@@ -80,6 +108,7 @@ BATCHES = [
     ((2, 1), (3,), (1, 3), ()),
     ((), (), (3, 1), (2,)),
     ((1,), (1,), (1,), (1,)),
+    *(((0,), (), (), ()), ((), (), (0,), ()), ((), (), (), (0,))),
 ]
 
 
@@ -90,44 +119,29 @@ def test_batches_broadcast(batch, name):
     first, second, columns, own = batch
     kernel = prepared(KERNELS[name], torch.Size(own))
     x1, x2 = random(*first, 19, 3).requires_grad_(), random(*second, 18, 3, seed=2).requires_grad_()
-    assert_right(kernel, x1, x2, random(*columns, 18, 2, seed=3).requires_grad_(), Plan(16))
-    assert_right(kernel, x1, x1, random(*columns, 19, 2, seed=3).requires_grad_(), Plan(16))
+    for plan in (Plan(16), MATRIX):
+        assert_right(kernel, x1, x2, random(*columns, 18, 2, seed=3).requires_grad_(), plan)
+        assert_right(kernel, x1, x1, random(*columns, 19, 2, seed=3).requires_grad_(), plan)
 
 
 @pytest.mark.parametrize(("n", "m", "t"), [(0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 2), (0, 0, 0)])
 @each_plan
 def test_what_is_empty_is_what_dense_gives(n, m, t, plan):
-    assert_right(*arguments(KERNELS["sum of products"], n, m, t, same=False), plan)
-    kernel, x1, x2, _ = arguments(KERNELS["sum of products"], n, m, t, same=False)
+    kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], n, m, t, same=False)
+    assert_right(kernel, x1, x2, rhs, plan)
     assert formed(*read(kernel, x1, x2)).shape == (n, m)
-
-
-@pytest.mark.parametrize("where", ["points", "columns", "kernel"])
-def test_an_empty_batch_is_what_dense_gives(where):
-    kernel = prepared(KERNELS["two shapes"], torch.Size([0] if where == "kernel" else []))
-    x = random(*([0] if where == "points" else []), 5, 3).requires_grad_()
-    rhs = random(*([0] if where == "columns" else []), 5, 2).requires_grad_()
-    assert_right(kernel, x, x, rhs, Plan(16))
-    assert product(kernel, x, x, rhs, Plan(16)).shape == (0, 5, 2)
-
-
-# --- layouts, and what is wanted --------------------------------------------------------------------------------------
 
 
 def test_backward_twice_is_the_same_and_after_a_change_an_error():
     kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=False)
     out = product(kernel, x1, x2, rhs, Plan(16))
     leaves = distinct(x1, x2, rhs, *kernel.parameters())
-    first = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
-    second = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
-    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+    first, second = (torch.autograd.grad(out.sum(), leaves, retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
     with torch.no_grad():
         rhs.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
-
-
-# --- order of sums ----------------------------------------------------------------------------------------------------
 
 
 @each_plan
@@ -138,22 +152,17 @@ def test_two_runs_are_equal_to_the_bit(plan, same):
         out = product(kernel, x1, x2, rhs, plan)
         return [out, *torch.autograd.grad(out.square().sum(), distinct(x1, x2, rhs, *kernel.parameters()))]
 
-    for one, other in zip(run(), run(), strict=True):
-        assert one.equal(other)
-
-
-# --- derivatives ------------------------------------------------------------------------------------------------------
+    assert all(map(torch.equal, run(), run()))
 
 
 @pytest.mark.thin("make", "same")
-@each_kernel
+@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 @either_side
 def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypatch):
     monkeypatch.setattr(threads, "members", lambda device: 1)  # thousands of products that last no time
     kernel, x1, x2, rhs = arguments(make, n=18, m=17, t=2, same=same)
-    tree = trees.read(kernel, x1.detach())
-    others = None if same else trees.read(kernel, x2.detach()).points
-    form, tensors = trees.apart(tree, others)
+    x1, x2 = in_float64(x1, x2)
+    form, tensors = trees.apart(*read(kernel, x1, x2))
     tensors = [t.detach().clone().requires_grad_() for t in (rhs, *tensors)]
 
     def run(rhs, *rest):
@@ -162,8 +171,45 @@ def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypa
     def matrix(*rest):
         return formed(*form.pair(rest))
 
-    options = {"fast_mode": True}
-    assert torch.autograd.gradcheck(run, tensors, **options)
-    assert torch.autograd.gradcheck(matrix, tensors[1:], **options)
-    assert torch.autograd.gradgradcheck(run, tensors, atol=1e-4, **options)
-    assert torch.autograd.gradgradcheck(matrix, tensors[1:], atol=1e-4, **options)
+    for function, inputs in ((run, tensors), (matrix, tensors[1:])):
+        assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4, fast_mode=True)
+
+
+# --- how it is cut ----------------------------------------------------------------------------------------------------
+
+
+class Alone:
+    """A member who waits for nobody."""
+
+    def __init__(self, number, count):
+        self.number, self.count = number, count
+
+    def check(self):
+        pass
+
+    wait = check
+
+
+@given(
+    n=st.integers(1, 400),
+    m=st.integers(1, 400),
+    same=st.booleans(),
+    tile=st.sampled_from([16, 40, 100, 1000]),
+    members=st.integers(1, 5),
+)
+def test_tiles_cover_the_matrix_once_and_members_add_to_different_sums(n, m, same, tile, members):
+    m = n if same else m
+    covered = torch.zeros(n, m, dtype=torch.int64)
+    for turn in tiles.rounds(n, m, same, tile, members):
+        writers = torch.full((2, max(n, m)), -1)  # who adds to the sums of a row, and of a column
+        for number in range(members):
+            for at in tiles.tiles_of([turn], tile, same, Alone(number, members)):
+                mirrored = same and at.top != at.left
+                covered[at.top : at.bottom, at.left : at.right] += 1
+                covered[at.left : at.right, at.top : at.bottom] += int(mirrored)
+                for index, (start, stop) in enumerate(((at.top, at.bottom), (at.left, at.right))):
+                    before = writers[0 if same else index, start:stop]
+                    assert set(before.tolist()) <= {-1, number}
+                    before.fill_(number)
+    assert torch.equal(covered, torch.ones_like(covered))

@@ -12,9 +12,8 @@ import time
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel
-from support.tiling import KERNELS, PLANS, prepared, product, random, read, truth
+from support.tiling import KERNELS, PLANS, distinct, formed, prepared, product, random, read, truth
 
-from autokern.kernels import matrix as matrices
 from autokern.kernels.tiles import Plan
 
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
@@ -35,19 +34,17 @@ def test_points_that_coincide_give_finite_values_and_gradients(make, dtype, same
     x2 = x1 if same else x1.detach().clone().requires_grad_()
     rhs = random(40, 2, seed=3, dtype=dtype).requires_grad_()
     out = product(kernel, x1, x2, rhs, Plan(16))
-    expected, (exact, first, second, columns) = truth(kernel, x1, x2, rhs)
+    expected, (exact, *exact_leaves) = truth(kernel, x1, x2, rhs)
     root = 3e-3 if dtype is torch.float32 else 1e-7  # what the rounding of a squared distance is as a distance
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=root * expected.abs().max().item())
-    leaves = [x1, rhs, *kernel.parameters()] if same else [x1, x2, rhs, *kernel.parameters()]
-    exact_leaves = [first, columns, *exact.parameters()] if same else [first, second, columns, *exact.parameters()]
-    found = torch.autograd.grad(out.sum(), leaves)
-    truths = torch.autograd.grad(expected.sum(), exact_leaves)
+    found = torch.autograd.grad(out.sum(), distinct(x1, x2, rhs, *kernel.parameters()))
+    truths = torch.autograd.grad(expected.sum(), distinct(*exact_leaves, *exact.parameters()))
     for one, other in zip(found, truths, strict=True):
         scale = 1 + other.abs().max().item()
         torch.testing.assert_close(one.double(), other, rtol=0, atol=10 * root * scale)
 
 
-@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+@each_kernel
 @pytest.mark.parametrize("plan", [Plan(16), Plan(16, False)], ids=["symmetric", "from the left"])
 @either_side
 def test_clusters_far_from_each_other_do_not_overflow(make, plan, same):
@@ -60,8 +57,7 @@ def test_clusters_far_from_each_other_do_not_overflow(make, plan, same):
     out = product(kernel, x1, x2, rhs, plan)
     top = kernel(x1[:1].detach()).to_dense().item() * rhs.abs().sum(0)
     assert (out.abs() <= 1.01 * top).all()
-    tree, others = read(kernel, x1, x2)
-    assert matrices.matrix(tree, others, others is None, "again").isfinite().all()
+    assert formed(*read(kernel, x1, x2)).isfinite().all()
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), [x1, *kernel.parameters()]))
 
 

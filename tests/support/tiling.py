@@ -12,6 +12,7 @@ from linear_operator.operators import DenseLinearOperator
 
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.kernels import embedded, matmul
+from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.tiles import Plan
 from autokern.runtime import dispatch
@@ -77,8 +78,20 @@ def read(kernel, x1, x2):
     return trees.read(kernel, x1), None if x2 is x1 else trees.read(kernel, x2).points
 
 
+def formed(tree, others):
+    return matrices.matrix(tree, others, others is None, "again")
+
+
 def product(kernel, x1, x2, rhs, plan):
-    return matmul.matmul(*read(kernel, x1, x2), rhs, plan)
+    """The product by a plan, or by the matrix where there is none."""
+    tree, others = read(kernel, x1, x2)
+    if plan is not None:
+        return matmul.matmul(tree, others, rhs, plan)
+    matrix = formed(tree, others)
+    if others is None and not kernel.batch_shape and x1.numel():
+        assert matrix.diagonal(dim1=-2, dim2=-1).unique().numel() == 1
+        torch.testing.assert_close(matrix, matrix.mT)
+    return matrix @ rhs
 
 
 def in_float64(*tensors):
