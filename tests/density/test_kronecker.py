@@ -8,9 +8,9 @@ import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.kernels import LCMKernel, LinearKernel, MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
-from gpytorch.means import ConstantMean, LinearMean, MultitaskMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from support.densities import agree, of_both_orders
+from gpytorch.means import LinearMean
+from support.densities import D, Tasks, agree, by, of_both_orders
+from support.densities import of_tasks as made
 from support.models import loss_of
 
 import autokern
@@ -19,33 +19,11 @@ from autokern.density.gaussian import dense
 
 def rbf():
     """The library's second derivatives of kernels without ARD are wrong."""
-    return RBFKernel(ard_num_dims=2)
+    return RBFKernel(ard_num_dims=D)
 
 
 def matern():
-    return MaternKernel(1.5, ard_num_dims=2)
-
-
-class Model(gpytorch.models.ExactGP):
-    interleaved = True
-
-    def __init__(self, x, y, likelihood, kernel, mean):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = MultitaskMean(mean, num_tasks=y.shape[-1]), kernel
-
-    def forward(self, x):
-        mean, covariance = self.mean_module(x), self.covar_module(x)
-        return MultitaskMultivariateNormal(mean, covariance, interleaved=self.interleaved)
-
-
-def made(kernel=None, likelihood=None, mean=None, tasks=3, n=11, dtype=torch.float64, kind=Model):
-    torch.manual_seed(0)
-    x = torch.rand(n, 2, dtype=dtype)
-    y = torch.stack([(x.sum(-1) * 3 + k).sin() for k in range(tasks)], -1) + 0.1 * torch.randn(n, tasks, dtype=dtype)
-    likelihood = likelihood or MultitaskGaussianLikelihood(num_tasks=tasks)
-    kernel = kernel or MultitaskKernel(rbf(), num_tasks=tasks, rank=1)
-    model = kind(x, y, likelihood, kernel, mean or ConstantMean())
-    return ExactMarginalLogLikelihood(likelihood, model).to(dtype).train()
+    return MaternKernel(1.5, ard_num_dims=D)
 
 
 def truth(mll):
@@ -69,14 +47,10 @@ def served():
     return autokern.stats().get("task_log_prob", {})
 
 
-def by(name):
-    return autokern.using(force={"task_log_prob": name})
-
-
 MODELS = {
     "usual": made,
     "full rank": lambda: made(MultitaskKernel(matern(), num_tasks=3, rank=3)),
-    "linear": lambda: made(MultitaskKernel(ScaleKernel(rbf()) + LinearKernel(), num_tasks=3), mean=LinearMean(2)),
+    "linear": lambda: made(MultitaskKernel(ScaleKernel(rbf()) + LinearKernel(), num_tasks=3), mean=LinearMean(D)),
     "two tasks": lambda: made(tasks=2),
     "one task": lambda: made(tasks=1),
     "one point": lambda: made(n=1),
@@ -89,7 +63,7 @@ MODELS = {
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 def test_values_and_derivatives(make):
     mll = make()
-    with autokern.enabled(), by("arrays"):
+    with autokern.enabled(), by("tasks"):
         before, loss = served().get("arrays", 0), loss_of(mll)
         found = [loss.detach(), *of_both_orders(loss, list(mll.parameters()))]
         loss_of(mll).backward()
@@ -100,8 +74,9 @@ def test_values_and_derivatives(make):
     agree(slopes, found[1 : 1 + len(slopes)], rtol=1e-8, atol=1e-11)
 
 
-class Apart(Model):
-    interleaved = False
+class Apart(Tasks):
+    def forward(self, x):
+        return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x), interleaved=False)
 
 
 OTHERS = {
@@ -115,7 +90,7 @@ OTHERS = {
 def test_other_models_run_stock(make):
     mll = make()
     expected = loss_of(mll).item()
-    with autokern.enabled(), by("arrays"):
+    with autokern.enabled(), by("tasks"):
         before = served()
         assert loss_of(mll).item() == pytest.approx(expected, rel=1e-9)
         assert served() == before
@@ -126,7 +101,7 @@ def test_noise_without_a_factor():
     mll = made(likelihood=MultitaskGaussianLikelihood(3, rank=1, has_global_noise=False))
     mll.model.set_train_data(targets=torch.zeros(11, 3, dtype=torch.float64))
     expected = loss_of(mll).item()
-    with autokern.enabled(), by("arrays"):
+    with autokern.enabled(), by("tasks"):
         assert loss_of(mll).item() == pytest.approx(expected, rel=1e-6)
 
 

@@ -6,7 +6,8 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
-from support.models import ExactModel, step
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from support.models import ExactModel
 
 import autokern
 from autokern.core import registry
@@ -23,7 +24,6 @@ from autokern.tuning.profile import Profile, Timing, Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FORCED = {"exact_log_prob": "state-space"}
 SUMS = [("matern12",), ("matern32",), ("matern52",), ("matern52", "matern32"), ("matern12", "matern52", "matern52")]
 
 
@@ -87,56 +87,15 @@ def test_first_and_second_derivatives_by_differences(families):
         assert check(density, tuple(t.requires_grad_() for t in inputs))
 
 
-def _model(n: int, kernel, dtype=torch.float64, fixed=False, d=1):
-    generator = torch.Generator().manual_seed(n)
-    x = torch.rand(n, d, generator=generator, dtype=torch.float64).to(dtype)
-    y = (6 * x.sum(-1)).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
-    if fixed:
-        noise = torch.rand(n, generator=generator, dtype=torch.float64).to(dtype) * 0.01 + 1e-3
-        likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise, learn_additional_noise=fixed == "more")
-    else:
-        likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    return ExactModel(x, y, kernel, likelihood).to(dtype)
+def _model(n: int, kernel, dtype=torch.float64, fixed=False):
+    like = {"generator": torch.Generator().manual_seed(n), "dtype": torch.float64}
+    x, noise, draw = torch.rand(n, 1, **like), torch.rand(n, **like) * 0.01 + 1e-3, torch.randn(n, **like)
+    likelihood = FixedNoiseGaussianLikelihood(noise.to(dtype)) if fixed else GaussianLikelihood()
+    return ExactModel(x.to(dtype), ((6 * x[:, 0]).sin() + 0.1 * draw).to(dtype), kernel, likelihood).to(dtype)
 
 
 def _sum():
     return ScaleKernel(MaternKernel(2.5)) + ScaleKernel(ScaleKernel(MaternKernel(0.5)) + MaternKernel(1.5))
-
-
-def _dense_step(model):
-    with gpytorch.settings.max_cholesky_size(5000):
-        return step(model)
-
-
-def test_large_models_on_a_line_run_it_unmeasured_and_follow_their_parameters():
-    model = _model(1200, ScaleKernel(MaternKernel(2.5)))
-    with autokern.enabled():
-        for lengthscale in (0.3, 1.7):
-            model.covar_module.base_kernel.lengthscale = lengthscale
-            model.likelihood.noise = 0.02
-            loss, gradients = step(model)
-            autokern.disable()
-            truth, slopes = _dense_step(model)
-            autokern.enable()
-            assert torch.allclose(loss, truth, rtol=1e-10)
-            assert all(torch.allclose(g, s, rtol=1e-7, atol=1e-9) for g, s in zip(gradients, slopes, strict=True))
-    assert dispatch.stats()["exact_log_prob"] == {"state-space": 2}
-
-
-@pytest.mark.parametrize(
-    ("kernel", "d"),
-    [
-        (lambda: MaternKernel(2.5) * MaternKernel(1.5), 1),
-        (lambda: MaternKernel(2.5) + gpytorch.kernels.RBFKernel(), 1),
-        (lambda: MaternKernel(2.5), 2),
-    ],
-)
-def test_other_kernels_and_dimensions_are_left_to_others(kernel, d):
-    model = _model(500, kernel(), d=d)
-    with autokern.enabled(), autokern.using(force=FORCED), gpytorch.settings.max_cholesky_size(5000):
-        loss, _ = step(model)
-    assert "state-space" not in dispatch.stats()["exact_log_prob"]
-    assert torch.allclose(loss, _dense_step(model)[0], rtol=1e-10)
 
 
 def test_a_singular_covariance_and_missing_numbers_are_left_to_stock():
@@ -224,12 +183,6 @@ def test_it_runs_unmeasured_on_a_host_that_has_measured_others():
     assert decide(table, chooser, Settings(exclude=("state-space",))).candidate != "state-space"
 
 
-def _on_line(n, kernel, noise):
-    x = torch.linspace(0, 5, n, dtype=torch.float64).unsqueeze(-1)
-    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
-    return ExactModel(x, (3 * x[:, 0]).sin(), kernel, likelihood).double()
-
-
 @pytest.mark.parametrize("families", [("matern12",), ("matern32", "matern12"), ("matern52", "matern32")])
 @pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6, 1e-7, 3e-8])
 def test_digits_that_states_lose_are_a_factors(families, noise):
@@ -253,24 +206,3 @@ def test_digits_that_states_lose_are_a_factors(families, noise):
     else:
         (slope,) = torch.autograd.grad(loose, mean)
         assert (slope - exact).abs() > 1e-10 * exact.abs()
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_leaf_that_takes_the_dimension_twice_is_none_of_a_line():
-    def losses(enabled):
-        kernel = MaternKernel(active_dims=(0, 0)) + MaternKernel()
-        model = _on_line(500, kernel, torch.full((500,), 0.05, dtype=torch.float64))
-        mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-        if not enabled:
-            autokern.disable()
-        try:
-            loss = mll(model(*model.train_inputs), model.train_targets)
-            loss.backward()
-            return loss.item(), [p.grad.clone() for p in model.parameters()]
-        finally:
-            autokern.enable()
-
-    (ours, slopes), (truth, gradients) = losses(True), losses(False)
-    assert abs(ours - truth) <= 1e-9 * abs(truth)
-    for one, other in zip(slopes, gradients, strict=True):
-        assert (one - other).abs().max() <= 1e-7

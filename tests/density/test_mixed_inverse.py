@@ -1,25 +1,13 @@
-"""Gradients by an inverse in single precision, against dense algebra in double, and the models that get them."""
+"""Gradients by an inverse in single precision, against dense algebra in double."""
 
-import copy
-
-import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import (
-    MaternKernel,
-    RBFKernel,
-    ScaleKernel,
-)
-from support.models import ExactModel, step
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from support.trees import KERNELS, leaves, problem
 
-import autokern
 from autokern.density import gaussian
 from autokern.density import mixed_inverse as mixed
 from autokern.kernels import tree as trees
-from autokern.runtime import api
-
-LOOSE = api.problem("exact_log_prob", n=2000)
 
 
 def both(given, by):
@@ -127,57 +115,3 @@ def test_either_identity_asks_for_double_precision(missed, monkeypatch):
     (_, found), (_, truth) = both(problem("sum", 300), mixed.Mixed())
     assert served == [False, False]
     assert all(map(torch.equal, found, truth))
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
-def model_of(kernel, n=1000):
-    draw = torch.Generator().manual_seed(n)
-    x = torch.rand(n, 2, generator=draw, dtype=torch.float64)
-    y = (6 * x[:, 0]).sin() + 0.2 * torch.randn(n, generator=draw, dtype=torch.float64)
-    model = ExactModel(x, y, KERNELS[kernel]()).double().train()
-    model.likelihood.noise = 0.05
-    return model
-
-
-def exact(model):
-    with gpytorch.settings.max_cholesky_size(10**6):
-        return step(model)
-
-
-@pytest.mark.parametrize("kernel", ["matern52", "sum"])
-def test_a_model_in_training_gets_it_by_default(kernel):
-    model = model_of(kernel)
-    before = autokern.stats()
-    for change in (1.0, 0.7, 1.4):
-        with torch.no_grad():
-            for parameter in model.covar_module.parameters():
-                parameter.add_(change - 1)
-        loss, found = exact(copy.deepcopy(model))
-        with autokern.enabled():
-            value, slopes = step(model)
-        torch.testing.assert_close(value, loss, rtol=1e-12, atol=1e-12)
-        size = torch.cat([g.flatten() for g in found]).norm()
-        for one, other in zip(slopes, found, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * size.item())
-    served = autokern.stats()["exact_log_prob"]
-    assert served.get("mixed-inverse", 0) == before.get("exact_log_prob", {}).get("mixed-inverse", 0) + 3
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"n": 900, "m": 900}, "1000 rows or more"),
-        ({"dtype": "float32"}, "double precision"),
-        ({"batch": 2}, "one matrix"),
-        ({"device": "cuda"}, "CPU"),
-        ({"grad": "theta/x"}, "points require gradients"),
-        ({"variant": "matern52/cholesky"}, "factorised"),
-        ({"variant": "linear+matern52/cg"}, "stationary"),
-    ],
-)
-def test_other_problems_are_left_to_others(change, why):
-    candidate = autokern.op("exact_log_prob")["mixed-inverse"]
-    assert candidate.unsupported(LOOSE) is None
-    assert why in candidate.unsupported(LOOSE.replace(**change))

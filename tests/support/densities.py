@@ -59,16 +59,20 @@ class Tasks(Model):
         return gpytorch.distributions.MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
+def of_tasks(kernel=None, likelihood=None, mean=None, tasks=3, n=11, kind=Tasks):
+    """The same of several tasks at each point."""
+    kernel = kernel or MultitaskKernel(RBFKernel(ard_num_dims=D), num_tasks=tasks, rank=1)
+    likelihood = likelihood or MultitaskGaussianLikelihood(num_tasks=tasks)
+    mll = made(kernel, MultitaskMean(mean or ConstantMean(), num_tasks=tasks), likelihood, n, kind=kind)
+    y = mll.model.train_targets
+    mll.model.set_train_data(targets=torch.stack([(y + k).sin() for k in range(tasks)], -1), strict=False)
+    return mll
+
+
 def of(way, n=N):
     """A density that a way serves: of a matrix without a formula, of several tasks."""
     if way == "tasks":
-        torch.manual_seed(0)
-        kernel = MultitaskKernel(RBFKernel(ard_num_dims=D), num_tasks=2, rank=1)
-        likelihood, mean = MultitaskGaussianLikelihood(num_tasks=2), MultitaskMean(ConstantMean(), num_tasks=2)
-        mll = made(kernel, mean, likelihood, n, kind=Tasks)
-        y = mll.model.train_targets
-        mll.model.set_train_data(targets=torch.stack((y, y.sin()), -1), strict=False)
-        return mll
+        return of_tasks(tasks=2, n=n)
     return made(PiecewisePolynomialKernel(0, ard_num_dims=D) if way == "dense" else RBFKernel(), n=n)
 
 
