@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from builders import GRAPHLESS, KERNELS, LIKELIHOODS, MEANS, points, regression
+from compare import judged
 from gpytorch.kernels import ScaleKernel
 from hypothesis import strategies as st
-from judge import judged
 from scenarios.events import EVENTS, STALE
 from scenarios.predictions import under
 from scenarios.training import loss_of
@@ -143,5 +143,5 @@ def scenario_of(recipe: Recipe) -> Scenario:
 def complaints(recipe: Recipe, most: int) -> list[str]:
     """What differs in any way from stock, with at most so many runs by force."""
     scenario = scenario_of(recipe)
-    _, found = judged(scenario, most=most)
+    found = judged(scenario, most=most)
     return [f"{scenario.name} [{way}] {text}" for way, texts in list(found.items())[:3] for text in texts[:3]]

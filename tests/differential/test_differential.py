@@ -10,18 +10,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import scenarios  # noqa: F401
-from judge import judged
+from compare import judged
 from table import TABLE, Scenario
-
-
-def told(found: dict[str, list[str]]) -> str:
-    return "\n".join(f"[{way}] {text}" for way, texts in found.items() for text in texts[:6])
-
 
 RARE = [name for name, one in TABLE.items() if one.rare]
 LONG = [name for name, one in TABLE.items() if one.most < Scenario.most and not one.rare]
-"""Those of large models, of which the fast tests run two ways; `report.py` has all."""
+"""Those of large models, of which the fast tests run two ways."""
 USUAL = [name for name in TABLE if name not in {*RARE, *LONG}]
+
+
+def check(name: str, brief: bool = False) -> None:
+    found = judged(TABLE[name], brief=brief)
+    assert not found, "\n".join(f"[{way}] {text}" for way, texts in found.items() for text in texts[:6])
 
 
 @pytest.mark.parametrize(
@@ -29,21 +29,18 @@ USUAL = [name for name in TABLE if name not in {*RARE, *LONG}]
 )
 def test_scenario(name):
     """By a recorded profile, by each candidate that can serve, and by chance; every other one among the slow tests."""
-    _, found = judged(TABLE[name])
-    assert not found, told(found)
+    check(name)
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_long_scenario(name):
-    _, found = judged(TABLE[name], brief=True)
-    assert not found, told(found)
+    check(name, brief=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RARE)
+@pytest.mark.parametrize("name", [*RARE, *LONG])
 def test_rare_scenario(name):
-    _, found = judged(TABLE[name])
-    assert not found, told(found)
+    check(name)
 
 
 def test_the_table_is_large_enough():

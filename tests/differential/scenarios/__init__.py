@@ -12,6 +12,5 @@ from scenarios import (  # noqa: F401
     modes,
     numerics,
     predictions,
-    processes,
     training,
 )

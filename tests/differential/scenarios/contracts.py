@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import torch
 from builders import GRAPHLESS, KERNELS, points, regression, values
 from gpytorch.kernels import PiecewisePolynomialKernel
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.qr import stable_qr
+from support.threads import in_threads
 from table import See, cases, scenarios
 from torch.autograd import forward_ad
 
@@ -27,19 +26,18 @@ Computed = tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]
 """What was computed, the leaves that it depends on, and objects that must not outlive it."""
 
 
-def _density(see: See, kernel: Any, batch: tuple[int, ...] = ()) -> Computed:
-    model = regression(see, 13, kernel, batch=batch)
+def _density(see: See, kernel: Any, batch: tuple[int, ...] = (), likelihood: str = "gaussian") -> Computed:
+    model = regression(see, 13, kernel, likelihood, batch=batch)
     return [loss_of(model)], list(model.parameters()), [model, model.covar_module]
 
 
 def _of_tasks(see: See) -> Computed:
-    model, inputs, _ = tasked(see, "kronecker")
-    mll = ExactMarginalLogLikelihood(model.train().likelihood, model)
-    return [mll(model(*inputs), model.train_targets)], list(model.parameters()), [model]
+    model, _, _ = tasked(see, "kronecker")
+    return [loss_of(model)], list(model.parameters()), [model]
 
 
-def _posterior(see: See, m: int, *settings: str) -> Computed:
-    model, x = regression(see, 15).eval(), points(see, m, seed=1).requires_grad_()
+def _posterior(see: See, m: int, *settings: str, kernel: str = "scaled rbf") -> Computed:
+    model, x = regression(see, 15, kernel).eval(), points(see, m, seed=1).requires_grad_()
     with under(*settings):
         p = model(x)
         moments = [p.mean, p.covariance_matrix] if m < 100 else [p.mean, p.variance]
@@ -86,9 +84,13 @@ SUBJECTS: dict[str, Callable[[See], Computed]] = {
     "a density of a sum": lambda see: _density(see, "rbf + matern"),
     "a density of a linear kernel": lambda see: _density(see, "rbf + linear"),
     "a density of a matrix": lambda see: _density(see, PiecewisePolynomialKernel(0)),
+    "a density of matern32": lambda see: _density(see, "scaled matern32"),
+    "a density of matern12": lambda see: _density(see, "scaled matern12"),
     "a density of tasks": _of_tasks,
     "densities of a batch": lambda see: _density(see, "scaled rbf", (2,)),
+    "densities of fixed noise": lambda see: _density(see, "scaled rbf", (2, 3), "fixed"),
     "a posterior": lambda see: _posterior(see, 5),
+    "a posterior of a linear kernel": lambda see: _posterior(see, 5, kernel="rbf + linear"),
     "a posterior by a root": lambda see: _posterior(see, 5, "fast"),
     "a posterior with attached caches": lambda see: _posterior(see, 5, "attached"),
     "many variances": lambda see: _posterior(see, 300, "attached"),
@@ -169,18 +171,9 @@ def _tangents(see: See, outs, leaves, _):
 
 def _threads(see: See, outs, leaves, _):
     """Threads that share a graph do not meet."""
-    value, found = _weighted(outs), []
-
-    def work():
-        found.extend(_slopes(value, leaves, retain_graph=True) for _ in range(4))
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for k, slopes in enumerate(found):
-        see(f"slopes {k}", slopes)
+    value = _weighted(outs)
+    found = in_threads(lambda _: [_slopes(value, leaves, retain_graph=True) for _ in range(4)], range(3))
+    see("slopes", [slopes for of_thread in found for slopes in of_thread])
 
 
 def _hooked(see: See, outs, leaves, _):
@@ -219,7 +212,7 @@ APART = [
     ("a density of tasks", "batched"),  # stock cannot, as in those that follow
     ("a fantasy", "tangents"),
     *((of, "vmapped") for of in ("a density of tasks", "a posterior", "a posterior with attached caches")),
-    *((of, "vmapped") for of in ("many variances", "a fantasy")),
+    *((of, "vmapped") for of in ("a posterior of a linear kernel", "many variances", "a fantasy")),
 ]
 """What stock does not do, or not right."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
@@ -12,12 +13,13 @@ from table import See, cases, scenarios
 from scenarios.events import EVENTS
 from scenarios.predictions import under
 
+LEADS = {"one": (), "targets": (), "both": (3,), "models": (2,), "targets of models": (2,)}
 
-def fantasised(see: See, model, q: int, shape: str = "one", grad: bool = False, **more):
-    lead = {"one": (), "targets": (), "both": (3,)}[shape]
-    z = points(see, *lead, q, seed=11).requires_grad_(grad)
+
+def fantasised(see: See, model, q: int, shape: str = "one", grad: bool = False, seed: int = 11, **more):
+    z = points(see, *LEADS[shape], q, seed=seed).requires_grad_(grad)
     y = values(z.detach())
-    if shape == "targets":
+    if shape.startswith("targets"):
         y = torch.stack((y, y + 1, -y))
     y = y.detach().requires_grad_(grad)
     return z, y, model.get_fantasy_model(z, y, **more)
@@ -27,52 +29,55 @@ def fantasised(see: See, model, q: int, shape: str = "one", grad: bool = False, 
     cases(kernel=["scaled rbf", "scaled matern52", "rbf + matern", "own", "features", *STRUCTURED]),
     cases(kernel=["scaled rbf", "rbf + linear"], shape=["targets", "both"]),
     cases(kernel=["scaled rbf", "rbf + linear"], setting=["fast", "attached"]),
-    cases(kernel=["scaled rbf"], likelihood=["fixed", "counting", "louder"]),
-    cases(kernel="scaled rbf", likelihood="fixed and learned", shape=["one", "both"], noise=[True, False]),
-    cases(kernel="scaled rbf", likelihood="fixed", shape=["one", "both"], noise=False),
-    cases(kernel=["scaled rbf"], n=[1, 130], q=[1, 5]),
+    cases(likelihood=["fixed", "counting", "louder"]),
+    cases(likelihood="fixed and learned", shape=["one", "both"], noise=[True, False]),
+    cases(likelihood="fixed", shape=["one", "both"], noise=False),
+    cases(n=[1, 130], q=[1, 5]),
     cases(kernel=["scaled rbf", "own"], dtype="float32", kappa=10.0),
+    cases(kernel=["scaled rbf", "own"], steps=4),
+    cases(kernel="scaled rbf", steps=3, dtype="float32", kappa=10.0),
+    cases(kernel="rbf + linear", steps=2),
+    cases(shape=["targets", "both"], steps=3, kappa=10.0),
+    cases(shape=["models", "targets of models"], setting=["attached", "defaults"], likelihood=["gaussian", "fixed"]),
 )
 def grown(
     see: See,
-    kernel: str,
+    kernel: str = "scaled rbf",
     shape: str = "one",
     setting: str = "defaults",
     likelihood: str = "gaussian",
     n: int = 20,
     q: int = 3,
     noise: bool = True,
+    steps: int = 1,
 ):
-    """A model, its fantasy, what both predict after it."""
-    with under(setting):
-        model = regression(see, n, kernel, likelihood).eval()
-        x = points(see, 6, seed=1)
+    """A model, its fantasy, or fantasies of fantasies; what they and the first predict after it."""
+    batch = LEADS[shape] if "models" in shape else ()
+    with under(setting), torch.set_grad_enabled(steps == 1):
+        model = regression(see, n, kernel, likelihood, batch=batch).eval()
+        x = points(see, *batch, 6, seed=1)
         _ = model(x).variance
         given = likelihood.startswith("fixed") and noise
-        more = {"noise": torch.full((q,), 0.3, dtype=see.dtype)} if given else {}
-        _, _, other = fantasised(see, model, q, shape, **more)
-        see.posterior("grown", other(x))
-        see.posterior("once more", other(points(see, 4, seed=2)))
+        more = {"noise": torch.full((*batch, q), 0.3, dtype=see.dtype)} if given else {}
+        other = model
+        with see.attempt("grew") if "models" in shape else contextlib.nullcontext():
+            for step in range(steps):
+                _, _, other = fantasised(see, other, q, shape, seed=11 + step, **more)
+                see.posterior(f"grown {step}", other(x))
+        see.posterior("once more", other(points(see, *batch, 4, seed=2)))
         see.posterior("old", model(x))
         see("targets", other.train_targets)
         see("type", type(other.prediction_strategy).__name__)
 
 
+BOTH = ["defaults", "attached"]
+
+
 @scenarios(
-    cases(
-        kernel=["scaled rbf", "rbf + linear", "own"],
-        reading=["defaults", "attached"],
-        making=["defaults", "attached"],
-        kappa=10.0,
-    ),
-    cases(
-        kernel=["scaled rbf", "rbf + linear"],
-        shape=["targets", "both"],
-        making=["defaults"],
-        reading=["defaults", "attached"],
-        kappa=10.0,
-    ),
-    cases(kernel=["scaled rbf", "rbf + linear"], making=["fast"], reading=["fast"], kappa=10.0),
+    cases(kernel=["scaled rbf", "rbf + linear", "own"], reading=BOTH, making=BOTH),
+    cases(kernel=["scaled rbf", "rbf + linear"], shape=["targets", "both"], making="defaults", reading=BOTH),
+    cases(kernel=["scaled rbf", "rbf + linear"], making="fast", reading="fast"),
+    kappa=10.0,
 )
 def gradients_of_fantasies(see: See, kernel: str, making: str, reading: str, shape: str = "one"):
     """By fantasy points and targets, test points and hyperparameters, through mean and variance."""
@@ -91,24 +96,6 @@ def gradients_of_fantasies(see: See, kernel: str, making: str, reading: str, sha
             see(f"{name} has a graph", value.requires_grad)
             see.grads(f"{name}", value.sin(), by)
         see.grads("variance once more", other(x).variance.sin(), by)
-
-
-@scenarios(
-    cases(kernel=["scaled rbf", "own"], steps=[4]),
-    cases(kernel=["scaled rbf"], steps=[3], dtype="float32", kappa=10.0),
-    cases(kernel=["rbf + linear"], steps=[2]),
-    cases(kernel=["scaled rbf"], steps=[3], shape=["targets", "both"], kappa=10.0),
-)
-def chains(see: See, kernel: str, steps: int, shape: str = "one"):
-    with torch.no_grad():
-        model = regression(see, 12, kernel).eval()
-        x = points(see, 6, seed=1)
-        _ = model(x).variance
-        for k in range(steps):
-            z = points(see, *((3,) if shape == "both" else ()), 2, seed=20 + k)
-            y = values(z) if shape != "targets" else torch.stack((values(z), -values(z), values(z) + 1))
-            model = model.get_fantasy_model(z, y)
-            see.posterior(f"after {k}", model(x))
 
 
 @scenarios(
@@ -170,17 +157,3 @@ def manners(see: See, how: str):
         see.posterior("grown", other(x))
         if how.startswith("of"):
             see.posterior("twice", fantasised(see, other, 1)[2](x))
-
-
-@scenarios(cases(setting=["attached", "defaults"], likelihood=["gaussian", "fixed"]))
-def a_batch_of_models(see: See, setting: str, likelihood: str):
-    with under(setting):
-        model = regression(see, 13, likelihood=likelihood, batch=(2,)).eval()
-        x = points(see, 2, 5, seed=1)
-        _ = model(x).variance
-        z = points(see, 2, 3, seed=4)
-        more = {"noise": torch.full((2, 3), 0.3, dtype=see.dtype)} if likelihood == "fixed" else {}
-        see.posterior("grown", model.get_fantasy_model(z, values(z), **more)(x))
-        targets = torch.stack((values(z), -values(z), values(z) + 1))
-        with see.attempt("more targets"):
-            see.posterior("many", model.get_fantasy_model(z, targets)(x))

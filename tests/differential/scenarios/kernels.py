@@ -11,63 +11,64 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from table import See, cases, scenarios
 from user_code import Own, Tasked
 
-NONE = torch.Size()
-
 
 def made(see: See, kernel: str, batch: tuple[int, ...] = ()):
     return KERNELS[kernel](torch.Size(batch)).float().to(see.dtype)
 
 
+BATCHES = {"": ((), ()), "2": ((2,), (2,)), "3x1": ((3, 1), (2,)), "2 of points": ((), (2,)), "broadcast": ((2,), ())}
+"""Batch shapes of kernels and points."""
+LAID = {
+    "": lambda x: x,
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "every second": lambda x: x[::2],
+    "expanded": lambda x: x[:1].expand(11, 2),
+    "column": lambda x: torch.cat((x, x), -1)[:, 1:3],
+    "sliced": lambda x: x[5:17],
+    "empty rows": lambda x: x[:0],
+    "empty both": lambda x: x[:0],
+}
+
+
 @scenarios(
-    cases(kernel=[k for k in KERNELS if k not in ("inducing", "features")]),
+    cases(kernel=[k for k in KERNELS if k != "inducing"]),
     cases(kernel=[*PLAIN, "rq", "mixture"], dtype="float32", kappa=0.1),
+    cases(kernel=[*PLAIN, "rbf + matern"], n=[1, 2, 70]),
+    cases(kernel=["rbf", "own"], n=130),
+    cases(kernel=["scaled rbf", "scaled matern52", "rbf + matern"], batch=list(BATCHES)[1:], n=9),
+    cases(kernel="own", batch=["2", "broadcast"], n=9),
+    cases(kernel="scaled matern52", laid=list(LAID)[1:]),
+    cases(kernel="scaled rbf", single=["kernel", "points", "base", "base and points"], kappa=30.0),
 )
-def matrix(see: See, kernel: str):
-    """With gradients by hyperparameters and points, of equal points and of others; diagonals and parts too."""
-    k, x = made(see, kernel), points(see, 21).requires_grad_()
-    z, w = points(see, 13, seed=1), torch.linspace(-1, 1, 21 * 13).to(see.dtype).view(21, 13)
-    square, across = k(x).to_dense(), k(x, z).to_dense()
-    see("square", square)
-    see("across", across)
-    with see.attempt("diagonals"):
-        see("diagonal", k(x, diag=True))
-        see("diagonal of the lazy", k(x).diagonal())
-    see("part", k(x)[3:9, 2:11].to_dense())
-    see.grads("square", square * w.new_ones(21).cumsum(0), {**dict(k.named_parameters()), "x": x})
-    see.grads("across", across * w, {**dict(k.named_parameters()), "x": x})
-
-
-@scenarios(cases(kernel=[*PLAIN, "rbf + matern"], n=[1, 2, 70]), cases(kernel=["rbf", "own"], n=130))
-def sized_matrix(see: See, kernel: str, n: int):
-    k, x = made(see, kernel), points(see, n)
-    square = k(x).to_dense()
-    see("square", square)
-    see("across", k(x, points(see, 66, seed=1)).to_dense())
-    see("product", k(x) @ values_like(x))
-    see.grads("square", square.sin(), k)
-
-
-def values_like(x: torch.Tensor) -> torch.Tensor:
-    return x.detach().sin()
-
-
-@scenarios(
-    cases(kernel=["scaled rbf", "scaled matern52", "rbf + matern"], batch=["2", "3x1", "2 of points", "broadcast"]),
-    cases(kernel=["own"], batch=["2", "broadcast"]),
-)
-def batched_matrix(see: See, kernel: str, batch: str):
-    b = {"2": (2,), "3x1": (3, 1), "2 of points": (), "broadcast": (2,)}[batch]
-    k = made(see, kernel, b)
-    lead = {"2": (2,), "3x1": (2,), "2 of points": (2,), "broadcast": ()}[batch]
-    x = points(see, *lead, 9).requires_grad_()
-    square = k(x).to_dense()
-    see("square", square)
-    see("across", k(x, points(see, 4, seed=1)).to_dense())
-    with see.attempt("diagonals"):
-        see("diagonal", k(x, diag=True))
-    see.grads("square", square.sin(), {**dict(k.named_parameters()), "x": x})
-    if b:
-        see("one", k[0](x if not lead else x[0]).to_dense())
+def matrix(see: See, kernel: str, n: int = 21, batch: str = "", laid: str = "", single: str = ""):
+    """Of equal points and of others, with gradients; diagonals, parts, a product; some in single precision."""
+    b, lead = BATCHES[batch]
+    k, x = made(see, kernel, b), LAID[laid](points(see, *lead, n))
+    if "base" in single:
+        k.base_kernel.float()
+    k, x = k.float() if single == "kernel" else k, x.float() if "points" in single else x
+    x = x.requires_grad_(n in (9, 21) and not single)
+    z = (
+        x
+        if laid == "empty both"
+        else x[..., :4, :].detach() + 1
+        if single
+        else points(see, 66 if n > 21 else 13, seed=1)
+    )
+    with see.attempt("went"):
+        square, across = k(x).to_dense(), k(x, z).to_dense()
+        for name, found in (("square", square), ("across", across)):
+            see(name, found)
+            weights = torch.linspace(0.5, 1.5, found.shape[-1]).to(found.dtype)
+            see.grads(name, (found * weights).sin(), {**dict(k.named_parameters()), "x": x})
+        with see.attempt("diagonals"):
+            see("diagonal", k(x, diag=True))
+            see("diagonal of the lazy", k(x).diagonal())
+        with see.attempt("parts"):
+            see("part", k(x)[..., 3:9, 2:11].to_dense())
+            see("product", k(x) @ x.detach().sin())
+            if b:
+                see("one", k[0](x[0] if lead else x).to_dense())
 
 
 @scenarios(
@@ -93,10 +94,7 @@ def higher_derivatives(see: See, kernel: str, order: int, n: int = 28):
     cases(kernel=["rq", "periodic", "rbf + matern", "periodic * rbf"], formula=GRAPHLESS),
 )
 def second_derivatives_of_equal_points(see: See, kernel: str):
-    if "matern12" in kernel or "matern32" in kernel:
-        k, x = made(see, kernel), points(see, 6)
-    else:
-        k, x = made(see, kernel), points(see, 6).requires_grad_()
+    k, x = made(see, kernel), points(see, 6).requires_grad_("matern12" not in kernel and "matern32" not in kernel)
     square = k(x).to_dense()
     of = [p for p in k.parameters() if p.requires_grad]
     first = torch.autograd.grad(square.sin().sum(), of, create_graph=True)
@@ -118,45 +116,6 @@ def keyword_arguments(see: See, kernel: str, how: str):
         see("diagonal", k(x, **given).diagonal())
     with gpytorch.settings.lazily_evaluate_kernels(False):
         see("eager", k(x, **given).to_dense())
-
-
-@scenarios(cases(how=["transposed", "every second", "expanded", "column", "sliced", "empty rows", "empty both"]))
-def strides(see: See, how: str):
-    k, x = made(see, "scaled matern52"), points(see, 40)
-    x = {
-        "transposed": x.mT.contiguous().mT,
-        "every second": x[::2],
-        "expanded": x[:1].expand(11, 2),
-        "column": torch.cat((x, x), -1)[:, 1:3],
-        "sliced": x[5:17],
-        "empty rows": x[:0],
-        "empty both": x[:0],
-    }[how].requires_grad_()
-    z = x if how == "empty both" else points(see, 8, seed=1)
-    see("square", k(x).to_dense())
-    across = k(x, z).to_dense()
-    see("across", across)
-    see.grads("across", across, {**dict(k.named_parameters()), "x": x})
-
-
-@scenarios(cases(which=["kernel", "points", "both halves", "scale only"], kappa=30.0))
-def mixed_dtypes(see: See, which: str):
-    """Parameters of one dtype and points of the other: a float64 result of what was rounded to float32."""
-    k, x = made(see, "scaled rbf"), points(see, 15)
-    if which == "kernel":
-        x = x.float()
-    if which == "points":
-        k = k.float()
-    if which == "both halves":
-        k.base_kernel.float()
-    if which == "scale only":
-        k.base_kernel.float()
-        x = x.float()
-    with see.attempt("how it went"):
-        square = k(x).to_dense()
-        see("square", square)
-        see("across", k(x, x[:4] + 1).to_dense())
-        see.grads("square", square, k)
 
 
 @scenarios(cases(kernel=["scaled rbf", "scaled matern32", "own"], m=[30, 600]))

@@ -10,7 +10,7 @@ from builders import points, regression
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from table import See, cases, scenarios
 
-from scenarios.events import EVENTS, STALE
+from scenarios.events import ALL, EVENTS, STALE, of_kernels
 from scenarios.models import tasked
 from scenarios.predictions import under
 
@@ -48,32 +48,36 @@ def swapped_parameters(see: See, kernel: str, m: int, setting: str = "defaults",
             see.grads("covariance", p.covariance_matrix.sin(), named)
 
 
+LATE = {
+    "kernel removed": lambda see, m: delattr(m, "covar_module"),
+    "float": lambda see, m: m.float(),
+}
+SOME = [
+    "outputscale setter",
+    "fused Adam",
+    "in place",
+    "lengthscale setter",
+    "load_state_dict",
+    "data copy",
+    "noise setter",
+]
+
+
 @scenarios(
-    cases(
-        event=[
-            "outputscale setter",
-            "lengthscale setter",
-            "load_state_dict",
-            "fused Adam",
-            "in place",
-            "data copy",
-            "noise setter",
-            "data set",
-            "trained and evaluated",
-        ],
-        fresh=True,
-    ),
+    cases(event=[*SOME, "data set", "trained and evaluated"], fresh=True),
     cases(event=["other parameter", "points in place"]),
-    cases(event=["outputscale setter", "fused Adam", "in place"], kernel="rbf + linear", fresh=True),
-    cases(event=["outputscale setter", "fused Adam", "in place"], kernel="own"),
-    cases(event=["outputscale setter", "fused Adam"], m=1030, fresh=True),
+    cases(event=SOME[:3], kernel="rbf + linear", fresh=True),
+    cases(event=SOME[:3], kernel="own"),
+    cases(event=SOME[:2], m=1030, fresh=True),
     cases(
         event=["initialize", "data assigned", "Adam", "fused AdamW", "bound", "data of the noise"], m=600, fresh=True
     ),
     cases(event=["attribute", "points through NumPy"], m=600),
     cases(event=["outputscale setter", "in place"], setting=["fast", "attached", "small eager"], fresh=True),
-    cases(event=["outputscale setter"], setting=["small eager"], kernel="rbf + linear", fresh=True),
-    cases(event=["outputscale setter"], setting=["small eager"], kernel=["own", "deep", "weight-normed"]),
+    cases(event="outputscale setter", setting="small eager", kernel="rbf + linear", fresh=True),
+    cases(event="outputscale setter", setting="small eager", kernel=["own", "deep", "weight-normed"]),
+    of_kernels("network", "normed weights", "scale assigned", "buffer in place", "context", m=[9, 600]),
+    cases(event=list(LATE), m=[9, 600]),
     stale="stock's backward pass may see parameters that were changed since; else all is as if read at once",
 )
 def read_after(see: See, event: str, kernel: str = "scaled rbf", m: int = 9, setting: str = "defaults"):
@@ -94,25 +98,17 @@ def read_after(see: See, event: str, kernel: str = "scaled rbf", m: int = 9, set
 
         if not see.first:
             read()
-        EVENTS[event](see, model)
+        (ALL | LATE)[event](see, model)
         if see.first:
             read()
-
-
-def _noisy(model, prior):
-    return model.likelihood(prior).log_prob(model.train_targets)
-
-
-def _marginal(model, prior):
-    return ExactMarginalLogLikelihood(model.likelihood, model)(prior, model.train_targets)
 
 
 PRIORS = {
     "covariance": lambda model, prior: prior.covariance_matrix,
     "product": lambda model, prior: prior.lazy_covariance_matrix.matmul(torch.ones_like(prior.loc)),
     "noisy covariance": lambda model, prior: model.likelihood(prior).covariance_matrix,
-    "marginal": _marginal,
-    "density": _noisy,
+    "marginal": lambda model, prior: ExactMarginalLogLikelihood(model.likelihood, model)(prior, model.train_targets),
+    "density": lambda model, prior: model.likelihood(prior).log_prob(model.train_targets),
     "variance": lambda model, prior: prior.variance,
     "part": lambda model, prior: prior.lazy_covariance_matrix[..., :3, :3].to_dense(),
     "sample": lambda model, prior: prior.rsample(base_samples=torch.ones_like(prior.mean)),
@@ -144,34 +140,6 @@ def a_prior_after_a_step(
         see(f"{name} {k}", PRIORS[name](model, prior))
 
 
-LATER = {
-    "kernel removed": lambda model: delattr(model, "covar_module"),
-    "kernel deep changed": lambda model: model.covar_module.net[0].weight.data.mul_(2.0),
-    "weight-normed": lambda model: model.covar_module.net[0].weight_g.data.mul_(2.0),
-    "attribute": lambda model: setattr(model.covar_module.base_kernel, "scale", torch.tensor(0.1)),
-    "buffer": lambda model: model.covar_module.base_kernel.shift.mul_(5.0),
-    "context": lambda model: setattr(model.covar_module, "context", torch.full((1,), 4.0)),
-    "float": lambda model: model.float(),
-}
-OF = {
-    "kernel deep changed": "deep",
-    "weight-normed": "weight-normed",
-    "attribute": "attribute",
-    "buffer": "buffered",
-    "context": "hyper",
-}
-
-
-@scenarios(cases(change=list(LATER), m=[7, 600]))
-def changed_kernels(see: See, change: str, m: int):
-    model = regression(see, 22, OF.get(change, "scaled rbf")).eval()
-    p = model(points(see, m, seed=1))
-    with torch.no_grad():
-        LATER[change](model)
-    see("variance", p.variance)
-    see("covariance", p.covariance_matrix[:9, :9])
-
-
 @scenarios(cases(points_then=["in place", "grown"], m=[7, 600]))
 def changed_points(see: See, points_then: str, m: int):
     """The test points of a posterior change before it is read."""
@@ -188,24 +156,12 @@ COPIES = {"pickle": lambda it: pickle.loads(pickle.dumps(it)), "deepcopy": copy.
 
 
 @scenarios(
-    cases(how=list(COPIES), of=["model", "read model"], kernel=["scaled rbf", "rbf + linear"]),
     cases(how=list(COPIES), of=["posterior", "read posterior", "covariance"]),
-    cases(how=list(COPIES), of=["read model"], likelihood=["fixed", "counting"]),
-    stale="what a model out of a pickle was made of is not known, so that it predicts as a fresh one",
+    stale="what a posterior out of a pickle was made of is not known, so that it is read as a fresh one",
 )
-def copies(see: See, how: str, of: str, kernel: str = "scaled rbf", likelihood: str = "gaussian"):
-    model = regression(see, 22, kernel, likelihood).eval()
-    x = points(see, 8, seed=1)
-    if of.endswith("model"):
-        if of == "read model":
-            with torch.no_grad():
-                see("before", model(x).variance)
-        other = COPIES[how](model)
-        see.posterior("copy", other(x))
-        see.posterior("original", model(x))
-        return
+def copies(see: See, how: str, of: str):
     with torch.no_grad():
-        p = model(x)
+        p = regression(see, 22).eval()(points(see, 8, seed=1))
     if of == "read posterior":
         see("before", p.variance)
     with see.attempt("copied"):
@@ -215,25 +171,39 @@ def copies(see: See, how: str, of: str, kernel: str = "scaled rbf", likelihood: 
             see.posterior("copy", COPIES[how](p))
 
 
+CHANGES = ["lengthscale setter", "data copy", "in place", "points in place"]
+
+
 @scenarios(
-    cases(how=list(COPIES), event=["lengthscale setter", "data copy", "in place", "points in place"]),
-    cases(how="pickle", event="outputscale setter", setting=["fast", "attached"]),
+    cases(how=list(COPIES), read=[False, True], kernel=["scaled rbf", "rbf + linear"]),
+    cases(how=list(COPIES), read=True, likelihood=["fixed", "counting"]),
+    cases(how=list(COPIES), read=True, event=CHANGES, then="outputscale setter"),
+    cases(how="pickle", read=True, event="outputscale setter", then="outputscale setter", setting=["fast", "attached"]),
     stale=STALE,
 )
-def copied_between_changes(see: See, how: str, event: str, setting: str = "defaults"):
+def copied_models(
+    see: See,
+    how: str,
+    read: bool,
+    event: str = "",
+    then: str = "",
+    setting: str = "defaults",
+    kernel: str = "scaled rbf",
+    likelihood: str = "gaussian",
+):
     """A pickle holds stock's stale caches too: the copy's mean is that one or a fresh one, nothing between."""
     with under(setting):
-        model, x = regression(see, 22).eval(), points(see, 8, seed=1)
-        if see.first:
+        model, x = regression(see, 22, kernel, likelihood).eval(), points(see, 8, seed=1)
+
+        def used(one, by=""):
             with torch.no_grad():
-                _ = model(x).variance
-        EVENTS[event](see, model)
-        if see.first:
-            with torch.no_grad():
-                _ = model(x).variance
+                _ = one(x).variance if read and see.first else None
+            if by:
+                EVENTS[by](see, one)
+
+        used(model, event)
+        used(model)
         other = COPIES[how](model)
-        if see.first:
-            with torch.no_grad():
-                _ = other(x).variance
-        EVENTS["outputscale setter"](see, other)
+        used(other, then)
         see.posterior("copy", other(x))
+        see.posterior("original", model(x))

@@ -1,8 +1,6 @@
-"""BoTorch's models, multitask and Hadamard models, lists, classifiers: training, posteriors, acquisition, fantasies."""
+"""BoTorch's models, multitask and Hadamard models, lists: training, posteriors, acquisition, fantasies."""
 
 from __future__ import annotations
-
-import warnings
 
 import gpytorch
 import torch
@@ -13,77 +11,46 @@ from botorch.acquisition import (
     qLogExpectedImprovement,
 )
 from botorch.acquisition.logei import qLogNoisyExpectedImprovement
-from botorch.models import MixedSingleTaskGP, ModelListGP, MultiTaskGP, SingleTaskGP
-from botorch.models.transforms import Normalize, Standardize
+from botorch.models import ModelListGP
 from botorch.sampling import IIDNormalSampler
-from builders import noises, normals, points, values
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.kernels import (
-    IndexKernel,
-    LCMKernel,
-    MaternKernel,
-    MultitaskKernel,
-    RBFKernel,
-    RBFKernelGrad,
-    ScaleKernel,
-)
-from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
-from gpytorch.means import ConstantMean, ConstantMeanGrad, MultitaskMean
+from builders import normals, points, values
+from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.kernels import LCMKernel, MaternKernel, MultitaskKernel, RBFKernel, RBFKernelGrad, ScaleKernel
+from gpytorch.likelihoods import MultitaskGaussianLikelihood
+from gpytorch.means import ConstantMeanGrad
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
-from table import See, cases, count, scenarios
-from user_code import Counting, Own, Regression
+from support import botorch_models, exact_models
+from table import See, cases, scenarios
+from user_code import Counting, Own
 
 from scenarios.predictions import under
+from scenarios.training import trained
+
+BOTORCH = {
+    **botorch_models.MODELS,
+    "counting": botorch_models.single(likelihood=Counting()),
+    "own kernel": botorch_models.with_kernel(lambda: ScaleKernel(Own())),
+    "list": lambda: ModelListGP(*(botorch_models.MODELS[kind]() for kind in ("usual", "isotropic"))),
+}
+KINDS = ["usual", "known noise", "normalised inputs", "scaled", "counting", "own kernel", "two outputs", "categories",
+         "list", "tasks"]  # fmt: skip
 
 
-def single(see: See, kind: str, n: int = 17):
-    x = points(see, n)
-    y = values(x).unsqueeze(-1)
-    options = {
-        "plain": {},
-        "noise given": {"train_Yvar": noises(n).to(see.dtype).unsqueeze(-1)},
-        "transformed": {"input_transform": Normalize(2)},
-        "matern": {"covar_module": ScaleKernel(MaternKernel(2.5, ard_num_dims=2))},
-        "counting": {"likelihood": Counting()},
-        "own kernel": {"covar_module": ScaleKernel(Own())},
-    }
-    if kind == "two outputs":
-        y = torch.cat((y, -2 * y), -1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if kind == "mixed":
-            x = torch.cat((x, (x[:, :1] * 3).floor()), -1)
-            return MixedSingleTaskGP(x, y, cat_dims=[-1], outcome_transform=None).to(see.dtype)
-        if kind == "list":
-            return ModelListGP(single(see, "plain"), single(see, "matern", 13))
-        more = options.get(kind, {})
-        made = SingleTaskGP(x, y, **more, outcome_transform=None if kind != "standardised" else Standardize(1))
-    return made.to(see.dtype)
+def built(see: See, kind: str):
+    return BOTORCH[kind]().float().to(see.dtype)
 
 
 def places(see: See, kind: str, *shape: int, seed: int = 1) -> torch.Tensor:
-    x = points(see, *shape, seed=seed)
-    return torch.cat((x, (x[..., :1] * 3).floor()), -1) if kind == "mixed" else x
+    x = points(see, *shape, seed=seed, d=botorch_models.D)
+    return torch.cat((x[..., :1], (x[..., 1:] * 2).round()), -1) if kind == "categories" else x
 
 
-KINDS = [
-    "plain",
-    "noise given",
-    "transformed",
-    "standardised",
-    "matern",
-    "counting",
-    "own kernel",
-    "two outputs",
-    "mixed",
-    "list",
-]
-
-
-@scenarios(cases(kind=KINDS), cases(kind=["plain", "mixed", "matern"], dtype="float32", kappa=10.0), library="botorch")
+@scenarios(
+    cases(kind=KINDS), cases(kind=["usual", "categories", "scaled"], dtype="float32", kappa=10.0), library="botorch"
+)
 def fitted(see: See, kind: str):
     """One step of a fit, then posteriors with and without noise."""
-    model = single(see, kind)
+    model = built(see, kind)
     mll = (SumMarginalLogLikelihood if kind == "list" else ExactMarginalLogLikelihood)(model.likelihood, model)
     mll.train()
     inputs, targets = model.train_inputs, model.train_targets
@@ -92,7 +59,7 @@ def fitted(see: See, kind: str):
     see("loss", loss)
     see.grads("gradient", loss, model)
     model.eval()
-    x = places(see, kind, 6).requires_grad_(kind != "mixed")
+    x = places(see, kind, 6).requires_grad_(kind != "categories")
     for noisy in (False, True):
         p = model.posterior(x, observation_noise=noisy)
         see(f"type {noisy}", type(p).__name__)
@@ -103,15 +70,15 @@ def fitted(see: See, kind: str):
 
 @scenarios(
     cases(
-        kind=["plain", "noise given", "mixed", "counting", "two outputs"],
+        kind=["usual", "known noise", "categories", "counting", "two outputs"],
         what=["samples", "conditioned", "fantasies"],
         library="botorch",
         kappa=10.0,
     )
 )
 def used(see: See, kind: str, what: str):
-    model = single(see, kind).eval()
-    x = places(see, kind, 4).requires_grad_(kind != "mixed")
+    model = built(see, kind).eval()
+    x = places(see, kind, 4).requires_grad_(kind != "categories")
     if what == "samples":
         torch.manual_seed(3)
         found = model.posterior(x.unsqueeze(0).expand(3, 4, x.shape[-1])).rsample(torch.Size([2]))
@@ -120,7 +87,7 @@ def used(see: See, kind: str, what: str):
         return
     _ = model.posterior(x).variance
     z = places(see, kind, 2, seed=9).requires_grad_()
-    noise = {"noise": torch.full((2, 1), 0.2, dtype=see.dtype)} if kind == "noise given" else {}
+    noise = {"noise": torch.full((2, 1), 0.2, dtype=see.dtype)} if kind == "known noise" else {}
     if what == "conditioned":
         y = values(z.detach()).unsqueeze(-1)
         other = model.condition_on_observations(z, y.expand(2, 2) if kind == "two outputs" else y, **noise)
@@ -134,14 +101,13 @@ def used(see: See, kind: str, what: str):
 
 
 @scenarios(
-    cases(kind=["plain", "mixed"], what=["qLogEI", "LogEI", "UCB", "qLogNEI", "KG"], library="botorch", kappa=100.0)
+    cases(
+        kind=["usual", "categories"], what=["qLogEI", "LogEI", "UCB", "qLogNEI", "KG"], library="botorch", kappa=100.0
+    )
 )
 def acquired(see: See, kind: str, what: str):
-    model = single(see, kind) if kind != "list of one" else ModelListGP(single(see, "plain"))
-    model.eval()
-    kind = kind if kind == "mixed" else "plain"
-    sampler = IIDNormalSampler(torch.Size([8]), seed=5)
-    q = 1 if what in ("LogEI", "UCB") else 2
+    model, sampler = built(see, kind).eval(), IIDNormalSampler(torch.Size([8]), seed=5)
+    q = {"LogEI": 1, "UCB": 1, "KG": 4}.get(what, 2)
     made = {
         "qLogEI": lambda: qLogExpectedImprovement(model, 0.3, sampler),
         "LogEI": lambda: LogExpectedImprovement(model, 0.3),
@@ -151,71 +117,41 @@ def acquired(see: See, kind: str, what: str):
     }
     with see.attempt("made"):
         acquisition = made[what]()
-        x = places(see, kind, 3, q + (2 if what == "KG" else 0), seed=2).requires_grad_()
+        x = places(see, kind, 3, q, seed=2).requires_grad_()
         for k in range(2):
             found = acquisition(x + 0.01 * k)
             see(f"value {k}", found)
             see.grads(f"value {k}", found, {"x": x})
 
 
-class Multitask(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = MultitaskMean(ConstantMean(), num_tasks=2), kernel
-
-    def forward(self, x):
-        count("forward")
-        return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-class Independent(Regression):
-    def forward(self, x):
-        return MultitaskMultivariateNormal.from_batch_mvn(super().forward(x))
-
-
-class Hadamard(Regression):
-    def forward(self, x, i):
-        count("forward")
-        covariance = self.covar_module(x).mul(self.task_module(i))
-        return MultivariateNormal(self.mean_module(x), covariance)
-
-
 class Derivatives(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood):
-        super().__init__(x, y, likelihood)
+    def __init__(self, x):
+        super().__init__(x, torch.stack((values(x), x[:, 0], x[:, 1]), -1), MultitaskGaussianLikelihood(3))
         self.mean_module, self.covar_module = ConstantMeanGrad(), ScaleKernel(RBFKernelGrad(ard_num_dims=2))
 
     def forward(self, x):
         return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
+OTHER_KERNELS = {
+    "lcm": lambda: LCMKernel([RBFKernel(), MaternKernel(1.5)], num_tasks=2, rank=1),
+    "kronecker of own": lambda: MultitaskKernel(Own(), num_tasks=2, rank=1),
+}
+
+
 def tasked(see: See, kind: str, m: int = 5):
     """A model of several outputs, its training inputs and test inputs."""
-    x, z = points(see, 14), points(see, m, seed=1)
-    if kind == "hadamard":
-        i, j = (torch.arange(14) % 2).unsqueeze(-1), (torch.arange(m) % 2).unsqueeze(-1)
-        model = Hadamard((x, i), values(x), GaussianLikelihood(), ConstantMean(), ScaleKernel(RBFKernel()))
-        model.task_module = IndexKernel(num_tasks=2, rank=1)
-        torch.nn.init.constant_(model.task_module.covar_factor, 0.7)
-        return model.to(see.dtype), (x, i), (z, j)
     if kind == "derivatives":
-        y = torch.stack((values(x), x[:, 0], x[:, 1]), -1)
-        return Derivatives(x, y, MultitaskGaussianLikelihood(3)).to(see.dtype), (x,), (z,)
-    y = torch.stack((values(x), -x[:, 0]), -1)
-    if kind == "independent":
-        two = torch.Size([2])
-        mean, kernel = ConstantMean(batch_shape=two), ScaleKernel(RBFKernel(batch_shape=two), batch_shape=two)
-        return Independent(x, y, MultitaskGaussianLikelihood(2), mean, kernel).to(see.dtype), (x,), (z,)
-    kernels = {
-        "kronecker": lambda: MultitaskKernel(RBFKernel(), num_tasks=2, rank=1),
-        "lcm": lambda: LCMKernel([RBFKernel(), MaternKernel(1.5)], num_tasks=2, rank=1),
-        "kronecker of own": lambda: MultitaskKernel(Own(), num_tasks=2, rank=1),
-    }
-    model = Multitask(x, y, MultitaskGaussianLikelihood(2), kernels[kind]())
-    for name, p in model.named_parameters():
-        if "covar_factor" in name:
-            torch.nn.init.constant_(p, 0.6)
-    return model.to(see.dtype), (x,), (z,)
+        model, others = Derivatives(points(see, 14)), (points(see, m, seed=1),)
+    else:
+        of = "kronecker" if kind in OTHER_KERNELS else kind
+        model = exact_models.Several(of, 14)
+        if kind in OTHER_KERNELS:
+            model.covar_module = OTHER_KERNELS[kind]()
+        others = exact_models.several_at(of, m)
+    others = [t.float().to(see.dtype) if t.is_floating_point() else t for t in others]
+    model = model.float().to(see.dtype)
+    return model, model.train_inputs, others
 
 
 @scenarios(
@@ -229,11 +165,8 @@ def tasked(see: See, kind: str, m: int = 5):
 )
 def several_outputs(see: See, kind: str, setting: str = "defaults", m: int = 5):
     with under(setting):
-        model, inputs, others = tasked(see, kind, m)
-        model.train()
-        loss = -ExactMarginalLogLikelihood(model.likelihood, model)(model(*inputs), model.train_targets)
-        see("loss", loss)
-        see.grads("gradient", loss, model)
+        model, _, others = tasked(see, kind, m)
+        trained(see, model)
         p = model.eval()(*others)
         see.posterior("posterior", p)
         see.grads("variance", p.variance.sin(), model)
@@ -260,16 +193,3 @@ def several_outputs_after(see: See, kind: str, what: str):
     with see.attempt("fantasy"):
         y = torch.ones(5, dtype=see.dtype) if kind == "hadamard" else torch.ones(5, 2, dtype=see.dtype)
         see.posterior("then", model.get_fantasy_model(list(others), y)(*others))
-
-
-@scenarios(library="botorch")
-def multi_task_gp(see: See):
-    x = torch.cat((points(see, 16), (torch.arange(16) % 2).to(see.dtype).unsqueeze(-1)), -1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(2)
-        model = MultiTaskGP(x, values(x).unsqueeze(-1), task_feature=-1, outcome_transform=None).to(see.dtype)
-    p = model.eval().posterior(points(see, 5, seed=1))
-    see("mean", p.mean)
-    see("variance", p.variance)
-    see.grads("variance", p.variance.sin(), model)

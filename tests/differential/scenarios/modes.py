@@ -1,94 +1,143 @@
-"""Modes of torch: autocast, forward-mode derivatives, vmap, inference, default devices and dtypes, scripts, threads."""
+"""Modes of torch and of its process: whatever holds while a model is used, it computes as stock, there and after it."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 
 import gpytorch
 import torch
-from builders import PLAIN, points, regression
+from builders import points, regression
+from support.threads import in_threads
 from table import See, cases, scenarios
+from torch.autograd import forward_ad
 
 from scenarios.kernels import made
-from scenarios.predictions import under
-from scenarios.training import loss_of
+from scenarios.training import CG, loss_of, trained
+
+WHAT = ["matrix", "training", "prediction", "fantasy"]
+DTYPES = ["float64", "float32"]
+
+
+def used(see: See, name: str, what: str, model, x):
+    if what == "matrix":
+        square = model.covar_module(x).to_dense()
+        see(f"{name} square", square)
+        if square.requires_grad:
+            see.grads(f"{name} square", square, model.covar_module)
+        with torch.no_grad():
+            see(f"{name} across", model.covar_module(x, x[:3] + 0.1).to_dense())
+    elif what == "product":
+        see(f"{name} product", model.covar_module(x) @ x)
+    elif what == "training":
+        trained(see, model, f"{name} ")
+    else:
+        p = model.eval()(x)
+        see.posterior(name, p)
+        if what == "fantasy":
+            see.posterior(f"{name} grown", model.get_fantasy_model(x[:2], x[:2, 0])(x))
+
+
+@contextlib.contextmanager
+def _deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def _default_dtype(see):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if see.dtype == torch.float32 else torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+MODES = {
+    "autocast": lambda see: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference": lambda see: torch.inference_mode(),
+    "no_grad": lambda see: torch.no_grad(),
+    "another default device": lambda see: torch.device("meta"),
+    "another default dtype": _default_dtype,
+    "another thread": lambda see: contextlib.nullcontext(),
+    "anomaly": lambda see: torch.autograd.detect_anomaly(check_nan=True),
+    "deterministic": lambda see: _deterministic(),
+    "hooks": lambda see: torch.autograd.graph.saved_tensors_hooks(torch.Tensor.clone, lambda t: t),
+}
 
 
 @scenarios(
     cases(
-        what=["matrix", "training", "prediction"],
-        kernel=["scaled rbf", "scaled matern52", "own"],
-        cast=["bfloat16"],
-        dtype=["float64", "float32"],
-    )
+        mode="autocast", what=WHAT[:3], kernel=["scaled rbf", "scaled matern52", "own"], dtype=["float64", "float32"]
+    ),
+    cases(mode=["inference", "no_grad"], what=WHAT[1:]),
+    cases(mode="another default device", what=WHAT),
+    cases(mode="another default device", what=["training", "prediction"], kernel=["own", "rbf + matern"]),
+    cases(mode="another default device", what="training", kernel=["scaled rbf", "scaled matern52"], n=130),
+    cases(mode="another default device", what=["matrix", "prediction"], kernel="scaled matern52", n=130),
+    cases(mode="another default dtype", what=WHAT, dtype=DTYPES),
+    cases(mode="another thread", what=["training", "prediction"], kernel=["scaled rbf", "own"]),
+    cases(mode=["anomaly", "deterministic", "hooks"], what=["training", "prediction"]),
 )
-def autocast(see: See, what: str, kernel: str, cast: str):
-    """Under autocast, and after it: nothing may stay rounded."""
-    model, x = regression(see, 20, kernel), points(see, 6, seed=1)
-    for moment in ("under", "after"):
-        off = cast == "disabled" or moment == "after"
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not off), see.attempt(f"{moment} went"):
-            if what == "matrix":
-                see(f"{moment} square", model.covar_module(x).to_dense())
-                with torch.no_grad():
-                    see(f"{moment} across", model.covar_module(x, x[:3] + 0.1).to_dense())
-            elif what == "training":
-                loss = loss_of(model)
-                see(f"{moment} loss", loss)
-                see.grads(f"{moment} gradient", loss, model)
-            else:
-                p = model.eval()(x)
-                see(f"{moment} mean", p.mean)
-                see(f"{moment} variance", p.variance)
-                model.train()
+def under_a_mode(see: See, mode: str, what: str, kernel: str = "scaled rbf", n: int = 17):
+    """The default device is not the data's, and nothing may stay rounded by autocast."""
+    model, x = regression(see, n, kernel), points(see, 5, seed=1).requires_grad_(mode in ("anomaly", "hooks"))
+    with see.attempt("went"), MODES[mode](see):
+        if mode == "another thread":
+            in_threads(used, [see], ["there"], [what], [model], [x])
+        else:
+            used(see, "there", what, model, x)
+    used(see, "after", what, model.train(), x)
+
+
+@scenarios(
+    cases(what=[*WHAT, "product"]),
+    cases(what=["prediction", "training"], n=820, exact=CG, most=5),
+)
+def many_calls(see: See, what: str, n: int = 30):
+    """The same call a few times, each between draws: nothing may move the random numbers of a user."""
+    model, x = regression(see, n), points(see, 6, seed=1)
+    drawn = []
+    for k in range(4 if n > 800 else 6):
+        drawn.append(torch.rand(1).item())
+        with torch.set_grad_enabled(what not in ("prediction", "fantasy")):
+            used(see, str(k), what, model, x)
+    if n <= 800:
+        see("drawn", drawn)
 
 
 @scenarios(cases(kernel=["matern12", "matern32", "matern52", "rbf"], dtype=["float32"]))
 def first_traced_under_autocast(see: See, kernel: str):
-    """The issue's eighth defect: what is traced once under autocast keeps its casts."""
+    """What is traced once under autocast does not keep its casts."""
+    from autokern.kernels import graph
+
     k, x = made(see, kernel), points(see, 20)
     with torch.no_grad():
-        _forget_traces()
+        graph._scripted.cache_clear()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             k(x).to_dense()
         see("after", k(x).to_dense())
-        _forget_traces()
+        graph._scripted.cache_clear()
 
 
-def _forget_traces():
-    """Let whatever autokern traced in this process be traced anew, where it keeps such a thing."""
-    import sys
-
-    module = sys.modules.get("autokern.kernels.graph")
-    for name in ("_scripted", "scripted"):
-        forget = getattr(getattr(module, name, None), "cache_clear", None)
-        if forget is not None:
-            forget()
-
-
-@scenarios(
-    cases(what=["matrix", "training", "prediction", "dual points"], kernel=["scaled rbf", "rbf + matern", "own"])
-)
+@scenarios(cases(what=[*WHAT[:3], "dual points"], kernel=["scaled rbf", "rbf + matern", "own"]))
 def forward_mode(see: See, what: str, kernel: str):
     model, x = regression(see, 12, kernel), points(see, 5, seed=1)
-    import torch.autograd.forward_ad as fwd
-
-    with fwd.dual_level(), see.attempt("went"):
+    with forward_ad.dual_level(), see.attempt("went"):
         if what == "training":
-            y = fwd.make_dual(model.train_targets, torch.ones_like(model.train_targets))
-            found = loss_of(model, y=y)
-        elif what == "matrix":
-            dual = fwd.make_dual(x, torch.ones_like(x))
-            found = model.covar_module(dual).to_dense()
-        elif what == "dual points":
-            raw = next(p for p in model.covar_module.parameters())
-            dual = fwd.make_dual(points(see, 5, seed=2), torch.ones(5, 2, dtype=see.dtype))
-            found = model.covar_module(dual, x).to_dense() * raw.detach().sum()
+            found = loss_of(model, y=forward_ad.make_dual(model.train_targets, torch.ones(12, dtype=see.dtype)))
         else:
-            found = model.eval()(fwd.make_dual(x, torch.ones_like(x))).mean
-        value, tangent = fwd.unpack_dual(found)
+            dual = forward_ad.make_dual(points(see, 5, seed=2), torch.ones_like(x))
+            found = {
+                "matrix": lambda: model.covar_module(dual).to_dense(),
+                "dual points": lambda: model.covar_module(dual, x).to_dense(),
+                "prediction": lambda: model.eval()(dual).mean,
+            }[what]()
+        value, tangent = forward_ad.unpack_dual(found)
         see("value", value)
         see("tangent", tangent if tangent is not None else "none")
 
@@ -98,88 +147,34 @@ def transforms(see: See, kernel: str, what: str):
     k, x, z = made(see, kernel), points(see, 4), points(see, 3, seed=1)
     f = torch.func
 
+    def matrix(x):
+        return k(x, z).to_dense()
+
     def total(x):
-        return k(x, z).to_dense().sin().sum()
+        return matrix(x).sin().sum()
 
+    ways = {
+        "jvp": lambda: list(f.jvp(total, (x,), (torch.ones_like(x),))),
+        "vmap": lambda: f.vmap(matrix)(points(see, 5, 4, seed=3)),
+        "grad": lambda: f.grad(total)(x),
+        "jacrev": lambda: f.jacrev(matrix)(x),
+        "hessian": lambda: f.hessian(total)(x),
+    }
     with see.attempt("went"):
-        if what == "jvp":
-            see("jvp", list(f.jvp(total, (x,), (torch.ones_like(x),))))
-        elif what == "vmap":
-            see("vmap", f.vmap(lambda x: k(x, z).to_dense())(points(see, 5, 4, seed=3)))
-        elif what == "grad":
-            see("grad", f.grad(total)(x))
-        elif what == "jacrev":
-            see("jacrev", f.jacrev(lambda x: k(x, z).to_dense())(x))
-        else:
-            see("hessian", f.hessian(total)(x))
-
-
-@scenarios(cases(mode=["inference", "no_grad"], what=["training", "prediction", "fantasy"], setting=["defaults"]))
-def without_graphs(see: See, mode: str, what: str, setting: str):
-    model, x = regression(see, 17), points(see, 5, seed=1)
-    with under(setting), torch.inference_mode() if mode == "inference" else torch.no_grad(), see.attempt("went"):
-        if what == "training":
-            see("loss", loss_of(model))
-        else:
-            p = model.eval()(x)
-            see.posterior("posterior", p)
-            if what == "fantasy":
-                see.posterior("grown", model.get_fantasy_model(x[:2], x[:2, 0])(x))
-    with see.attempt("after"):
-        see.posterior("after", model.eval()(x))
-
-
-@scenarios(
-    cases(what=["matrix", "training", "prediction", "fantasy"], device=["meta"]),
-    cases(what=["training", "prediction"], device=["meta"], kernel=["own", "rbf + matern"]),
-    cases(what=["training"], device=["meta"], n=[130], kernel=["scaled rbf", "scaled matern52"]),
-    cases(what=["matrix", "prediction"], device=["meta"], n=[130], kernel=["scaled matern52"]),
-)
-def another_default_device(see: See, what: str, device: str, kernel: str = "scaled rbf", n: int = 17):
-    """The default device is not the data's: what makes tensors of its own must say where."""
-    model, x = regression(see, n, kernel), points(see, 5, seed=1)
-    torch.set_default_device(device)
-    with see.attempt("went"):
-        _used(see, "there", what, model, x)
-    torch.set_default_device(None)
-    _used(see, "back", what, model.train(), x)
-
-
-@scenarios(cases(what=["matrix", "training", "prediction", "fantasy"], dtype=["float32", "float64"]))
-def another_default_dtype(see: See, what: str):
-    model, x = regression(see, 17), points(see, 5, seed=1)
-    torch.set_default_dtype(torch.float64 if see.dtype == torch.float32 else torch.float32)
-    with see.attempt("went"):
-        _used(see, "there", what, model, x)
-
-
-def _used(see: See, name: str, what: str, model, x):
-    if what == "matrix":
-        square = model.covar_module(x).to_dense()
-        see(f"{name} square", square)
-        see.grads(f"{name} square", square, model.covar_module)
-    elif what == "training":
-        loss = loss_of(model)
-        see(f"{name} loss", loss)
-        see.grads(f"{name} gradient", loss, model)
-    else:
-        p = model.eval()(x)
-        see.posterior(name, p)
-        if what == "fantasy":
-            see.posterior(f"{name} grown", model.get_fantasy_model(x[:2], x[:2, 0])(x))
+        see(what, ways[what]())
 
 
 @scenarios(cases(what=["matrix", "prediction", "variance"], kernel=["scaled rbf", "scaled matern52"]))
 def traced(see: See, what: str, kernel: str):
     model, x = regression(see, 12, kernel).eval().requires_grad_(False), points(see, 5, seed=1)
+
+    def run(x):
+        if what == "matrix":
+            return model.covar_module(x).to_dense()
+        return model(x).variance if what == "variance" else model(x).mean
+
     with torch.no_grad(), gpytorch.settings.trace_mode(), gpytorch.settings.fast_pred_var():
         _ = model(x).variance if what == "variance" else model(x).mean
-
-        def run(x):
-            if what == "matrix":
-                return model.covar_module(x).to_dense()
-            return model(x).variance if what == "variance" else model(x).mean
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             script = torch.jit.trace(run, (x,), check_trace=False)
@@ -187,39 +182,38 @@ def traced(see: See, what: str, kernel: str):
         see("elsewhere", script(points(see, 5, seed=2)))
 
 
-@scenarios(cases(what=["training", "prediction"], kernel=[PLAIN[0], "own"]))
-def another_thread(see: See, what: str, kernel: str):
-    model, x = regression(see, 17, kernel), points(see, 5, seed=1)
-    failed = []
-
-    def run():
-        try:
-            _used(see, "there", what, model, x)
-        except Exception as error:
-            failed.append(repr(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    see("failed", failed)
-    _used(see, "here", what, model.train(), x)
+@scenarios(cases(what=["training", "prediction", "failure"]))
+def settings_after(see: See, what: str):
+    """What calls leave in the process."""
+    model, x = regression(see, 20), points(see, 6, seed=1)
+    with see.attempt("went"):
+        if what == "failure":
+            model.covar_module.base_kernel.forward = None
+        _ = loss_of(model).backward() if what == "training" else model.eval()(x).variance
+    see("process", [torch.is_grad_enabled(), torch.get_num_threads(), str(torch.get_default_dtype())])
+    see("settings", [gpytorch.settings.max_cholesky_size.value(), gpytorch.settings.fast_pred_var.on()])
+    see("names", [sorted(dict(named)) for named in (model.named_modules(), model.named_parameters())])
+    see("state", sorted(model.state_dict()))
+    see("active", str(model.covar_module.active_dims))
 
 
-@scenarios(cases(what=["training", "prediction"], how=["anomaly", "deterministic", "graph kept", "hooks"]))
-def watched(see: See, what: str, how: str):
-    model, x = regression(see, 17), points(see, 5, seed=1).requires_grad_()
-    with contextlib.ExitStack() as stack:
-        if how == "anomaly":
-            stack.enter_context(torch.autograd.detect_anomaly(check_nan=True))
-        if how == "hooks":
-            packed = []
-            stack.enter_context(
-                torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(1) or t.clone(), lambda t: t)
-            )
-        if how == "deterministic":
-            torch.use_deterministic_algorithms(True)
-            stack.callback(torch.use_deterministic_algorithms, False)
-        _used(see, "there", what, model, x)
-        if how == "graph kept":
-            output = model.train()(model.train_inputs[0])
-            see("again", list(torch.autograd.grad(output.covariance_matrix.sum(), model.covar_module.parameters())))
+class Broken(gpytorch.kernels.RBFKernel):
+    """Raises at its third call."""
+
+    calls = 0
+
+    def forward(self, x1, x2, diag=False, **params):
+        type(self).calls += 1
+        if type(self).calls == 2:
+            raise KeyError("a user's own error")
+        return super().forward(x1, x2, diag=diag, **params)
+
+
+@scenarios(cases(where=["training", "prediction", "late"]))
+def user_errors(see: See, where: str):
+    """An error of user code comes through as it is, and the model works after it."""
+    Broken.calls = 0 if where != "late" else -1
+    model, x = regression(see, 15, gpytorch.kernels.ScaleKernel(Broken())), points(see, 5, seed=1)
+    for k in range(3):
+        with see.attempt(f"time {k}"):
+            used(see, str(k), "training" if where == "training" else "prediction", model, x)

@@ -11,7 +11,7 @@ from table import See, cases, scenarios
 
 from scenarios.kernels import made
 from scenarios.predictions import under
-from scenarios.training import loss_of
+from scenarios.training import loss_of, trained
 
 
 def awkward(see: See, kind: str, n: int, span: float, d: int = 2):
@@ -39,20 +39,9 @@ def condition(k: torch.Tensor, noise: float) -> float:
     return (values[-1] / values[0]).item()
 
 
-CASES = [
-    ("repeated", 1.0),
-    ("repeated", 100.0),
-    ("repeated", 300.0),
-    ("far", 1.0),
-    ("far and repeated", 1.0),
-    ("near", 1.0),
-    ("apart", 1.0),
-    ("plain", 1e-3),
-    ("plain", 1000.0),
-    ("one dimension", 1.0),
-    ("equal", 1.0),
-    ("repeated", 1e4),
-]
+CASES = [("repeated", 1.0), ("repeated", 100.0), ("repeated", 300.0), ("far", 1.0), ("far and repeated", 1.0),
+         ("near", 1.0), ("apart", 1.0), ("plain", 1e-3), ("plain", 1000.0), ("one dimension", 1.0), ("equal", 1.0),
+         ("repeated", 1e4)]  # fmt: skip
 FAILS = {"raised": "float32 cannot tell that this is positive definite, and stock gives up; who can tell, may answer"}
 FLOAT32 = [
     {"kind": kind, "span": span, "dtype": "float32", **({"may": FAILS} if kind == "apart" else {})}
@@ -87,9 +76,7 @@ def awkward_training(see: See, kind: str, span: float, kernel: str, n: int, nois
         see.kappa = condition(KERNELS[kernel](torch.Size()).double()(x).to_dense(), noise) / 1000
     model = regression(see, n, kernel, x=x, y=(x[:, 0] / span).double().sin().float().to(see.dtype))
     model.likelihood.noise = noise
-    loss = loss_of(model)
-    see("loss", loss)
-    see.grads("gradient", loss, model)
+    trained(see, model)
 
 
 @scenarios(*[cases(**c, noise=1e-2, kappa=10.0) for c in FLOAT32[:9]])
@@ -136,9 +123,7 @@ def not_numbers(see: See, kernel: str, where: str, n: int = 9):
         see("diagonal", k(x).diagonal())
     model = regression(see, n, kernel, x=x, y=y)
     with see.attempt("trained"):
-        loss = loss_of(model)
-        see("loss", loss)
-        see.grads("gradient", loss, model)
+        trained(see, model)
     with see.attempt("predicted"):
         p = model.eval()(z)
         see("mean", p.mean)
@@ -170,9 +155,7 @@ def underflow(see: See, what: str):
     if what == "noise":
         model.likelihood.noise = 2e-4
     with see.attempt("trained"):
-        loss = loss_of(model)
-        see("loss", loss)
-        see.grads("gradient", loss, model)
+        trained(see, model)
     with see.attempt("predicted"):
         see("variance", model.eval()(points(see, 3, seed=1)).variance)
 

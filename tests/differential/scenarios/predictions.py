@@ -39,9 +39,9 @@ def under(*names: str):
         yield
 
 
-def read(see: See, name: str, p, model, by=None):
+def read(see: See, name: str, p, model, by=None, joint=True):
     """Values and gradients of mean and variances."""
-    see.posterior(name, p)
+    see.posterior(name, p, joint)
     if p.mean.requires_grad:
         see.grads(f"{name} mean", p.mean.sin(), by or model)
     if p.variance.requires_grad:
@@ -51,73 +51,57 @@ def read(see: See, name: str, p, model, by=None):
 @scenarios(
     cases(kernel=[*PLAIN, *SUMS[2:], *STRUCTURED, *FOREIGN[:6], "features"]),
     cases(kernel=[*SUMS[:2], *FOREIGN[6:], "rbf", "attribute", "own + rbf"], rare=True),
-    cases(kernel=["inducing"], kappa=100.0),
+    cases(kernel="inducing", kappa=100.0),
     cases(kernel=["scaled rbf", "scaled matern32", "rbf + linear", "own"], setting=["fast", "attached"]),
     cases(kernel=["scaled rbf", "scaled matern52", "rbf + linear"], dtype="float32"),
-    cases(
-        kernel="scaled rbf", setting=[k for k in SETTINGS if k not in ("defaults", "fast", "attached", "no cholesky")]
-    ),
+    cases(setting=[k for k in SETTINGS if k not in ("defaults", "fast", "attached", "no cholesky")]),
     cases(kernel=["own", "rbf + linear"], setting=["small eager", "no variances"]),
     cases(kernel=["scaled rbf", "own", "rbf + linear"], setting="no cholesky", exact=ORDERED, kappa=1e4),
-)
-def a_posterior(see: See, kernel: str, setting: str = "defaults"):
-    """Two predictions; gradients of the second by hyperparameters, and by points."""
-    with under(setting):
-        model = regression(see, 31, kernel).eval()
-        x, z = points(see, 9, seed=1), points(see, 6, seed=2).requires_grad_()
-        first = model(x)
-        see.posterior("first", first)
-        read(see, "second", model(z), model, {**dict(model.named_parameters()), "z": z})
-        noisy = model.likelihood(model(x))
-        see("noisy", noisy.variance)
-        see("density", noisy.log_prob(torch.zeros(9, dtype=see.dtype)))
-
-
-@scenarios(
-    cases(likelihood=[k for k in LIKELIHOODS if k != "gaussian"]),
+    cases(kernel="scaled matern52", likelihood=[k for k in LIKELIHOODS if k != "gaussian"]),
     cases(likelihood=["gaussian", "fixed"], mean=["zero", "linear mean", "own mean"]),
     cases(likelihood=["gaussian", "fixed", "louder"], setting=["attached", "small eager"], dtype="float32"),
-)
-def parts_of_models(see: See, likelihood: str, mean: str = "constant", setting: str = "defaults"):
-    with under(setting):
-        model = regression(see, 26, "scaled matern52", likelihood, mean).eval()
-        p = model(points(see, 11, seed=1))
-        read(see, "posterior", p, model)
-        with see.attempt("noisy") if "fixed" in likelihood else contextlib.nullcontext():
-            noisy = model.likelihood(p, noise=torch.full((11,), 0.2, dtype=see.dtype))
-            see.posterior("with noise", noisy)
-
-
-@scenarios(
     cases(n=[1, 2], m=[1, 5]),
-    cases(n=[130], m=[0, 1, 70]),
-    cases(n=[0], m=[4], kernel=["scaled rbf", "own"]),
-    cases(n=[0], m=[4], setting=["fast"]),
-    cases(n=[40], m=[600], rare=True),
-    cases(n=[40], m=[1100], most=5),
-    cases(n=[600], m=[30], most=5),
-    cases(n=[100], m=[1100], dtype="float32", most=5),
-    cases(n=[130], m=[70], setting=["fast", "attached"], dtype="float32"),
+    cases(n=130, m=[0, 1, 70]),
+    cases(n=0, m=4, kernel=["scaled rbf", "own"]),
+    cases(n=0, m=4, setting="fast"),
+    cases(n=40, m=600, rare=True),
+    cases(n=40, m=1100, most=5),
+    cases(n=600, m=30, most=5),
+    cases(n=100, m=1100, dtype="float32", most=5),
+    cases(n=130, m=70, setting=["fast", "attached"], dtype="float32"),
+    cases(n=820, m=12, setting=["defaults", "fast"], exact=CG, most=5),
+    cases(n=1000, m=3, rare=True, exact=CG, most=5),
+    cases(n=820, m=12, library="botorch", most=5),
+    cases(batch=["model", "points", "both", "broadcast"], setting=["defaults", "fast", "attached"]),
+    cases(batch=["model", "points"], likelihood=["fixed", "counting"]),
 )
-def sizes(see: See, n: int, m: int, kernel: str = "scaled rbf", setting: str = "defaults"):
-    with under(setting):
-        model = regression(see, n, kernel).eval()
-        p = model(points(see, m, seed=1))
-        see.posterior("posterior", p, joint=m <= 130)
-        if m:
-            see.grads("mean", p.mean.sin(), model)
-            see.grads("variance", p.variance.sin(), model)
-
-
-@scenarios(
-    cases(n=[820], m=[12], setting=["defaults", "fast"], exact=CG, most=5),
-    cases(n=[1000], m=[3], rare=True, exact=CG, most=5),
-    cases(n=[820], m=[12], library="botorch", most=5),
-)
-def beyond_800_points(see: See, n: int, m: int, setting: str = "defaults"):
-    with under(setting), torch.no_grad():
-        model = regression(see, n).eval()
-        see.posterior("posterior", model(points(see, m, seed=1)))
+def a_posterior(
+    see: See,
+    kernel: str = "scaled rbf",
+    setting: str = "defaults",
+    likelihood: str = "gaussian",
+    mean: str = "constant",
+    n: int = 31,
+    m: int = 9,
+    batch: str = "one",
+):
+    """Two predictions; gradients of both by hyperparameters, and of the second by points."""
+    b = () if batch in ("one", "points") else (2,)
+    lead = {"points": (3,), "both": (2,), "broadcast": (3, 1)}.get(batch, ())
+    with under(setting), torch.set_grad_enabled(n < 800):
+        model = regression(see, n, kernel, likelihood, mean, b).eval()
+        x, z = points(see, *lead, m, seed=1), points(see, *lead, 6, seed=2).requires_grad_()
+        first = model(x)
+        read(see, "first", first, model, joint=m <= 130)
+        read(see, "second", model(z), model, {**dict(model.named_parameters()), "z": z})
+        if b or lead:
+            see("one", [first[0].mean, first[0].variance])
+        with see.attempt("noisy") if "fixed" in likelihood else contextlib.nullcontext():
+            noise = {"noise": torch.full((m,), 0.2, dtype=see.dtype)} if likelihood != "gaussian" else {}
+            noisy = model.likelihood(model(x), **noise)
+            see("noisy", noisy.variance)
+            if m <= 130:
+                see("density", noisy.log_prob(torch.zeros(m, dtype=see.dtype)))
 
 
 PARTS = {
@@ -164,11 +148,8 @@ def what_is_read(see: See, what: str, m: int):
     lazy = p.lazy_covariance_matrix
     see("is lazy", isinstance(lazy, gpytorch.lazy.LazyEvaluatedKernelTensor))
     if what == "covariance parts":
-        see("rows", lazy[2:5].to_dense())
-        see("columns", lazy[..., 1].sum())
-        see("entry", lazy[3, 4])
-        see("block", lazy[1:5, 2:7].to_dense())
-        see("diagonal", lazy[[0, 3], [0, 3]])
+        see("entries", [lazy[..., 1].sum(), lazy[3, 4], lazy[[0, 3], [0, 3]]])
+        see("blocks", [lazy[2:5].to_dense(), lazy[1:5, 2:7].to_dense()])
         see("shape", str(tuple(lazy.shape)))
     elif what == "empty slices":
         for name, index in (("none", slice(0, 0)), ("late", slice(m, m)), ("back", slice(5, 2))):
@@ -184,8 +165,7 @@ def what_is_read(see: See, what: str, m: int):
         see("sample", p.sample(torch.Size([2])))
         see("sampled again", p.rsample())
     elif what == "root":
-        root = lazy.root_decomposition().to_dense()
-        see("root squared", root)
+        see("root squared", lazy.root_decomposition().to_dense())
         see("inverse product", lazy.add_jitter(1e-2).solve(points(see, m, seed=5)))
     elif what == "divergence":
         see("divergence", torch.distributions.kl_divergence(p.add_jitter(1e-2), p.add_jitter(1e-1)))
@@ -197,15 +177,13 @@ def what_is_read(see: See, what: str, m: int):
 
 
 @scenarios(
-    cases(
-        kernel=["scaled rbf", "scaled matern32", "rbf + linear"],
-        how=["by points twice", "batched", "jacobian", "acquisition", "third"],
-        kappa=10.0,
-        formula=NO_SECOND,
-    ),
-    cases(kernel=["scaled rbf", "own"], how=["by points twice", "jacobian"], setting=["fast", "attached"], kappa=10.0),
+    cases(kernel=["scaled rbf", "scaled matern32", "rbf + linear"], how=["jacobian", "acquisition", "third"]),
+    cases(kernel=["scaled rbf", "own"], how=["third", "jacobian"], setting=["fast", "attached"]),
+    kappa=10.0,
+    formula=NO_SECOND,
 )
 def differentiated_posterior(see: See, kernel: str, how: str, setting: str = "defaults"):
+    """In ways that are a posterior's own; `contracts` has the others."""
     with under(setting):
         model = regression(see, 18, kernel).eval()
         z = points(see, 4, seed=2).requires_grad_()
@@ -217,34 +195,15 @@ def differentiated_posterior(see: See, kernel: str, how: str, setting: str = "de
         if how == "jacobian":
             see("jacobian", torch.autograd.functional.jacobian(lambda z: model(z).variance, z))
             see("hessian", torch.autograd.functional.hessian(score, z))
-        elif how == "batched":
-            found = torch.autograd.grad(model(z).variance, z, torch.eye(4).to(see.dtype), is_grads_batched=True)
-            see("gradients", list(found))
         elif how == "acquisition":
             batch = points(see, 3, 2, seed=7).requires_grad_()
-            p = model(batch)
-            sample = p.rsample(base_samples=normals(see, 5, 3, 2))
+            sample = model(batch).rsample(base_samples=normals(see, 5, 3, 2))
             see("sample", sample)
             see.grads("sample", sample.max(-1).values, {"points": batch})
         else:
             found = score(z)
-            for order in range(3 if how == "third" else 2):
+            for order in range(3):
                 (gradient,) = torch.autograd.grad(found, z, create_graph=True)
                 see(f"derivative {order + 1}", gradient)
                 found = gradient.sin().sum()
             see.grads("mixed", found, model)
-
-
-@scenarios(
-    cases(batch=["model", "points", "both", "broadcast"], setting=["defaults", "fast", "attached"]),
-    cases(batch=["model", "points"], likelihood=["fixed", "counting"]),
-)
-def batches(see: See, batch: str, setting: str = "defaults", likelihood: str = "gaussian"):
-    b = {"model": (2,), "points": (), "both": (2,), "broadcast": (2,)}[batch]
-    lead = {"model": (), "points": (3,), "both": (2,), "broadcast": (3, 1)}[batch]
-    with under(setting):
-        model = regression(see, 15, "scaled rbf", likelihood, batch=b).eval()
-        p = model(points(see, *lead, 6, seed=1))
-        read(see, "posterior", p, model)
-        see("one mean", p[0].mean)
-        see("one variance", p[0].variance)

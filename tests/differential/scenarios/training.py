@@ -13,30 +13,44 @@ CG = "stock's conjugate gradients end at a tolerance of 1 and estimate the log d
 
 
 def loss_of(model, x=None, y=None):
-    model.train()
-    x = model.train_inputs[0] if x is None else x
-    y = model.train_targets if y is None else y
-    return -ExactMarginalLogLikelihood(model.likelihood, model)(model(x), y)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    return -mll(model(*(model.train_inputs if x is None else (x,))), model.train_targets if y is None else y)
+
+
+def trained(see, model, name=""):
+    """Note a loss and its gradient."""
+    loss = loss_of(model)
+    see(f"{name}loss", loss)
+    if loss.requires_grad:
+        see.grads(f"{name}gradient", loss.sin() if loss.dim() else loss, model)
+    return loss
 
 
 @scenarios(
-    cases(kernel=[*PLAIN, *SUMS, *STRUCTURED, *FOREIGN, "rbf", "features", "attribute"]),
-    cases(kernel=["rff"]),
-    cases(kernel=["inducing"], kappa=100.0),
+    cases(kernel=[*PLAIN, *SUMS, *STRUCTURED, *FOREIGN, "rbf", "features", "attribute", "rff"]),
+    cases(kernel="inducing", kappa=100.0),
     cases(kernel=["scaled rbf", "scaled matern32", "features", "rbf + linear"], dtype="float32"),
-    cases(kernel="scaled rbf", mean=["zero", "linear mean", "own mean"], likelihood=["gaussian"]),
+    cases(kernel="scaled rbf", mean=["zero", "linear mean", "own mean"]),
     cases(kernel="scaled matern52", likelihood=[one for one in LIKELIHOODS if one != "gaussian"]),
     cases(kernel="own", likelihood=["counting", "fixed"]),
-    cases(kernel="scaled rbf", likelihood=["counting"], dtype="float32"),
+    cases(kernel="scaled rbf", likelihood="counting", dtype="float32"),
+    cases(kernel=["scaled rbf", "scaled matern52"], n=[1, 2, 130]),
+    cases(kernel=["scaled rbf", "own"], n=0),
+    cases(kernel=["scaled rbf", "rbf + matern"], n=[60, 130], dtype="float32"),
+    cases(kernel="scaled rbf", n=600, most=5),
+    cases(kernel="scaled rbf", n=820, exact=CG, threads=2, most=5),
+    cases(kernel="own", n=820, rare=True, exact=CG, most=5),
+    cases(kernel="scaled matern52", n=1000, rare=True, exact=CG, most=5),
+    cases(kernel="scaled rbf", n=820, rare=True, library="botorch", most=5),
+    cases(kernel="scaled rbf", batch=["2", "2x3", "points"], likelihood=["gaussian", "fixed", "counting"]),
 )
-def a_step(see: See, kernel: str, mean: str = "constant", likelihood: str = "gaussian"):
-    """Two steps of gradient descent."""
-    model = regression(see, 37, kernel, likelihood, mean)
-    for step in range(2):
-        loss = loss_of(model)
-        see(f"loss {step}", loss)
-        see.grads(f"gradient {step}", loss, model)
-        loss.backward()
+def a_step(see: See, kernel: str, mean: str = "constant", likelihood: str = "gaussian", n: int = 37, batch: str = ""):
+    """Two steps of gradient descent, one of a large model."""
+    b = {"": (), "2": (2,), "2x3": (2, 3), "points": (2,)}[batch]
+    model = regression(see, n, kernel, likelihood, mean, b)
+    for step in range(1 if n >= 600 else 2):
+        loss = trained(see, model, f"{step} ")
+        loss.sum().backward()
         with torch.no_grad():
             for p in model.parameters():
                 if p.grad is not None:
@@ -44,72 +58,20 @@ def a_step(see: See, kernel: str, mean: str = "constant", likelihood: str = "gau
                     p.grad = None
 
 
-@scenarios(
-    cases(kernel=["scaled rbf", "scaled matern52"], n=[1, 2, 130]),
-    cases(kernel=["scaled rbf", "own"], n=[0]),
-    cases(kernel=["scaled rbf", "rbf + matern"], n=[60, 130], dtype="float32"),
-    cases(kernel=["scaled rbf"], n=[600], most=5),
-)
-def a_size(see: See, kernel: str, n: int):
-    model = regression(see, n, kernel)
-    loss = loss_of(model)
-    see("loss", loss)
-    see.grads("gradient", loss, model)
+HOW = ["functional call", "jacrev", "vmap", "checkpoint", "reentrant checkpoint", "by data", "leaves of float32"]
 
 
 @scenarios(
-    cases(kernel=["scaled rbf"], n=[820], exact=CG, threads=2, most=5),
-    cases(kernel=["own"], n=[820], rare=True, exact=CG, most=5),
-    cases(kernel=["scaled matern52"], n=[1000], rare=True, exact=CG, most=5),
-    cases(kernel=["scaled rbf"], n=[820], rare=True, library="botorch", most=5),
-)
-def beyond_800(see: See, kernel: str, n: int):
-    model = regression(see, n, kernel)
-    loss = loss_of(model)
-    see("loss", loss)
-    see.grads("gradient", loss, model)
-
-
-HOW = [
-    "hessian",
-    "batched backward",
-    "functional call",
-    "jacrev",
-    "vmap",
-    "checkpoint",
-    "reentrant checkpoint",
-    "by points",
-    "third",
-    "by targets",
-    "twice",
-    "retained",
-    "leaves of float32",
-    "accumulated",
-]
-
-
-@scenarios(
-    cases(kernel=["scaled rbf", "rbf + matern"], how=HOW, kappa=10.0, formula=GRAPHLESS),
-    cases(
-        kernel=["scaled matern32", "scaled matern12"],
-        how=["hessian", "checkpoint", "by points", "batched backward"],
-        kappa=10.0,
-        formula=GRAPHLESS,
-    ),
+    cases(kernel=["scaled rbf", "rbf + matern"], how=HOW),
+    cases(kernel=["scaled matern32", "scaled matern12"], how=["checkpoint", "by data"]),
+    kappa=10.0,
+    formula=GRAPHLESS,
 )
 def differentiated(see: See, kernel: str, how: str):
-    """A loss of 11 points, differentiated in every way that torch has."""
+    """A loss of 11 points, differentiated in ways that are a loss's own; `contracts` has the others."""
     model = regression(see, 11, kernel)
     named, x = dict(model.named_parameters()), model.train_inputs[0]
-    if how == "hessian":
-        first = torch.autograd.grad(loss_of(model), list(named.values()), create_graph=True)
-        for name, one in zip(named, first, strict=True):
-            see.grads(f"hessian {name}", one, named)
-    elif how == "batched backward":
-        loss = loss_of(model) * torch.ones(3, dtype=see.dtype)
-        found = torch.autograd.grad(loss, list(named.values()), torch.eye(3).to(see.dtype), is_grads_batched=True)
-        see("gradients", list(found))
-    elif how in ("functional call", "jacrev", "vmap"):
+    if how in ("functional call", "jacrev", "vmap"):
         _functional(see, model, named, how)
     elif "checkpoint" in how:
         reentrant = how.startswith("re")
@@ -119,23 +81,18 @@ def differentiated(see: See, kernel: str, how: str):
         see("loss", loss)
         loss.backward()
         see("gradients", [p.grad for p in named.values()] + [x.grad])
-    elif how in ("by points", "third", "by targets"):
-        _by_data(see, model, how)
-    elif how in ("twice", "retained"):
-        loss = loss_of(model)
-        loss.backward(retain_graph=how == "retained")
-        see("once", [p.grad.clone() for p in named.values()])
-        with see.attempt("again"):
-            loss.backward()
-        see("gradients", [p.grad for p in named.values()])
-    elif how == "leaves of float32":
-        loss = loss_of(model.float())
-        see("loss", loss)
-        see.grads("gradient", loss, model)
+    elif how == "by data":
+        for name, orders in (("points", 2 if kernel.startswith("scaled matern") else 3), ("targets", 2)):
+            leaves = {"points": x.clone().requires_grad_(), "targets": model.train_targets.clone().requires_grad_()}
+            model.train_inputs, model.train_targets = (leaves["points"],), leaves["targets"]
+            found = loss_of(model)
+            for order in range(orders):
+                (gradient,) = torch.autograd.grad(found, leaves[name], create_graph=True)
+                see(f"derivative {order + 1} by {name}", gradient)
+                found = gradient.sin().sum()
+            see.grads(f"mixed with {name}", found, model)
     else:
-        for scale in (1.0, 2.0):
-            (scale * loss_of(model)).backward()
-        see("gradients", [p.grad for p in named.values()])
+        trained(see, model.float())
 
 
 def _functional(see, model, named, how):
@@ -173,18 +130,6 @@ def _functional(see, model, named, how):
         see("gradients", list(found.values()))
 
 
-def _by_data(see, model, how):
-    x, y = (t.clone().requires_grad_() for t in (model.train_inputs[0], model.train_targets))
-    model.train_inputs, model.train_targets = (x,), y
-    loss = loss_of(model, x, y)
-    by = y if how == "by targets" else x
-    for order in range(3 if how == "third" else 2):
-        (gradient,) = torch.autograd.grad(loss, by, create_graph=True)
-        see(f"derivative {order + 1}", gradient)
-        loss = gradient.sin().sum()
-    see.grads("mixed", loss, model)
-
-
 @scenarios(
     cases(what=["wrong length", "wrong batch", "scalar targets", "no distribution", "float32 targets", "too long"]),
     cases(what=["wrong length", "no distribution", "scalar targets"], likelihood=["fixed", "counting"]),
@@ -208,30 +153,14 @@ def a_mistake(see: See, what: str, likelihood: str = "gaussian"):
         see("density", model.likelihood(output).log_prob(given))
 
 
-@scenarios(cases(likelihood=["gaussian", "fixed", "counting"], batch=["2", "2x3", "points"]))
-def a_batch(see: See, likelihood: str, batch: str):
-    b = {"2": (2,), "2x3": (2, 3), "points": (2,)}[batch]
-    model = regression(see, 14, likelihood=likelihood, batch=b)
-    loss = loss_of(model)
-    see("losses", loss)
-    see.grads("gradient", loss.sin(), model)
-    batched = torch.eye(loss.numel(), dtype=see.dtype).view(-1, *loss.shape)
-    loss, ps = loss_of(model), [p for p in model.parameters() if p.requires_grad]
-    found = torch.autograd.grad(loss, ps, batched, is_grads_batched=True, allow_unused=True)
-    see("each gradient", [f for f in found if f is not None])
-
-
 @scenarios(cases(policy=["mask", "fill", "ignore"], likelihood=["gaussian", "fixed", "missing", "counting"]))
 def missing_targets(see: See, policy: str, likelihood: str):
     model = regression(see, 20, likelihood=likelihood)
     model.train_targets = model.train_targets.clone()
     model.train_targets[[3, 7]] = float("nan")
     with gpytorch.settings.observation_nan_policy(policy):
-        loss = loss_of(model)
-        see("loss", loss)
-        see.grads("gradient", loss, model)
-        p = model.eval()(points(see, 5, seed=1))
-        see.posterior("after", p)
+        trained(see, model)
+        see.posterior("after", model.eval()(points(see, 5, seed=1)))
 
 
 @scenarios(cases(kernel=["scaled rbf", "own"], what=["leave one out", "prior", "density", "samples", "expected"]))
