@@ -6,26 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import user_code
 from gpytorch import kernels as k
 from gpytorch import likelihoods, means
 from table import FORMULAE, See
-from user_code import (
-    Attribute,
-    Buffered,
-    Counting,
-    CountingFixed,
-    Deep,
-    Doubled,
-    Features,
-    FormulaMatern,
-    FormulaRBF,
-    Hyper,
-    Louder,
-    Own,
-    OwnMean,
-    Regression,
-    WrongDiagonal,
-)
 
 NONE = torch.Size()
 
@@ -50,11 +34,11 @@ def _rff(b: torch.Size) -> Any:
 
 
 def _matern(nu: float, **options: Any) -> Any:
-    return (FormulaMatern if FORMULAE["on"] else k.MaternKernel)(nu, **options)
+    return (user_code.FormulaMatern if FORMULAE["on"] else k.MaternKernel)(nu, **options)
 
 
 def _rbf(**options: Any) -> Any:
-    return (FormulaRBF if FORMULAE["on"] else k.RBFKernel)(**options)
+    return (user_code.FormulaRBF if FORMULAE["on"] else k.RBFKernel)(**options)
 
 
 def _ard(b: torch.Size, **more: Any) -> Any:
@@ -100,15 +84,15 @@ KERNELS: dict[str, Callable[[torch.Size], Any]] = {
     "scaled kiss": lambda b: k.ScaleKernel(_kiss(b)),
     "rff": _rff,
     "inducing": _inducing,
-    "own": lambda b: k.ScaleKernel(Own(batch_shape=b), batch_shape=b),
-    "wrong diagonal": lambda b: k.ScaleKernel(WrongDiagonal(batch_shape=b), batch_shape=b),
-    "doubled": lambda b: k.ScaleKernel(Doubled(batch_shape=b), batch_shape=b),
-    "own + rbf": lambda b: Own(batch_shape=b) + k.ScaleKernel(_ard(b), batch_shape=b),
-    "buffered": lambda b: k.ScaleKernel(Buffered()),
-    "deep": lambda b: Deep(),
-    "weight-normed": lambda b: Deep(normed=True),
-    "hyper": lambda b: Hyper(),
-    "attribute": lambda b: k.ScaleKernel(Attribute()),
+    "own": lambda b: k.ScaleKernel(user_code.Own(batch_shape=b), batch_shape=b),
+    "wrong diagonal": lambda b: k.ScaleKernel(user_code.WrongDiagonal(batch_shape=b), batch_shape=b),
+    "doubled": lambda b: k.ScaleKernel(user_code.Doubled(batch_shape=b), batch_shape=b),
+    "own + rbf": lambda b: user_code.Own(batch_shape=b) + k.ScaleKernel(_ard(b), batch_shape=b),
+    "buffered": lambda b: k.ScaleKernel(user_code.Buffered()),
+    "deep": lambda b: user_code.Deep(),
+    "weight-normed": lambda b: user_code.Deep(normed=True),
+    "hyper": lambda b: user_code.Hyper(),
+    "attribute": lambda b: k.ScaleKernel(user_code.Attribute()),
     "scaled constant": lambda b: k.ScaleKernel(k.ConstantKernel(batch_shape=b), batch_shape=b),
 }
 GRAPHLESS = "stock's functions keep no graph of their first derivative by the lengthscale: the formula's are right"
@@ -124,7 +108,7 @@ MEANS: dict[str, Callable[[torch.Size], Any]] = {
     "zero": lambda b: means.ZeroMean(batch_shape=b),
     "constant": lambda b: means.ConstantMean(batch_shape=b),
     "linear mean": lambda b: means.LinearMean(2, batch_shape=b),
-    "own mean": lambda b: OwnMean(),
+    "own mean": lambda b: user_code.OwnMean(),
 }
 
 
@@ -148,9 +132,9 @@ LIKELIHOODS: dict[str, Callable[[int, torch.Size], Any]] = {
         noises(n, b), learn_additional_noise=True, batch_shape=b
     ),
     "missing": _gaussian(likelihoods.GaussianLikelihoodWithMissingObs),
-    "counting": _gaussian(Counting),
-    "louder": _gaussian(Louder),
-    "counting fixed": lambda n, b: CountingFixed(noises(n, b)),
+    "counting": _gaussian(user_code.Counting),
+    "louder": _gaussian(user_code.Louder),
+    "counting fixed": lambda n, b: user_code.CountingFixed(noises(n, b)),
 }
 
 
@@ -185,6 +169,6 @@ def regression(
     n = x.shape[-2]
     likelihood = LIKELIHOODS[likelihood](n, b) if isinstance(likelihood, str) else likelihood
     mean = MEANS[mean](b) if isinstance(mean, str) else mean
-    kind = kind or (Features if kernel == "features" else Regression)
+    kind = kind or (user_code.Features if kernel == "features" else user_code.Regression)
     kernel = KERNELS["scaled rbf" if kernel == "features" else kernel](b) if isinstance(kernel, str) else kernel
     return kind(x, values(x) if y is None else y, likelihood, mean, kernel).float().to(see.dtype)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from table import Scenario
-from ways import HOSTS, Told, briefly, enabled, runs, told
+from ways import HOSTS, Told, enabled, runs, told
 
 _TIGHT = 1e-8
 _SLACK = {"float32": 1e-4, "float64": 1e-4}
@@ -48,14 +48,11 @@ def differences(scenario: Scenario, known: list[Reference], found: Told) -> list
     return list(_all(scenario, known, found))
 
 
-def judged(scenario: Scenario, most: int = 99, brief: bool = False) -> dict[str, list[str]]:
-    """Return what differs from stock by the way in which it does, with one of the recorded profiles, by turns.
-
-    There are at most so many runs by force, and two in all where it is to be `brief`.
-    """
+def judged(scenario: Scenario, most: int = 99) -> dict[str, list[str]]:
+    """Return what differs from stock in which way: with a recorded profile, `most` times by force, and by chance."""
     turn, known = zlib.crc32(scenario.name.encode()), references(scenario)
     with enabled():
-        ways = briefly(scenario, turn) if brief else runs(scenario, HOSTS[turn % len(HOSTS)], turn % 1000, most)
+        ways = runs(scenario, HOSTS[turn % len(HOSTS)], turn % 1000, most)
         found = {way: differences(scenario, known, told) for way, told in ways}
     return {way: texts for way, texts in found.items() if texts}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from builders import GRAPHLESS, KERNELS, LIKELIHOODS, MEANS, points, regression
@@ -23,21 +24,7 @@ MOMENTS = ["outputscale setter", "noise setter", "load_state_dict", "fused Adam"
            "trained and evaluated", "points in place"]  # fmt: skip
 DERIVATIVES = ["none", "by hyperparameters", "by points", "twice", "batched", "no_grad", "inference"]
 Tree = Any
-
-
-class Recipe(NamedTuple):
-    """What is drawn."""
-
-    kernel: Tree
-    likelihood: str
-    mean: str
-    n: int
-    m: int
-    event: str
-    late: bool
-    derivative: str
-    setting: str
-    dtype: str
+Recipe = SimpleNamespace
 
 
 def _trees() -> st.SearchStrategy[Tree]:
@@ -127,7 +114,7 @@ def _read(see: See, recipe: Recipe, model: Any, p: Any, z: torch.Tensor) -> None
 
 def scenario_of(recipe: Recipe) -> Scenario:
     """The scenario of a recipe; its kernels may make a matrix singular but for the noise."""
-    words = [_words(recipe.kernel), *map(str, recipe[1:])]
+    words = [_words(recipe.kernel), *(str(value) for name, value in vars(recipe).items() if name != "kernel")]
     kappa = 100.0 * (30.0 if "matern12" in words[0] else 1.0)
     second = recipe.derivative == "twice" or "matern" in words[0]
     return Scenario(
@@ -143,5 +130,5 @@ def scenario_of(recipe: Recipe) -> Scenario:
 def complaints(recipe: Recipe, most: int) -> list[str]:
     """What differs in any way from stock, with at most so many runs by force."""
     scenario = scenario_of(recipe)
-    found = judged(scenario, most=most)
+    found = judged(scenario, most)
     return [f"{scenario.name} [{way}] {text}" for way, texts in list(found.items())[:3] for text in texts[:3]]

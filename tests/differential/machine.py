@@ -19,7 +19,7 @@ from builders import points, regression
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scenarios.events import EVENTS
+from scenarios.events import ALL
 from scenarios.late import Predicts
 from scenarios.predictions import under
 from scenarios.training import loss_of
@@ -52,16 +52,17 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(((found - expected).abs().max() / scale) <= _TIGHT)
 
 
-def attempted(read: Callable[[], Any]) -> tuple[Any, str]:
+def attempted(read: Callable[..., Any], *of: Any) -> tuple[Any, str]:
     """Return what was read and nothing, or nothing and how it failed."""
     try:
-        return read(), ""
+        return read(*of), ""
     except Exception as error:
         return None, type(error).__name__
 
 
-def moments(p: Any) -> tuple[torch.Tensor, ...]:
-    return p.mean, p.variance, p.covariance_matrix
+def begun(parts: Any) -> list[Any]:
+    """The first entries of tensors, to be told."""
+    return parts and [t.flatten()[:3].tolist() for t in parts]
 
 
 def both_variances(p: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,14 +111,30 @@ class Life(RuleBasedStateMachine):
 
     def both(self, act: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Do the same to both models; return what it gave."""
-        ours, failed = attempted(lambda: act(self.ours))
+        ours, failed = attempted(act, self.ours)
         with self.stock():
-            theirs, their_failure = attempted(lambda: act(self.theirs))
+            theirs, their_failure = attempted(act, self.theirs)
         assert failed == their_failure, f"{failed or 'nothing'} was raised, by stock {their_failure or 'nothing'}"
         return ours, theirs
 
+    def agree(self, read: Callable[[Any], dict[str, list[torch.Tensor]]]) -> None:
+        """What is read of our model by each name is what is read of theirs, or of a fresh one."""
+        ours, failed = attempted(read, self.ours)
+        with self.stock():
+            theirs, stale = attempted(read, self.theirs)
+            fresh, fails = attempted(lambda: read(self.fresh()))
+        assert not failed or failed in (stale, fails), f"{failed} was raised, by stock {stale or 'nothing'}"
+        for name, found in (ours or {}).items():
+            allowed = [one and one[name] for one in (theirs, fresh)]
+            words = f"{name}: {begun(found)}, stock's {begun(allowed[0])}, of a fresh model {begun(allowed[1])}"
+            assert any(one and all(map(close, found, one)) for one in allowed), words
+
     def at(self, m: int, seed: int | None = None) -> torch.Tensor:
         return points(self.see, m, seed=self.places if seed is None else seed)
+
+    def learned(self) -> bool:
+        """Whether the noise is a parameter."""
+        return hasattr(self.ours.likelihood, "raw_noise")
 
     @initialize(kernel=st.sampled_from(["known", "buffered", "own"]), likelihood=st.sampled_from(["gaussian", "fixed"]),
                 setting=st.sampled_from(["defaults", "fast", "attached"]))  # fmt: skip
@@ -147,50 +164,39 @@ class Life(RuleBasedStateMachine):
         ours, theirs = self.both(step)
         assert all(map(close, ours or (), theirs or ())), "a step of training"
 
-    @rule(way=st.sampled_from(SETTERS))
-    def set_hyperparameter(self, way: str) -> None:
-        if way != "noise setter" or hasattr(self.ours.likelihood, "raw_noise"):
-            self.both(lambda model: EVENTS[way](self.see, model))
-
-    @rule()
-    def mode(self) -> None:
-        self.both(lambda model: model.train().eval())
+    @rule(what=st.sampled_from(SETTERS))
+    def set_hyperparameter(self, what: str) -> None:
+        if what != "noise setter" or self.learned():
+            self.both(lambda model: ALL[what](self.see, model))
 
     @rule(what=st.sampled_from(["points in place", "targets in place", "data set", "targets set", "mean in place"]))
     @precondition(lambda self: self.ours.train_targets.dim() == 1)
     def change_data(self, what: str) -> None:
-        if what != "data set" or hasattr(self.ours.likelihood, "raw_noise"):
-            self.both(lambda model: EVENTS[what](self.see, model))
+        if what != "data set" or self.learned():
+            self.both(lambda model: ALL[what](self.see, model))
 
-    @rule()
-    @precondition(lambda self: getattr(self, "kind", "") == "buffered")
-    def change_buffer(self) -> None:
-        def change(model: Any) -> None:
-            next(m for m in model.modules() if isinstance(m, Buffered)).shift.mul_(1.5)
-
-        self.both(change)
-
-    @rule()
-    @precondition(lambda self: hasattr(self, "ours") and not hasattr(self.ours.likelihood, "raw_noise"))
-    def change_fixed_noise(self) -> None:
-        self.both(lambda model: model.likelihood.noise.mul_(1.5))
+    @rule(what=st.sampled_from(["trained and evaluated", "buffer in place", "noise in place"]))
+    def change_another(self, what: str) -> None:
+        can = {"buffer in place": self.kind == "buffered", "noise in place": not self.learned()}
+        if can.get(what, True):
+            self.both(lambda model: ALL[what](self.see, model))
 
     @rule(q=st.integers(1, 3))
     @precondition(lambda self: self.ours.train_targets.shape[-1] < _MOST)
     def fantasise(self, q: int) -> None:
         z = self.at(q, 77)
-        noise = {} if hasattr(self.ours.likelihood, "raw_noise") else {"noise": torch.full((q,), 0.2).double()}
+        noise = {} if self.learned() else {"noise": torch.full((q,), 0.2).double()}
 
         def grow(model: Any) -> Any:
             return model.get_fantasy_model(z, z[:, 0], **noise)
 
-        ours, failed = attempted(lambda: grow(self.ours))
+        ours, failed = attempted(grow, self.ours)
         with self.stock():
-            theirs, stale = attempted(lambda: grow(self.theirs))
+            theirs, stale = attempted(grow, self.theirs)
             if theirs is None:  # caches that no longer hold may be too bad to grow
                 fresh = self.fresh()
-                _, fails = attempted(lambda: moments(fresh(z)))
-                theirs, fails = (None, fails) if fails else attempted(lambda: grow(fresh))
+                _, fails = attempted(lambda: fresh(z).covariance_matrix)
+                theirs, fails = (None, fails) if fails else attempted(grow, fresh)
         assert ours is not None or failed == stale, f"{failed} was raised, by stock {stale or 'nothing'}"
         if None not in (ours, theirs):
             self.ours, self.theirs = ours, theirs
@@ -212,23 +218,14 @@ class Life(RuleBasedStateMachine):
     def functional(self, m: int) -> None:
         x = self.at(m, 55)
 
-        def called(model: Any) -> list[torch.Tensor]:
+        def called(model: Any) -> dict[str, list[torch.Tensor]]:
             wrap = Predicts(model if self.setting == "attached" else copy.deepcopy(model))
             named = {name: p for name, p in wrap.named_parameters() if p.requires_grad}
             p = torch.func.functional_call(wrap, {name: 1.1 * q for name, q in named.items()}, (x,))
             found = torch.autograd.grad(p.variance.sum(), list(named.values()), allow_unused=True)
-            return [p.variance, *(torch.zeros(1) if g is None else g for g in found)]
+            return {"a functional call": [p.variance, *(torch.zeros(1) if g is None else g for g in found)]}
 
-        ours, failed = attempted(lambda: called(self.ours))
-        with self.stock():
-            theirs, stale = attempted(lambda: called(self.theirs))
-            fresh, fails = attempted(lambda: called(self.fresh()))
-        if ours is None:
-            assert failed in (stale, fails), f"{failed} was raised, by stock {stale or 'nothing'}"
-            return
-        allowed = [one for one in (theirs, fresh) if one is not None]
-        words = [one and [t.flatten()[:2].tolist() for t in one] for one in (ours, theirs, fresh)]
-        assert any(all(map(close, ours, one)) for one in allowed), f"a functional call: {words}"
+        self.agree(called)
 
     @rule(m=st.integers(1, 9))
     @precondition(lambda self: len(self.late) < 3)
@@ -268,19 +265,12 @@ class Life(RuleBasedStateMachine):
 
     def _predicts_as_it_should(self, m: int) -> None:
         x = self.at(m)
-        ours, failed = attempted(lambda: moments(self.ours(x)))
-        with self.stock():
-            theirs, stale = attempted(lambda: moments(self.theirs(x)))
-            fresh, fails = attempted(lambda: moments(self.fresh()(x)))
-        if failed:
-            assert failed in (stale, fails), f"{failed} was raised, by stock {stale or 'nothing'}"
-            return
-        for k, what in enumerate(("mean", "variance", "covariance")):
-            expected = [one[k] for one in (fresh, theirs) if one is not None]
-            words = [one[k].flatten()[:3].tolist() if one is not None else None for one in (ours, fresh, theirs)]
-            assert any(close(ours[k], one) for one in expected), (
-                f"{what} {words[0]}, of a fresh model {words[1]}, stock's own {words[2]}"
-            )
+
+        def read(model: Any) -> dict[str, list[torch.Tensor]]:
+            p = model(x)
+            return {"mean": [p.mean], "variance": [p.variance], "covariance": [p.covariance_matrix]}
+
+        self.agree(read)
 
     @invariant()
     def holds(self) -> None:

@@ -48,17 +48,13 @@ def defaults(library: str) -> Iterator[None]:
     fast, tries, cholesky, eager = _QUICK[library]
     of, more = linear_operator.settings, gpytorch.settings
     switches = [of._fast_covar_root_decomposition, of._fast_log_prob, of._fast_solves]
-    set_to = [(kind, "_default", fast) for kind in switches]
-    set_to += [(of.cholesky_max_tries, "_global_value", tries), (of.max_cholesky_size, "_global_value", cholesky)]
-    set_to += [(more.max_eager_kernel_size, "_global_value", eager)]
-    before = [(kind, name, getattr(kind, name)) for kind, name, _ in set_to]
-    try:
-        for kind, name, value in set_to:
-            setattr(kind, name, value)
+    numbers = {of.cholesky_max_tries: tries, of.max_cholesky_size: cholesky, more.max_eager_kernel_size: eager}
+    with contextlib.ExitStack() as stack:
+        for kind in switches:
+            stack.enter_context(mock.patch.object(kind, "_default", fast))
+        for kind, value in numbers.items():
+            stack.enter_context(mock.patch.object(kind, "_global_value", value))
         yield
-    finally:
-        for kind, name, value in before:
-            setattr(kind, name, value)
 
 
 @contextlib.contextmanager
@@ -101,15 +97,11 @@ def told(scenario: Scenario, truth: bool = False, first: bool = True, formula: b
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    before = {k: os.environ.pop(k) for k in list(os.environ) if k.startswith("AUTOKERN")}
-    wanted = {"AUTOKERN_CALIBRATE": "never", **variables}
-    os.environ.update(wanted)
-    try:
+    with mock.patch.dict(os.environ):
+        for name in [name for name in os.environ if name.startswith("AUTOKERN")]:
+            del os.environ[name]
+        os.environ.update({"AUTOKERN_CALIBRATE": "never", **variables})
         yield
-    finally:
-        for name in wanted:
-            os.environ.pop(name, None)
-        os.environ.update(before)
 
 
 _home: list[str] = []
@@ -207,22 +199,3 @@ def runs(scenario: Scenario, host: Path, seed: int, most: int = 99) -> Iterator[
     with session(AUTOKERN_FORCE=f"random:{seed}"):
         found = told(scenario)
     yield f"random:{seed}", found
-
-
-def briefly(scenario: Scenario, turn: int) -> Iterator[tuple[str, Told]]:
-    """Run a scenario twice, within `enabled`; it depends on `turn` how, so that a table meets all ways of `runs`.
-
-    First with a recorded profile or without one; then with candidates by force that did not run in the first, or drawn.
-    """
-    host, chance = HOSTS[turn % len(HOSTS)], f"random:{turn % 1000}"
-    recorded, by_chance = turn // 64 % 2, turn // 128 % 3 == 0
-    with session(**({"AUTOKERN_PROFILE": str(host)} if recorded else {})):
-        found = told(scenario)
-        made, ran = dispatch.decisions(), dispatch.stats()
-    yield host.stem if recorded else "without a profile", found
-    left = {op: [n for n in names if n not in ran.get(op, {})] for op, names in _left(made).items()}
-    order = ",".join(f"{op}={names[turn % len(names)]}" for op, names in left.items() if names)
-    text = chance if by_chance or not order else order
-    with session(AUTOKERN_FORCE=text):
-        found = told(scenario)
-    yield f"forced {text}", found

@@ -127,7 +127,7 @@ EVENTS = {
     "double and back": lambda see, m: m.float().double(),
 }
 OF_KERNELS = {
-    "buffer in place": ("buffered", lambda m: base(m).shift.mul_(6.0)),
+    "buffer in place": ("buffered", lambda m: next(b for n, b in m.named_buffers() if "shift" in n).mul_(6.0)),
     "buffer assigned": ("buffered", lambda m: setattr(base(m), "shift", torch.tensor(3.0))),
     "scale assigned": ("attribute", lambda m: setattr(base(m), "scale", torch.tensor(0.2))),
     "scale in place": ("attribute", lambda m: base(m).scale.mul_(0.3)),

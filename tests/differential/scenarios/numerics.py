@@ -90,6 +90,16 @@ def awkward_posterior(see: See, kind: str, span: float, noise: float):
     see("positive", bool((p.variance > -1e-3).all()))
 
 
+def survived(see: See, model, z: torch.Tensor) -> None:
+    """Note how training and a prediction go, or fail."""
+    with see.attempt("trained"):
+        trained(see, model)
+    with see.attempt("predicted"):
+        p = model.eval()(z)
+        see("mean", p.mean)
+        see("variance", p.variance)
+
+
 OF_NAN = {
     "gradient by covar_module.base_kernel.raw_lengthscale": "where one point's distance is zero and the loss is NaN, "
     "stock's gradient is NaN for an RBF kernel by torch 2.13 and zero by 2.14"
@@ -121,13 +131,7 @@ def not_numbers(see: See, kernel: str, where: str, n: int = 9):
         see("square", k(x).to_dense())
         see("across", k(z, x).to_dense())
         see("diagonal", k(x).diagonal())
-    model = regression(see, n, kernel, x=x, y=y)
-    with see.attempt("trained"):
-        trained(see, model)
-    with see.attempt("predicted"):
-        p = model.eval()(z)
-        see("mean", p.mean)
-        see("variance", p.variance)
+    survived(see, regression(see, n, kernel, x=x, y=y), z)
 
 
 @scenarios(
@@ -154,10 +158,7 @@ def underflow(see: See, what: str):
     model = regression(see, 8, k)
     if what == "noise":
         model.likelihood.noise = 2e-4
-    with see.attempt("trained"):
-        trained(see, model)
-    with see.attempt("predicted"):
-        see("variance", model.eval()(points(see, 3, seed=1)).variance)
+    survived(see, model, points(see, 3, seed=1))
 
 
 @scenarios(cases(what=["indefinite", "singular", "nan", "jitter"], setting=["defaults", "attached"]))
