@@ -12,32 +12,26 @@ from autokern import covariance
 from autokern.core.errors import MemoryBudgetError, SettingsError
 from autokern.runtime import dispatch
 
-
-@pytest.mark.parametrize("kernel", [LinearKernel(), RBFKernel() * LinearKernel(), type("Mine", (RBFKernel,), {})()])
-def test_kernels_that_are_not_known_are_gpytorchs(kernel):
-    kernel, x, rhs = kernel.double(), random(10, 3), random(10, 2, seed=3)
-    torch.testing.assert_close(covariance.matmul(kernel, x, None, rhs), kernel(x).to_dense() @ rhs)
-    torch.testing.assert_close(covariance.matmul(kernel, x[:4], x, rhs), kernel(x[:4], x).to_dense() @ rhs)
-
-
-def test_a_vector_gives_a_vector_and_points_may_have_one_dimension():
-    kernel, x = RBFKernel().double(), random(10)
-    expected = kernel(x) @ x
-    torch.testing.assert_close(covariance.matmul(kernel, x, None, x), expected)
-    torch.testing.assert_close(covariance.matmul(kernel, x.unsqueeze(-1), x, x), expected)
-
-
-def test_active_dimensions_are_selected():
-    for kernel in (RBFKernel(active_dims=(1,)).double(), RBFKernel(active_dims=(0, 2), ard_num_dims=2).double()):
-        x, z, rhs = random(12, 3), random(9, 3, seed=2), random(9, 2, seed=3)
-        torch.testing.assert_close(covariance.matmul(kernel, x, z, rhs), kernel(x, z) @ rhs)
+X, Z, RHS = random(12, 3), random(9, 3, seed=2), random(9, 2, seed=3)
+PAIR = torch.Size([2])
+CASES = {
+    "another kernel": (LinearKernel(), X, Z, RHS),
+    "a product with it": (RBFKernel() * LinearKernel(), X, Z, RHS),
+    "a subclass": (type("Mine", (RBFKernel,), {})(), Z, None, RHS),
+    "an active dimension": (RBFKernel(active_dims=(1,)), X, Z, RHS),
+    "active dimensions": (RBFKernel(active_dims=(0, 2), ard_num_dims=2), X, Z, RHS),
+    "a batch": (ScaleKernel(RBFKernel(batch_shape=PAIR), batch_shape=PAIR), random(3, 1, 9, 3), None, RHS),
+    "points in one dimension": (RBFKernel(), X[:, 0], None, X),
+    "a vector": (RBFKernel(), X[:, 0], X[:, :1], X[:, 0]),
+}
 
 
-def test_batches_broadcast():
-    kernel = ScaleKernel(RBFKernel(batch_shape=torch.Size([2])), batch_shape=torch.Size([2])).double()
-    x, rhs = random(3, 1, 12, 3), random(12, 2, seed=3)
-    assert covariance.matmul(kernel, x, None, rhs).shape == (3, 2, 12, 2)
-    torch.testing.assert_close(covariance.matmul(kernel, x, None, rhs), kernel(x).to_dense() @ rhs)
+@pytest.mark.parametrize(("kernel", "x", "z", "rhs"), CASES.values(), ids=CASES)
+def test_products_are_gpytorchs(kernel, x, z, rhs):
+    expected = kernel.double()(x, z).to_dense() @ rhs
+    found = covariance.matmul(kernel, x, z, rhs)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -276,27 +276,16 @@ def test_single_entries_and_thin_matrices(op, dtype):
 
 @each_dtype
 @each_op
-def test_samples_are_of_their_problem(op, dtype):
-    for level in ("quick", "full"):
-        for problem in op.grid(level, dtype, "cpu"):
-            small = shrunk(problem, 90)
-            assert op.problem_of(*sample(op, small)) == small
-
-
-@each_op
-def test_samples_are_reproducible(op):
-    problem = grid(op.name, "float64")[0]
-    for one, other in zip(tensors_in(sample(op, problem)), tensors_in(sample(op, problem)), strict=True):
-        assert one.equal(other)
-
-
-@each_op
-def test_samples_do_not_ask_what_gpytorch_sets_for_all_threads_while_it_evaluates_a_kernel(op):
-    kinds = {p.grad: shrunk(p, 90) for p in op.grid("quick", "float64", "cpu")}
-    for problem in kinds.values():
+def test_samples_are_of_their_problem_and_reproducible(op, dtype):
+    """Nor do they ask what gpytorch sets for all threads while it evaluates a kernel."""
+    problems = [shrunk(problem, 90) for level in ("quick", "full") for problem in op.grid(level, dtype, "cpu")]
+    for problem in problems:
+        assert op.problem_of(*sample(op, problem)) == problem
+    for problem in {p.grad: p for p in problems}.values():
         with gpytorch.settings.lazily_evaluate_kernels(False):
             args = sample(op, problem)
         assert op.problem_of(*args) == problem
+        assert all(map(torch.equal, tensors_in(args), tensors_in(sample(op, problem))))
 
 
 @each_op
@@ -452,21 +441,17 @@ def test_the_families_are_all_swept():
     assert {name for tree in trees for name in tree.split("+")} >= {"rbf", "matern32", "matern52", "rq", "periodic"}
 
 
-@pytest.mark.parametrize(("op", "device", "n", "expected"), [
-    ("objective", "cpu", 400, "arrays"), ("objective", "cpu", 401, "stock"),
-    ("objective", "cuda", 200, "arrays"), ("objective", "cuda", 201, "stock"),
-    ("posterior", "cuda", 50, "arrays"), ("posterior", "cuda", 20_000, "stock"),
+@pytest.mark.parametrize(("problem", "device", "expected"), [
+    ({"op": "objective", "n": 400}, "cpu", "arrays"), ({"op": "objective", "n": 401}, "cpu", "stock"),
+    ({"op": "objective", "n": 200}, "cuda", "arrays"), ({"op": "objective", "n": 201}, "cuda", "stock"),
+    ({"op": "posterior", "m": 4, "n": 50}, "cuda", "arrays"),
+    ({"op": "posterior", "m": 4, "n": 20_000}, "cuda", "stock"),
+    ({"op": "kernel_matmul", "n": 600}, "cpu", "tiled-symmetric"), ({"op": "kernel_matmul", "n": 600}, "cuda", "stock"),
+    ({"op": "kernel_matmul", "n": 4000}, "cuda", "stock"),
+    ({"op": "kernel_matmul", "n": 5000}, "cuda", "tiled-symmetric@4096"),
 ])  # fmt: skip
-def test_small_models_on_an_accelerator_are_computed_on_the_cpu_unmeasured(op, device, n, expected):
-    problem = Problem(op=op, m=n if op == "objective" else 4, n=n, d=3, device=device, variant="rbf")
-    assert get(op).default_candidate(problem) == expected
-
-
-@pytest.mark.parametrize(("device", "n", "expected"), [
-    ("cpu", 600, "tiled-symmetric"), ("cuda", 600, "stock"), ("cuda", 4000, "stock"),
-    ("cuda", 5000, "tiled-symmetric@4096"),
-])  # fmt: skip
-def test_a_product_is_tiled_unmeasured_where_there_are_several_tiles(device, n, expected):
+def test_what_runs_unmeasured(problem, device, expected):
     """On an H100, products of 1,500 to 3,000 points took 1.7 to 2.9 times as long by tiles of 4096."""
-    problem = Problem(op="kernel_matmul", m=n, n=n, d=3, rhs=11, device=device, variant="rbf/same")
-    assert get("kernel_matmul").default_candidate(problem) == expected
+    product = {"rhs": 11, "variant": "rbf/same"} if problem["op"] == "kernel_matmul" else {"variant": "rbf"}
+    asked = Problem(**{"m": problem["n"], "d": 3, "device": device, **product, **problem})
+    assert get(asked.op).default_candidate(asked) == expected
