@@ -14,6 +14,7 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
+from support.models import ExactModel
 
 from autokern.core.replay import Held
 
@@ -28,18 +29,12 @@ def effect(*of: Any) -> str | None:
     return Held(of).effect
 
 
-class Own(gpytorch.models.ExactGP):
-    def __init__(self) -> None:
-        x = torch.rand(4, 2)
-        super().__init__(x, x.sum(-1), gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+def own(kind: type = ExactModel) -> Any:
+    x = torch.rand(4, 2)
+    return kind(x, x.sum(-1))
 
 
-class Counting(Own):
+class Counting(ExactModel):
     def forward(self, x: torch.Tensor) -> Any:
         self.calls = getattr(self, "calls", 0) + 1
         return super().forward(x)
@@ -81,7 +76,7 @@ def closed() -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def hooked() -> torch.nn.Module:
-    model = Own()
+    model = own()
     model.covar_module.base_kernel.register_forward_hook(lambda *args: None)
     return model
 
@@ -94,10 +89,10 @@ def writing(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "free",
     [
-        weighted, nested, functools.partial(weighted, weight=3.0), torch.exp, torch.nn.Linear(2, 1), Own(),
+        weighted, nested, functools.partial(weighted, weight=3.0), torch.exp, torch.nn.Linear(2, 1), own(),
         lambda samples, X=None: -(samples - TARGET).square().sum(-1), [weighted, 3.0, {"a": nested}],
         gpytorch.kernels.RBFKernel(), lambda x: KNOWN["a"] * x, lambda x: torch.where(x > 0, x, -x).max(),
-        Own().forward, summed,
+        own().forward, summed,
     ],
 )  # fmt: skip
 def test_objects_that_only_compute(free: Any) -> None:
@@ -143,7 +138,7 @@ SEED, TALLY, FACTOR = torch.manual_seed, np.zeros(1), Factor(2.0)
     ("other", "reason"),
     [
         (counted, "counted"), (closed(), "closed"), (hooked(), "hook on a RBFKernel"), (writing, "STORE_SUBSCR"),
-        (lambda x: (print(x), x)[1], "print"), (Counting(), "STORE_ATTR"), (Plain(), "class Plain"),
+        (lambda x: (print(x), x)[1], "print"), (own(Counting), "STORE_ATTR"), (Plain(), "class Plain"),
         (collecting(), "add"), (through_alias, "INPLACE_"), (Logging(), ""), (Delegating(), ""), (CALLS.__iadd__, ""),
         (lambda x: torch.manual_seed(1), "manual_seed"), (lambda x: x.numpy(), "numpy"), ([weighted, print], "print"),
         (lambda x: compile(x, "", "exec"), "compile"), (functools.partial(weighted, weight=Plain()), "class Plain"),
@@ -177,8 +172,8 @@ def appending(*args: Any, **options: Any) -> Any:
 )
 def test_mocks_patches_and_hooks_of_the_libraries_count(change: Any, told: str) -> None:
     with change():
-        assert told in (effect(Own()) or "")
-    assert effect(Own()) is None
+        assert told in (effect(own()) or "")
+    assert effect(own()) is None
 
 
 WEIGHT = 1.0
@@ -197,7 +192,7 @@ def test_what_is_held_is_as_before_until_something_is_put_elsewhere(monkeypatch:
     def by_name(x: torch.Tensor, *, weight: float = 1.0) -> torch.Tensor:
         return x * weight
 
-    model, array, named = Own(), np.ones(2), {"plain": 1.0}
+    model, array, named = own(), np.ones(2), {"plain": 1.0}
     held = Held([model, lambda x: x * weights[0], by_global, {"array": array}, named, by_name], [(Setting, "_state")])
     kernel = model.covar_module.base_kernel
 
@@ -222,7 +217,7 @@ def test_what_is_held_is_as_before_until_something_is_put_elsewhere(monkeypatch:
 
 def test_a_dead_weak_reference_is_like_another_one() -> None:
     """A transform of torch 2.11 keeps its inverse by one, which a prior makes at each evaluation."""
-    model, reached = Own(), Own()
+    model, reached = own(), own()
     model.reference = weakref.ref(Plain())
     held = Held([model])
     model.reference = weakref.ref(Plain())

@@ -5,15 +5,8 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
+from gpytorch import kernels as k
 from gpytorch.constraints import Interval
-from gpytorch.kernels import (
-    LinearKernel,
-    MaternKernel,
-    PiecewisePolynomialKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-)
 from gpytorch.likelihoods import DirichletClassificationLikelihood, FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, SmoothedBoxPrior
@@ -39,7 +32,7 @@ from autokern.density.gaussian import dense
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 B = torch.Size([3])
-BARE = [name for name, make in KERNELS.items() if not (type(make()) is LinearKernel or list(make().named_priors()))]
+BARE = [name for name, make in KERNELS.items() if not (type(make()) is k.LinearKernel or list(make().named_priors()))]
 """Kernels without priors; one that is linear alone, the library solves by its rank."""
 
 
@@ -60,23 +53,23 @@ def served(monkeypatch):
 # --- values and derivatives -------------------------------------------------------------------------------------------
 
 CASES = {
-    "zero mean": lambda: made(RBFKernel(), ZeroMean()),
-    "a constraint of the mean": lambda: made(RBFKernel(), ConstantMean(constant_constraint=Interval(-1.0, 1.0))),
+    "zero mean": lambda: made(k.RBFKernel(), ZeroMean()),
+    "a constraint of the mean": lambda: made(k.RBFKernel(), ConstantMean(constant_constraint=Interval(-1.0, 1.0))),
     "known noise": lambda: made(
-        RBFKernel(), likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.4, N, dtype=torch.float64))
+        k.RBFKernel(), likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.4, N, dtype=torch.float64))
     ),
-    "a mean without bias": lambda: made(RBFKernel(), LinearMean(D, bias=False)),
-    "fixed lengthscale": lambda: fixed(made(ScaleKernel(RBFKernel()))),
-    "a linear mean": lambda: made(ScaleKernel(RBFKernel(ard_num_dims=D)) + MaternKernel(2.5), LinearMean(D)),
-    "deep batch": lambda: made(RBFKernel(batch_shape=B), batch=B, kind=Deep),
+    "a mean without bias": lambda: made(k.RBFKernel(), LinearMean(D, bias=False)),
+    "fixed lengthscale": lambda: fixed(made(k.ScaleKernel(k.RBFKernel()))),
+    "a linear mean": lambda: made(k.ScaleKernel(k.RBFKernel(ard_num_dims=D)) + k.MaternKernel(2.5), LinearMean(D)),
+    "deep batch": lambda: made(k.RBFKernel(batch_shape=B), batch=B, kind=Deep),
     "priors": lambda: made(
-        ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(3.0, 6.0)), outputscale_prior=LogNormalPrior(0.1, 1.0)),
+        k.ScaleKernel(k.RBFKernel(lengthscale_prior=GammaPrior(3.0, 6.0)), outputscale_prior=LogNormalPrior(0.1, 1.0)),
         ConstantMean(constant_prior=NormalPrior(0.1, 0.7)),
         GaussianLikelihood(noise_prior=GammaPrior(1.1, 0.05)),
     ),
-    "batch with priors": lambda: made(RBFKernel(batch_shape=B, lengthscale_prior=GammaPrior(3.0, 6.0)), batch=B),
+    "batch with priors": lambda: made(k.RBFKernel(batch_shape=B, lengthscale_prior=GammaPrior(3.0, 6.0)), batch=B),
     "batch with boxes": lambda: made(
-        RBFKernel(batch_shape=B, lengthscale_prior=SmoothedBoxPrior(0.1, 0.5)),
+        k.RBFKernel(batch_shape=B, lengthscale_prior=SmoothedBoxPrior(0.1, 0.5)),
         likelihood=GaussianLikelihood(batch_shape=B, noise_prior=SmoothedBoxPrior(0.1, 0.5)),
         batch=B,
     ),
@@ -126,11 +119,11 @@ def test_points_that_are_given_and_points_that_a_network_makes(name, n, kind, wa
 
 
 NEAR = {
-    "matern12": lambda: MaternKernel(0.5),
-    "matern12 ard": lambda: MaternKernel(0.5, ard_num_dims=2),
-    "matern32": lambda: MaternKernel(1.5),
-    "rbf": RBFKernel,
-    "rq": RQKernel,
+    "matern12": lambda: k.MaternKernel(0.5),
+    "matern12 ard": lambda: k.MaternKernel(0.5, ard_num_dims=2),
+    "matern32": lambda: k.MaternKernel(1.5),
+    "rbf": k.RBFKernel,
+    "rq": k.RQKernel,
 }
 
 
@@ -139,12 +132,12 @@ def test_points_that_meet_and_points_far_away_have_gradients(make):
     """Against differences: the library's own are some 1e-10 off where ARD is on."""
     x = torch.rand(8, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x[1], x[3], x[5] = x[0], x[2] + 1e-8, x[4] + 1e-4
-    likelihood, kernel = GaussianLikelihood().double(), ScaleKernel(make()).double()
+    likelihood, kernel = GaussianLikelihood().double(), k.ScaleKernel(make()).double()
     for at in (x, 1e4 * x, 40 + x):
         points, others = at.clone().requires_grad_(), at.clone().requires_grad_()
         prior = gpytorch.distributions.MultivariateNormal(x.sum(-1), kernel(points))
-        k = dense(kernel, others) + likelihood.noise * torch.eye(8, dtype=x.dtype)
-        exact = torch.distributions.MultivariateNormal(x.sum(-1), k).log_prob(x[:, 0])
+        covariance = dense(kernel, others) + likelihood.noise * torch.eye(8, dtype=x.dtype)
+        exact = torch.distributions.MultivariateNormal(x.sum(-1), covariance).log_prob(x[:, 0])
         parameters = [*kernel.parameters(), *likelihood.parameters()]
         with by("arrays"):
             found = likelihood(prior).log_prob(x[:, 0])
@@ -155,33 +148,33 @@ def test_points_that_meet_and_points_far_away_have_gradients(make):
 
 SQUARE = {"n": 3, "batch": B}
 BATCHES = {
-    "all": lambda: made(ScaleKernel(RBFKernel(batch_shape=B, ard_num_dims=D), batch_shape=B), batch=B),
-    "a sum": lambda: made(RBFKernel(batch_shape=B) + MaternKernel(2.5, batch_shape=B, active_dims=[1]), batch=B),
-    "common noise": lambda: made(MaternKernel(1.5, batch_shape=B), likelihood=GaussianLikelihood(), batch=B),
-    "common mean": lambda: made(RBFKernel(batch_shape=B), mean=LinearMean(D), batch=B),
-    "common targets": lambda: made(RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(batch_shape=B)),
+    "all": lambda: made(k.ScaleKernel(k.RBFKernel(batch_shape=B, ard_num_dims=D), batch_shape=B), batch=B),
+    "a sum": lambda: made(k.RBFKernel(batch_shape=B) + k.MaternKernel(2.5, batch_shape=B, active_dims=[1]), batch=B),
+    "common noise": lambda: made(k.MaternKernel(1.5, batch_shape=B), likelihood=GaussianLikelihood(), batch=B),
+    "common mean": lambda: made(k.RBFKernel(batch_shape=B), mean=LinearMean(D), batch=B),
+    "common targets": lambda: made(k.RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(batch_shape=B)),
     "known noise": lambda: made(
-        RBFKernel(batch_shape=B), likelihood=FixedNoiseGaussianLikelihood(torch.full((*B, N), 0.1).double()), batch=B
+        k.RBFKernel(batch_shape=B), likelihood=FixedNoiseGaussianLikelihood(torch.full((*B, N), 0.1).double()), batch=B
     ),
-    "a batch of one": lambda: made(RBFKernel(batch_shape=torch.Size([1])), batch=(1,)),
-    "two dimensions": lambda: made(RBFKernel(batch_shape=torch.Size([2, 2])), batch=(2, 2)),
-    "one point": lambda: made(RBFKernel(batch_shape=B), batch=B, n=1),
-    "as many points as models": lambda: made(RBFKernel(batch_shape=B, ard_num_dims=D), **SQUARE),
-    "common noise of as many": lambda: made(RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(), **SQUARE),
+    "a batch of one": lambda: made(k.RBFKernel(batch_shape=torch.Size([1])), batch=(1,)),
+    "two dimensions": lambda: made(k.RBFKernel(batch_shape=torch.Size([2, 2])), batch=(2, 2)),
+    "one point": lambda: made(k.RBFKernel(batch_shape=B), batch=B, n=1),
+    "as many points as models": lambda: made(k.RBFKernel(batch_shape=B, ard_num_dims=D), **SQUARE),
+    "common noise of as many": lambda: made(k.RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(), **SQUARE),
     "known noise of as many": lambda: made(
-        RBFKernel(batch_shape=B),
+        k.RBFKernel(batch_shape=B),
         likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.9, 9).double().view(3, 3)),
         **SQUARE,
     ),
     "known and further noise": lambda: made(
-        RBFKernel(batch_shape=B),
+        k.RBFKernel(batch_shape=B),
         likelihood=FixedNoiseGaussianLikelihood(
             torch.linspace(0.1, 0.9, 3 * N).double().view(3, N), learn_additional_noise=True, batch_shape=B
         ),
         batch=B,
     ),
     "classes": lambda: made(
-        RBFKernel(batch_shape=B),
+        k.RBFKernel(batch_shape=B),
         likelihood=DirichletClassificationLikelihood(torch.arange(N) % 3, dtype=torch.float64),
         batch=B,
     ),
@@ -195,7 +188,7 @@ def test_batches(make, points, served):
     if points == "own":
         x, batch = mll.model.train_inputs[0], mll.model.covar_module.batch_shape
         mll.model.set_train_data(
-            torch.stack([x + k for k in range(batch.numel())]).view(*batch, *x.shape), strict=False
+            torch.stack([x + at for at in range(batch.numel())]).view(*batch, *x.shape), strict=False
         )
     with by("fused"):
         expected = derivatives(mll)
@@ -208,11 +201,11 @@ def test_batches(make, points, served):
 # --- what autograd may ask of each ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", [RBFKernel, LinearKernel])
+@pytest.mark.parametrize("kernel", [k.RBFKernel, k.LinearKernel])
 @pytest.mark.parametrize("way", ["objective", "arrays", "fused", "dense"])
 def test_no_factor_means_the_librarys_own_words(way, kernel, served):
     """What the library says of a kernel of low rank is not what it says of others."""
-    mll = without_factor(PiecewisePolynomialKernel(0, ard_num_dims=D) if way == "dense" else kernel())
+    mll = without_factor(k.PiecewisePolynomialKernel(0, ard_num_dims=D) if way == "dense" else kernel())
     with by(way), pytest.raises(Exception, match=r"not positive|not p\.d\."), pytest.warns():
         value_of(mll)
     assert way in ("fused", "dense") or served[way] == 0
@@ -236,7 +229,7 @@ def with_added_loss(mll):
 
 
 CHANGES = {
-    "a kernel": lambda m: swap(m, "covar_module", MaternKernel(1.5)),
+    "a kernel": lambda m: swap(m, "covar_module", k.MaternKernel(1.5)),
     "smoothness": lambda m: setattr(m.model.covar_module, "nu", 1.5),
     "a mean": lambda m: swap(m, "mean_module", LinearMean(D)),
     "memory": lambda m: setattr(m.model.covar_module.raw_lengthscale, "data", torch.ones(1, 1).double()),
@@ -268,7 +261,7 @@ CHANGES = {
 @pytest.mark.parametrize("way", ["objective", "arrays", "fused"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_is_seen(change, way):
-    mll = made(MaternKernel(2.5) if change == "smoothness" else RBFKernel())
+    mll = made(k.MaternKernel(2.5) if change == "smoothness" else k.RBFKernel())
     with by(way):
         derivatives(mll, second=False)
         CHANGES[change](mll)
@@ -281,7 +274,7 @@ def test_what_changes_is_seen(change, way):
 
 @pytest.mark.parametrize("name", ["raw_lengthscale", "raw_outputscale"])
 def test_a_parameter_whose_batch_is_not_the_kernels_is_the_librarys_error(name: str) -> None:
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=3))
+    kernel = k.ScaleKernel(k.RBFKernel(ard_num_dims=3))
     owner = kernel if name == "raw_outputscale" else kernel.base_kernel
     setattr(owner, name, torch.nn.Parameter(getattr(owner, name).detach()[None]))
     x = torch.rand(20, 3)

@@ -10,30 +10,12 @@ from botorch.models import SingleTaskGP
 from botorch.models.kernels.positive_index import PositiveIndexKernel
 from botorch.models.transforms import input as transforms
 from botorch.models.transforms.input import ChainedInputTransform, Log10, Normalize, Round, Warp
+from gpytorch import kernels as k
+from gpytorch import priors as p
 from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import (
-    AdditiveKernel,
-    IndexKernel,
-    LinearKernel,
-    MaternKernel,
-    PiecewisePolynomialKernel,
-    PolynomialKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-)
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean, ConstantMeanGrad
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
-from gpytorch.priors import (
-    GammaPrior,
-    HalfCauchyPrior,
-    HalfNormalPrior,
-    LKJCovariancePrior,
-    NormalPrior,
-    SmoothedBoxPrior,
-    UniformPrior,
-)
 from support.array_kernels import periodic, tasks
 from support.models import loss_of
 from support.readings import D, Model, agree, made, read
@@ -41,7 +23,7 @@ from torch.distributions import Gamma
 
 from autokern.density.exact_objective import Reading
 
-NORMAL = NormalPrior(0.0, 1.0)
+NORMAL, LKJ = p.NormalPrior(0.0, 1.0), p.LKJCovariancePrior(3, 1.0, p.SmoothedBoxPrior(0.1, 2.0))
 pytestmark = pytest.mark.filterwarnings("ignore:Data")
 
 
@@ -52,7 +34,7 @@ def numbers(*values):
 def transformed(transform, outputs=1):
     generator = torch.Generator().manual_seed(1)
     x = 0.5 + 3 * torch.rand(14, D, generator=generator, dtype=torch.float64)
-    y = torch.stack([(x * (k + 1)).sum(-1).sin() for k in range(outputs)], -1)
+    y = torch.stack([(x * (at + 1)).sum(-1).sin() for at in range(outputs)], -1)
     model = SingleTaskGP(x, y, input_transform=transform)
     return ExactMarginalLogLikelihood(model.likelihood, model).train()
 
@@ -91,22 +73,22 @@ def test_input_transforms_are_run_once_and_left_as_the_library_leaves_them(trans
 
 
 PRIORS = {
-    "smoothed box": lambda: SmoothedBoxPrior(0.84, 0.9, sigma=0.1),
-    "uniform": lambda: UniformPrior(0.0, 30.0),
-    "half normal": lambda: HalfNormalPrior(0.7),
-    "gamma": lambda: GammaPrior(2.0, 3.0),
+    "smoothed box": lambda: p.SmoothedBoxPrior(0.84, 0.9, sigma=0.1),
+    "uniform": lambda: p.UniformPrior(0.0, 30.0),
+    "half normal": lambda: p.HalfNormalPrior(0.7),
+    "gamma": lambda: p.GammaPrior(2.0, 3.0),
 }
 
 
 @pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
 def test_priors(prior):
     kernel = periodic(ard_num_dims=D, lengthscale_prior=prior(), period_length_prior=prior())
-    kernel = ScaleKernel(kernel, outputscale_prior=prior()) + LinearKernel(variance_prior=prior())
+    kernel = k.ScaleKernel(kernel, outputscale_prior=prior()) + k.LinearKernel(variance_prior=prior())
     agree(made(kernel, likelihood=GaussianLikelihood(noise_prior=prior())))
 
 
 def test_ways_to_register_a_prior():
-    mll = made(ScaleKernel(RBFKernel()) + RQKernel() + PolynomialKernel(2))
+    mll = made(k.ScaleKernel(k.RBFKernel()) + k.RQKernel() + k.PolynomialKernel(2))
     kernels = mll.model.covar_module.kernels
     kernels[0].register_prior("one", NORMAL, "outputscale")
     kernels[0].base_kernel.register_prior("two", NORMAL, lambda m: m.lengthscale)
@@ -120,7 +102,7 @@ def test_ways_to_register_a_prior():
     assert read(mll) is None
 
 
-@pytest.mark.parametrize("prior", [UniformPrior(2.0, 3.0), HalfNormalPrior(1.0)])
+@pytest.mark.parametrize("prior", [p.UniformPrior(2.0, 3.0), p.HalfNormalPrior(1.0)])
 def test_values_that_a_prior_excludes_are_the_librarys_matter(prior):
     mll = made(mean=ConstantMean(constant_prior=prior))
     with torch.no_grad():
@@ -129,7 +111,7 @@ def test_values_that_a_prior_excludes_are_the_librarys_matter(prior):
 
 
 def test_parameters_that_want_no_gradient():
-    mll = made(ScaleKernel(LinearKernel()) + RQKernel())
+    mll = made(k.ScaleKernel(k.LinearKernel()) + k.RQKernel())
     mll.model.covar_module.kernels[0].base_kernel.raw_variance.requires_grad_(False)
     agree(mll)
 
@@ -159,7 +141,7 @@ class Called(Model):
 class Hidden(Model):
     @property
     def covar_module(self):
-        return RBFKernel().double()
+        return k.RBFKernel().double()
 
     @covar_module.setter
     def covar_module(self, kernel):
@@ -181,7 +163,7 @@ class Added(Model):
         yield from ()
 
 
-class OwnKernel(RBFKernel):
+class OwnKernel(k.RBFKernel):
     pass
 
 
@@ -210,7 +192,7 @@ def free(*values):
 
 
 def with_prior(closure):
-    kernel = RBFKernel()
+    kernel = k.RBFKernel()
     kernel.kind = kernel.lengthscale
     kernel.register_prior("own", NORMAL, closure)
     return made(kernel)
@@ -243,20 +225,18 @@ UNREAD = {
     "noise that wants a gradient": lambda: made(likelihood=FixedNoiseGaussianLikelihood(wanting(*[0.1] * 13))),
     "another mean": lambda: made(mean=ConstantMeanGrad()),
     "a subclass of a kernel": lambda: made(OwnKernel()),
-    "another kernel": lambda: made(PiecewisePolynomialKernel(0, ard_num_dims=D)),
-    "dimensions from the end": lambda: made(RBFKernel(active_dims=[-1])),
-    "a batch of kernels": lambda: made(LinearKernel(batch_shape=torch.Size([2]))),
-    "a power of NumPy's": lambda: made(PolynomialKernel(np.float64(2))),
-    "tasks of several columns": lambda: made(IndexKernel(3)),
-    "a kernel that serves twice": lambda: made(AdditiveKernel(shared := RBFKernel(), ScaleKernel(shared))),
-    "a parameter that serves twice": lambda: twice(LinearKernel() + LinearKernel()),
-    "another prior": lambda: made(RBFKernel(lengthscale_prior=HalfCauchyPrior(1.0))),
-    "a prior of tasks": lambda: tasks(
-        made(IndexKernel(3, prior=LKJCovariancePrior(3, 1.0, SmoothedBoxPrior(0.1, 2.0)), active_dims=[2])), (2, 3)
-    ),
+    "another kernel": lambda: made(k.PiecewisePolynomialKernel(0, ard_num_dims=D)),
+    "dimensions from the end": lambda: made(k.RBFKernel(active_dims=[-1])),
+    "a batch of kernels": lambda: made(k.LinearKernel(batch_shape=torch.Size([2]))),
+    "a power of NumPy's": lambda: made(k.PolynomialKernel(np.float64(2))),
+    "tasks of several columns": lambda: made(k.IndexKernel(3)),
+    "a kernel that serves twice": lambda: made(k.AdditiveKernel(shared := k.RBFKernel(), k.ScaleKernel(shared))),
+    "a parameter that serves twice": lambda: twice(k.LinearKernel() + k.LinearKernel()),
+    "another prior": lambda: made(k.RBFKernel(lengthscale_prior=p.HalfCauchyPrior(1.0))),
+    "a prior of tasks": lambda: made(k.IndexKernel(3, prior=LKJ, active_dims=[2])),
     "a prior of a logarithm": lambda: with_prior(lambda m: m.lengthscale.log()),
     "a prior of a raw parameter": lambda: with_prior(lambda m: m.raw_lengthscale),
-    "a prior of something with an option": lambda: with_prior(lambda m, k=1: m.lengthscale),
+    "a prior of something with an option": lambda: with_prior(lambda m, at=1: m.lengthscale),
     "a prior of another attribute": lambda: with_prior(lambda m: m.kind),
     "a transform with parameters": lambda: transformed(Warp(D, indices=[0, 1, 2])),
     "more points": lambda: transformed(transforms.AppendFeatures(torch.ones(2, 1).double(), transform_on_train=True)),
@@ -276,8 +256,8 @@ def test_what_is_not_exactly_known_is_not_read(make):
 
 
 def by_parts():
-    parts = (MaternKernel(0.5, active_dims=[0]), PolynomialKernel(2), PositiveIndexKernel(3, 2, active_dims=[3]))
-    return tasks(made(AdditiveKernel(*parts)), (2, 2), (3, 3))
+    parts = (k.MaternKernel(0.5, active_dims=[0]), k.PolynomialKernel(2), PositiveIndexKernel(3, 2, active_dims=[3]))
+    return tasks(made(k.AdditiveKernel(*parts)), (2, 2), (3, 3))
 
 
 def by_transforms():
@@ -292,14 +272,14 @@ CHANGES = {
         "other points in place": lambda m: m.train_inputs[0].data.mul_(1.1),
         "evaluation mode": lambda m: m.eval(),
         "active dimensions": lambda m: setattr(m.covar_module, "active_dims", torch.tensor([0, 1])),
-        "a module": lambda m: setattr(m, "more", RBFKernel()),
+        "a module": lambda m: setattr(m, "more", k.RBFKernel()),
         "a hook after a gradient": lambda m: m.covar_module.raw_lengthscale.register_post_accumulate_grad_hook(print),
         "a forward of the model": lambda m: setattr(m, "forward", lambda x: None),
         "a transform": lambda m: setattr(m.covar_module.raw_lengthscale_constraint, "transform", torch.exp),
         "distances": lambda m: setattr(m.covar_module, "covar_dist", None),
         "another class": lambda m: setattr(m.covar_module, "__class__", OwnKernel),
         "points that want gradients": lambda m: m.train_inputs[0].requires_grad_(),
-        "an attribute in front": lambda m: m.__dict__.update(covar_module=RBFKernel()),
+        "an attribute in front": lambda m: m.__dict__.update(covar_module=k.RBFKernel()),
         "a likelihood's call": lambda m: setattr(m.likelihood, "marginal", lambda *args: None),
     },
     by_parts: {
@@ -348,12 +328,12 @@ def test_a_model_that_changes_is_seen_and_read_anew_or_left_alone(make, change):
     ("kind", "name"),
     [
         *((Model, name) for name in ("__call__", "transform_inputs")),
-        *((RBFKernel, name) for name in ("__call__", "forward")),
+        *((k.RBFKernel, name) for name in ("__call__", "forward")),
         *((ConstantMean, "forward"), (GreaterThan, "transform"), (Gamma, "log_prob")),
     ],
 )
 def test_functions_of_classes_that_are_patched_or_come_later_are_seen(kind, name, monkeypatch):
-    mll = made(RBFKernel(lengthscale_prior=GammaPrior(3.0, 6.0)))
+    mll = made(k.RBFKernel(lengthscale_prior=p.GammaPrior(3.0, 6.0)))
     reading = Reading(mll)
     assert reading.holds()
     monkeypatch.setattr(kind, name, lambda *args, **kwargs: None, raising=False)

@@ -10,19 +10,11 @@ import types
 
 import pytest
 import torch
+from gpytorch import priors as p
 from gpytorch.kernels import PiecewisePolynomialKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
-from gpytorch.priors import (
-    GammaPrior,
-    HalfNormalPrior,
-    LogNormalPrior,
-    NormalPrior,
-    Prior,
-    SmoothedBoxPrior,
-    UniformPrior,
-)
 from linear_operator.operators import DiagLinearOperator
 from support.densities import D, N, Served, agree, by, derivatives, made, value_of
 
@@ -51,10 +43,10 @@ UNKNOWN = {
     "a subclass of a kernel": lambda: made(type("Own", (RBFKernel,), {})()),
     "a prior of a function": lambda: with_prior(made(RBFKernel())),
     "a box over scales": lambda: made(
-        ScaleKernel(RBFKernel(batch_shape=B), batch_shape=B, outputscale_prior=SmoothedBoxPrior(0.1, 0.6)), batch=B
+        ScaleKernel(RBFKernel(batch_shape=B), batch_shape=B, outputscale_prior=p.SmoothedBoxPrior(0.1, 0.6)), batch=B
     ),
     "a box over means": lambda: made(
-        RBFKernel(batch_shape=B), ConstantMean(batch_shape=B, constant_prior=SmoothedBoxPrior(0.3, 0.4)), batch=B
+        RBFKernel(batch_shape=B), ConstantMean(batch_shape=B, constant_prior=p.SmoothedBoxPrior(0.3, 0.4)), batch=B
     ),
 }
 
@@ -65,7 +57,7 @@ def another(kind, likelihood=None):
 
 
 def with_prior(mll):
-    mll.model.covar_module.register_prior("own", NormalPrior(0.0, 1.0), lambda m: m.lengthscale.log())
+    mll.model.covar_module.register_prior("own", p.NormalPrior(0.0, 1.0), lambda m: m.lengthscale.log())
     return mll
 
 
@@ -82,12 +74,12 @@ def test_what_is_unknown_runs_stock(make, served):
 
 
 PRIORS = {
-    "log normal": (LogNormalPrior(0.1, 1.0), (LogNormalPrior, torch.distributions.TransformedDistribution)),
-    "normal": (NormalPrior(0.1, 1.0), (NormalPrior, torch.distributions.Normal)),
-    "gamma": (GammaPrior(2.0, 1.0), (Prior, torch.distributions.Gamma)),
-    "half normal": (HalfNormalPrior(1.0), (torch.distributions.HalfNormal, torch.distributions.Normal)),
-    "uniform": (UniformPrior(0.0, 9.0), (torch.distributions.Uniform,)),
-    "box": (SmoothedBoxPrior(0.1, 0.5), (SmoothedBoxPrior, torch.distributions.Normal)),
+    "log normal": (p.LogNormalPrior(0.1, 1.0), (p.LogNormalPrior, torch.distributions.TransformedDistribution)),
+    "normal": (p.NormalPrior(0.1, 1.0), (p.NormalPrior, torch.distributions.Normal)),
+    "gamma": (p.GammaPrior(2.0, 1.0), (p.Prior, torch.distributions.Gamma)),
+    "half normal": (p.HalfNormalPrior(1.0), (torch.distributions.HalfNormal, torch.distributions.Normal)),
+    "uniform": (p.UniformPrior(0.0, 9.0), (torch.distributions.Uniform,)),
+    "box": (p.SmoothedBoxPrior(0.1, 0.5), (p.SmoothedBoxPrior, torch.distributions.Normal)),
 }
 
 

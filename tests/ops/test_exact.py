@@ -9,23 +9,9 @@ import psutil
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import (
-    LinearKernel,
-    MaternKernel,
-    RBFKernel,
-    ScaleKernel,
-    keops,
-)
+from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel, keops
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from linear_operator.operators import (
-    AddedDiagLinearOperator,
-    ConstantDiagLinearOperator,
-    DenseLinearOperator,
-    DiagLinearOperator,
-    KroneckerProductLinearOperator,
-    LowRankRootLinearOperator,
-    ToeplitzLinearOperator,
-)
+from linear_operator import operators as o
 from support.models import ExactModel
 from support.outcomes import outcome
 from support.tiling import KERNELS
@@ -109,15 +95,15 @@ def spd(n, batch=(), seed=0):
 
 
 STRUCTURED = {
-    "Kronecker": lambda: KroneckerProductLinearOperator(DenseLinearOperator(spd(3)), DenseLinearOperator(spd(4))),
-    "Toeplitz": lambda: ToeplitzLinearOperator(torch.tensor([4.0, 1.0, 0.5, 0.1]).double()),
+    "Kronecker": lambda: o.KroneckerProductLinearOperator(o.DenseLinearOperator(spd(3)), o.DenseLinearOperator(spd(4))),
+    "Toeplitz": lambda: o.ToeplitzLinearOperator(torch.tensor([4.0, 1.0, 0.5, 0.1]).double()),
     "low rank": lambda: (
-        LowRankRootLinearOperator(torch.randn(12, 2).double())
-        + ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 12)
+        o.LowRankRootLinearOperator(torch.randn(12, 2).double())
+        + o.ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 12)
     ),
-    "own preconditioner": lambda: AddedDiagLinearOperator(
-        DenseLinearOperator(spd(12)),
-        ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 12),
+    "own preconditioner": lambda: o.AddedDiagLinearOperator(
+        o.DenseLinearOperator(spd(12)),
+        o.ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 12),
         preconditioner_override=lambda operator: (None, None, None),
     ),
 }
@@ -198,12 +184,12 @@ def priors():
     yield MultivariateNormal(torch.zeros_like(y), MaternKernel(1.5).double()(x)), noise, y
     yield MultivariateNormal(torch.zeros_like(y), MaternKernel(2.5).double()(x)), noise, y
     yield MultivariateNormal(torch.zeros_like(y), LinearKernel().double()(x)), noise, y
-    yield MultivariateNormal(torch.zeros_like(y), DenseLinearOperator(kernel(x).to_dense())), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), o.DenseLinearOperator(kernel(x).to_dense())), noise, y
     yield MultivariateNormal(torch.zeros_like(y), kernel(x, x.clone())), noise, y
     yield MultivariateNormal(torch.zeros(1).double(), kernel(x[:1])), noise, y[:1]
     with torch.no_grad():
         yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise, y
-    for diagonal in (ConstantDiagLinearOperator(noise, 7), DiagLinearOperator(torch.rand(7).double())):
+    for diagonal in (o.ConstantDiagLinearOperator(noise, 7), o.DiagLinearOperator(torch.rand(7).double())):
         yield MultivariateNormal(torch.zeros_like(y), kernel(x) + diagonal), None, y
 
 
