@@ -5,61 +5,63 @@ A recipe is small and readable, so that what fails is told as what to write down
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-Batch = tuple[int, ...]
-_BATCHES: tuple[Batch, ...] = ((), (1,), (3,), (2, 2), (64,), (0,))
-_SPECTRA = ("geometric", "rank-deficient", "clustered", "one small", "one large")
-_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+LAYOUTS: dict[str, Any] = {
     "contiguous": lambda a: a,
     "transposed": lambda a: a.mT.contiguous().mT,
     "strided": lambda a: torch.stack((a, a), -1)[..., 0],
     "part of a larger one": lambda a: torch.nn.functional.pad(a, (2, 1, 1, 3))[..., 1:-3, 2:-1],
-    "expanded": lambda a: a.expand(2, *a.shape),
+    "expanded": lambda a: a.expand(2, *a.shape) if a.dim() == 2 else a,
 }
-_SPOILT = ("NaN", "infinity", "zeros", "minus")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the arguments of one call of an op are made; condition, scale and shift are powers of ten."""
+    """How the matrix of one call of an op is made; condition, scale and shift are powers of ten."""
 
     op: str
     dtype: torch.dtype
     n: int
-    more: int  # rows more than columns
-    batch: Batch
+    more: int  # rows more than columns, of what is decomposed by QR
+    batch: tuple[int, ...]
     condition: float  # the largest singular value over the smallest
-    scale: float  # the largest singular value
-    spectrum: str  # how the others lie between
-    layout: str
-    spoilt: str  # what replaces an entry, all or the sign
-    shift: float  # the diagonal that is added before a factorisation, in units of the largest entry
-    requires_grad: bool
-    seed: int
+    scale: float = 0.0  # the largest singular value
+    spectrum: str = "geometric"  # how the others lie between
+    layout: str = "contiguous"
+    spoilt: str = ""  # what replaces an entry, all or the sign
+    shift: float = -18.0  # the diagonal that noise adds before a factorisation, in units of the largest entry
+    requires_grad: bool = False
+    seed: int = 0
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Make the arguments."""
+    def arguments(self) -> tuple[torch.Tensor]:
+        """Make the matrix; without rounding that for a Cholesky factorisation would be positive semidefinite."""
         torch.manual_seed(self.seed)
-        a = _MAKERS[self.op](self)
-        if self.spoilt and a.numel():
-            a = _spoilt(a, self.spoilt)
-        a = a.to(self.dtype).requires_grad_(self.requires_grad)
-        a = _LAYOUTS[self.layout](a)
-        return (a,)
+        right, values = _orthonormal(*self.batch, self.n, self.n), self._singular_values()
+        if self.op == "qr":
+            a = _orthonormal(*self.batch, self.n + self.more, self.n) * values @ right.mT
+        else:
+            a = right * values @ right.mT
+            a = (a + a.mT) / 2
+            if self.shift >= -17 and a.numel():
+                a += torch.eye(self.n, dtype=a.dtype) * a.abs().amax() * 10.0**self.shift
+        if self.spoilt == "minus":
+            a = -a
+        elif self.spoilt == "zeros":
+            a = a * 0
+        elif self.spoilt and a.numel():
+            a[..., a.shape[-2] // 2, a.shape[-1] // 3] = float(self.spoilt)
+        return (LAYOUTS[self.layout](a.to(self.dtype).requires_grad_(self.requires_grad)),)
 
-    def singular_values(self, k: int) -> torch.Tensor:
-        """Return the singular values that the matrix has before it is rounded."""
-        if k == 0:
-            return torch.empty(0, dtype=torch.float64)
-        values = torch.logspace(0, -self.condition, k, dtype=torch.float64)
+    def _singular_values(self) -> torch.Tensor:
+        values = torch.logspace(0, -self.condition, self.n, dtype=torch.float64)
         if self.spectrum == "rank-deficient":
-            values[(k + 1) // 2 :] = 0.0
+            values[(self.n + 1) // 2 :] = 0.0
         elif self.spectrum == "clustered":
             values = values.round(decimals=2) + 10.0**-self.condition
         elif self.spectrum == "one small":
@@ -69,72 +71,25 @@ class Recipe:
         return values * 10.0**self.scale
 
 
-def _orthonormal(batch: Batch, m: int, k: int) -> torch.Tensor:
-    return torch.linalg.qr(torch.randn(*batch, m, k, dtype=torch.float64))[0]
-
-
-def _symmetric(recipe: Recipe) -> torch.Tensor:
-    """Symmetric matrices; without rounding they would be positive semidefinite."""
-    q = _orthonormal(recipe.batch, recipe.n, recipe.n)
-    a = (q * recipe.singular_values(recipe.n)) @ q.mT
-    return (a + a.mT) / 2
-
-
-def _shifted(recipe: Recipe) -> torch.Tensor:
-    """Symmetric matrices with something on their diagonal, as noise adds it; nothing of it under 1e-17."""
-    a = _symmetric(recipe)
-    if recipe.shift < -17 or not a.numel():
-        return a
-    return a + torch.eye(recipe.n, dtype=a.dtype) * a.abs().amax() * 10.0**recipe.shift
-
-
-def _general(recipe: Recipe, m: int, n: int) -> torch.Tensor:
-    k = min(m, n)
-    left, right = (_orthonormal(recipe.batch, size, k) for size in (m, n))
-    return (left * recipe.singular_values(k)) @ right.mT
-
-
-def _tall(recipe: Recipe) -> torch.Tensor:
-    return _general(recipe, recipe.n + recipe.more, recipe.n)
-
-
-_MAKERS: dict[str, Callable[[Recipe], torch.Tensor]] = {
-    "cholesky": _shifted,
-    "qr": _tall,
-}
-
-
-def _spoilt(a: torch.Tensor, how: str) -> torch.Tensor:
-    if how == "minus":
-        return -a
-    if how == "zeros":
-        return a * 0
-    a = a.clone()
-    a[..., a.shape[-2] // 2, a.shape[-1] // 3] = float("nan") if how == "NaN" else float("inf")
-    return a
+def _orthonormal(*shape: int) -> torch.Tensor:
+    return torch.linalg.qr(torch.randn(shape, dtype=torch.float64))[0]
 
 
 @st.composite
 def recipes(draw: st.DrawFn, op: str, largest: int) -> Recipe:
     """Draw a recipe for an op; batches are of smaller matrices, so that each has about as many entries."""
-    batch = draw(st.sampled_from(_BATCHES))
+    batch = draw(st.sampled_from(((), (1,), (3,), (2, 2), (64,), (0,))))
     most = max(2, int(largest / max(1, torch.Size(batch).numel()) ** 0.5))
     n = max(1, round(most ** draw(st.floats(0, 1))))
-    return Recipe(
-        op=op,
-        dtype=draw(st.sampled_from((torch.float64, torch.float32))),
-        n=n,
-        more=draw(st.integers(0, 2 * n)),
-        batch=batch,
-        condition=draw(st.floats(0, 16)),
-        scale=draw(st.one_of(st.just(0.0), st.floats(-8, 8))),
-        spectrum=draw(st.sampled_from(_SPECTRA)),
-        layout=draw(st.sampled_from(tuple(_LAYOUTS)[: 5 if len(batch) == 0 else 4])),
-        spoilt=draw(st.one_of(st.just(""), st.just(""), st.just(""), st.sampled_from(_SPOILT))),
-        shift=draw(st.floats(-18, 0)),
-        requires_grad=draw(st.booleans()),
-        seed=draw(st.integers(0, 2**20)),
-    )
+    drawn = {
+        "dtype": st.sampled_from((torch.float64, torch.float32)), "more": st.integers(0, 2 * n),
+        "condition": st.floats(0, 16), "scale": st.one_of(st.just(0.0), st.floats(-8, 8)),
+        "spectrum": st.sampled_from(("geometric", "rank-deficient", "clustered", "one small", "one large")),
+        "layout": st.sampled_from(tuple(LAYOUTS)),
+        "spoilt": st.sampled_from((*[""] * 12, "nan", "inf", "zeros", "minus")), "shift": st.floats(-18, 0),
+        "requires_grad": st.booleans(), "seed": st.integers(0, 2**20),
+    }  # fmt: skip
+    return Recipe(op, n=n, batch=batch, **{name: draw(values) for name, values in drawn.items()})
 
 
 def corpus(op: str) -> Iterator[tuple[Any, ...]]:
@@ -156,8 +111,5 @@ def corpus(op: str) -> Iterator[tuple[Any, ...]]:
         ):  # fmt: skip
             yield (a,)
         for half in range(33):
-            yield Recipe(
-                op, dtype, n=2 + half % 3, more=3, batch=((), (64,))[half % 2], condition=half / 2, scale=0.0,
-                spectrum="geometric", layout="contiguous", spoilt="", shift=-18.0, requires_grad=False,
-                seed=half,
-            ).arguments()  # fmt: skip
+            batch = ((), (64,))[half % 2]
+            yield Recipe(op, dtype, n=2 + half % 3, more=3, batch=batch, condition=half / 2, seed=half).arguments()

@@ -10,7 +10,7 @@ import contextlib
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
@@ -18,10 +18,9 @@ from unittest import mock
 import torch
 from harness import Findings, Mutation, main
 from scipy.stats import norm
-from toy import GRID, op_of
 
 from autokern.core.op import Op
-from autokern.core.problem import Feasibility, Problem
+from autokern.core.problem import Feasibility, Features, Problem
 from autokern.core.settings import Settings
 from autokern.tuning import calibration, measuring, timer
 from autokern.tuning.chooser import Chooser
@@ -45,6 +44,7 @@ class Size(NamedTuple):
         return statistics.fmean(errors) - float(norm.isf(self.chance)) * scatter <= _PROMISED
 
 
+GRID = (16, 64, 160)
 _PROMISED = 0.01
 """Share of decisions that may be wrong."""
 _COLD = 1e-3
@@ -82,16 +82,30 @@ class Clock:
         self.now, self._alone = self.now + left, self._alone - left
 
     def op(self, name: str, stock: int, other: int) -> Op:
-        """An op whose candidates take the time of so many products."""
+        """An op that multiplies a matrix by itself, whose two candidates take the time of so many products."""
 
-        def candidate(name: str, times: int) -> Callable[[torch.Tensor], torch.Tensor]:
-            def run(a: torch.Tensor) -> torch.Tensor:
-                self.work(name, 2e-6 + times * 2e-10 * a.shape[0] ** 3)
+        class Square(Op):
+            key = staticmethod(lambda a: (a.__class__, a.shape, a.dtype))
+            problem_of = staticmethod(lambda a: Problem(op=name, m=a.shape[0], n=a.shape[1]))
+            reference = staticmethod(lambda a: a @ a)
+            check = staticmethod(lambda problem, out, args: float((out - args[0] @ args[0]).abs().max() * 1e9))
+            grid = staticmethod(lambda level, dtype, device: [Problem(op=name, m=n, n=n, dtype=dtype) for n in GRID])
+            features = staticmethod(lambda problem: Features(calls=1.0, flops=2.0 * problem.m * problem.n**2))
+            memory = staticmethod(lambda problem: 8 * problem.m * problem.n)
+
+            def sample(self, problem, generator):
+                return (torch.rand(problem.m, problem.n, generator=generator, dtype=torch.float64),)
+
+        Square.name, Square.summary = name, "the square of a matrix"
+        op = Square()
+        for candidate, times in (("stock", stock), ("other", other)):
+
+            def run(a: torch.Tensor, candidate: str = candidate, times: int = times) -> torch.Tensor:
+                self.work(candidate, 2e-6 + times * 2e-10 * a.shape[0] ** 3)
                 return a @ a
 
-            return run
-
-        return op_of(name, candidate("stock", stock), candidate("other", other))
+            op.candidate(candidate)(run)
+        return op
 
 
 def _calibrated(op: Op) -> Chooser:
@@ -166,20 +180,14 @@ def nothing_known(found: Findings, size: Size) -> None:
 MUTATIONS = [
     Mutation("what is slower by a little wins", "tuning/forest.py", "NOISE = 0.05  #", "NOISE = -0.05  #", "no_gap"),
     Mutation(
-        "trees are fitted to stock's time over a candidate's",
-        "tuning/forest.py",
-        "else math.log(timing.ratio)\n",
-        "else -math.log(timing.ratio)\n",
-        "gap",
+        "trees are fitted to stock's time over a candidate's", "tuning/forest.py", "else math.log(timing.ratio)\n",
+        "else -math.log(timing.ratio)\n", "gap",
     ),
     Mutation(
-        "a sample begins in the caches of another function",
-        "tuning/timer.py",
-        "        if lead:\n            call()\n",
-        "",
-        "gap",
+        "a sample begins in the caches of another function", "tuning/timer.py",
+        "        if lead:\n            call()\n", "", "gap",
     ),
-]
+]  # fmt: skip
 
 if __name__ == "__main__":
     main({"no_gap": no_gap, "gap": gap, "nothing_known": nothing_known}, SIZES)

@@ -2,7 +2,7 @@
 
 A fixed corpus of awkward matrices comes first; then hypothesis draws sizes, batches, dtypes, strides, conditions up to
 1e16, rank deficiency, NaN, infinity and whether gradients are wanted. On what stock computes, a candidate meets the
-op's own bound against float64 truth, and its result and gradients those of `tolerances`; where stock raises, so does
+op's own bound against float64 truth, and its result and gradients those of `TOLERANCES`; where stock raises, so does
 it, the same; warnings, jitter and the random state are stock's, and no argument is changed. What
 `AUTOKERN_FORCE=random:SEED` dispatches is judged as candidates are.
 """
@@ -22,7 +22,6 @@ from harness import Findings, Mutation, main
 from hypothesis import HealthCheck, Phase, given, settings
 from linear_operator.utils.warnings import NumericalWarning
 from matrices import corpus, recipes
-from tolerances import TOLERANCES, condition
 
 from autokern.core.op import Candidate, Op, tensors_in
 from autokern.core.problem import Problem
@@ -32,8 +31,34 @@ from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.tuning.measuring import trial
 
-OPS = tuple(TOLERANCES)
-"""Ops whose arguments are tensors; `tests/ops/test_ops.py` has those on kernels and distributions."""
+
+class Tolerance(NamedTuple):
+    """Bounds of an op by factor and power: errors relative to the largest entry are at most factor n eps κ^power.
+
+    What an op checks (its contract: a residual) holds whatever the condition κ is. These say what follows for the
+    result itself and its gradients: nothing from a tenth on, and three times stock's error where stock leaves them.
+    """
+
+    result: tuple[float, int]
+    gradient: tuple[float, int]
+    why: str  # where the power comes from
+
+    def __call__(self, which: str, n: int, eps: float, kappa: float) -> float:
+        factor, power = getattr(self, which)
+        bound = factor * n * eps * kappa**power
+        return bound if bound < 0.1 else math.inf
+
+    def told(self, which: str) -> str:
+        """Return a bound in words, for the documentation."""
+        factor, power = getattr(self, which)
+        return f"{factor:g} n eps κ{'²' if power == 2 else ''}"
+
+
+TOLERANCES = {
+    "cholesky": Tolerance((20, 1), (100, 1), "Higham 2002, theorem 10.8; two solves with L in the gradient"),
+    "qr": Tolerance((50, 1), (100, 2), "Higham 2002, section 19.9; R is inverted twice in the gradient"),
+}
+"""Of the ops whose arguments are tensors; `tests/ops/test_ops.py` has those on kernels and distributions."""
 SEEDS = (1, 2, 3)
 """Of random choice."""
 Run = Callable[..., Any]
@@ -162,7 +187,10 @@ class Case:
 
     @functools.cached_property
     def _kappa(self) -> float:
-        return condition(self.op.name, self.args[0])
+        """The condition, the largest of a batch."""
+        values = torch.linalg.svdvals(self.args[0].detach().double())
+        smallest = values[..., -1]
+        return math.inf if bool((smallest == 0).any()) else (values[..., 0] / smallest).amax().item()
 
 
 def _gap(found: list[torch.Tensor], truth: list[torch.Tensor]) -> float:
@@ -184,28 +212,23 @@ def _candidates(op: Op, problem: Problem | None) -> Iterator[Candidate]:
             yield candidate
 
 
-def _drawn(op: Op, seed: int) -> Run:
-    """The dispatched op, with candidates drawn at random."""
-
-    def run(*args: Any) -> Any:
-        with dispatch.using(force=f"random:{seed}"):
-            return dispatch.route(op)(*args)
-
-    return run
+def _drawn(op: Op, seed: int, *args: Any) -> Any:
+    """Dispatch the op, with candidates drawn at random."""
+    with dispatch.using(force=f"random:{seed}"):
+        return dispatch.route(op)(*args)
 
 
 def tensors(found: Findings, size: Size) -> None:
     """Give all candidates of the ops on tensors the corpus, and matrices that hypothesis draws."""
     host.accelerator = lambda: torch.device("cpu")  # type: ignore[assignment]  # the CPU plays the accelerator
     threads.ceiling = lambda: 64
-    dispatched = {seed: {name: _drawn(get(name), seed) for name in OPS} for seed in SEEDS}
-    for name in OPS:
+    for name in TOLERANCES:
         op, counts = get(name), Counter[str]()
 
         def wrong(args: tuple[Any, ...], op: Op = op, counts: Counter[str] = counts) -> list[str]:
             case = Case(op, args)
             others: dict[str, Run] = {one.name: one.run for one in _candidates(op, case.asked)}
-            others |= {f"random:{seed}": runs[op.name] for seed, runs in dispatched.items()}
+            others |= {f"random:{seed}": functools.partial(_drawn, op, seed) for seed in SEEDS}
             counts.update(matrices=1, calls=len(others))
             counts.update({"stock raised": case.stock.error is not None, "stock warned": bool(case.stock.warned)})
             return [told for name, run in others.items() for told in case.complaints(name, run)]
@@ -234,29 +257,21 @@ def _searched(name: str, size: Size, wrong: Callable[[tuple[Any, ...]], list[str
     return []
 
 
+DECOMPOSITIONS = "ops/decompositions.py"
 MUTATIONS = [
     Mutation(
-        "the jitter of failed factorisations is forgotten",
-        "ops/decompositions.py",
-        "return stock_cholesky(a, jitter, max_tries) if torch.any(info) else lower",
-        "return lower",
-        "tensors",
+        "the jitter of failed factorisations is forgotten", DECOMPOSITIONS,
+        "return stock_cholesky(a, jitter, max_tries) if torch.any(info) else lower", "return lower", "tensors",
     ),
     Mutation(
-        "a QR decomposition by Cholesky is believed however ill the matrix is",
-        "ops/decompositions.py",
-        "if torch.any(info) or not defect < 0.05 / gram.shape[-1]:",
-        "if False:",
-        "tensors",
+        "a QR decomposition by Cholesky is believed however ill the matrix is", DECOMPOSITIONS,
+        "if torch.any(info) or not defect < 0.05 / gram.shape[-1]:", "if False:", "tensors",
     ),
     Mutation(
-        "the gradient of a QR decomposition forgets half of a matrix",
-        "ops/decompositions.py",
-        "symmetric = core.tril() + core.tril(-1).mT",
-        "symmetric = core.tril()",
-        "tensors",
+        "the gradient of a QR decomposition forgets half of a matrix", DECOMPOSITIONS,
+        "symmetric = core.tril() + core.tril(-1).mT", "symmetric = core.tril()", "tensors",
     ),
-]
+]  # fmt: skip
 
 if __name__ == "__main__":
     main({"tensors": tensors}, SIZES)
