@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import importlib
 import logging
+import re
 import struct
 from pathlib import Path
 
+import ablation
 import baselines
 import example
-import explained
+import gains
 import machines
 import msgspec
 import picture
 import pytest
 import ship
+import study
 
 from autokern.core.decision import Solved
 from autokern.core.problem import Problem
@@ -23,37 +26,34 @@ from autokern.tuning.chooser import Shipped, unpacked
 from autokern.tuning.forest import UNKNOWN
 from autokern.tuning.profile import Profile, Timing, Trial
 
+ROOT = Path(__file__).parents[2]
 SHIPPED = chooser.recorded  # trees of a host correct those that the package ships
+CHECKED = re.findall(r"^python calibration/(\w+)\.py --check (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+WITHOUT_OPTIONS = ("stacks", "third_parties")
 
 
-@pytest.mark.parametrize("script", [example, machines], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("script", [ablation, example, gains, machines, study], ids=lambda module: module.__name__)
 def test_what_the_docs_say_of_recorded_hosts_is_what_the_scripts_write(script, one_thread, monkeypatch):
     monkeypatch.setattr(chooser, "recorded", SHIPPED)
     assert script.main(["--check"]) == 0, f"run calibration/{script.__name__}.py"
 
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "evidence.md"
+@pytest.mark.parametrize(("name", "document"), [one for one in CHECKED if one[0] not in WITHOUT_OPTIONS])
+def test_a_document_holds_the_recorded_figures_and_other_ones_are_told(name, document, tmp_path):
+    script, page = importlib.import_module(name), tmp_path / "page.md"
+    marks = re.compile(r"(<!-- ([^:]+): [^>]*-->\n).*?(<!-- /\2 -->)", re.DOTALL)
+    emptied, blocks = marks.subn(r"\1old\n\3", (ROOT / document).read_text(encoding="utf-8"))
+    assert blocks
+    assert script.main(["--check", str(ROOT / document)]) == 0, f"run calibration/{name}.py --readme {document}"
+    page.write_text(emptied, encoding="utf-8")
+    assert script.main(["--check", str(page)]) == 1
+    assert page.read_text(encoding="utf-8") == emptied
 
 
-def test_what_explain_told_is_what_the_docs_show(tmp_path, capsys):
-    assert explained.main(["--check", str(DOCUMENT)]) == 0, "run calibration/explained.py --readme"
-    results = json.loads(explained.JSON_PATH.read_text(encoding="utf-8"))
-    results["explained"]["preconditioned"]["decision"]["solved"][0]["residual"] = 0.123
-    other = tmp_path / "explained.json"
-    other.write_text(json.dumps(results), encoding="utf-8")
-    assert explained.main(["--output", str(other), "--check", str(DOCUMENT)]) == 1
-    assert "run --readme" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "density/array_density.py: step_off | |",
-        "density/no.py: loss | |",
-        "density/array_density.py: loss | nothing_like_it |",
-        "auto.py: x | |",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "density/array_density.py: step_off | |", "density/no.py: loss | |",
+    "density/array_density.py: loss | nothing_like_it |", "auto.py: x | |",
+])  # fmt: skip
 def test_a_way_that_the_code_does_not_take_is_told(line, monkeypatch, capsys):
     monkeypatch.setattr(picture, "WAYS", {"a way": picture.steps(f"  {line} does something")})
     assert picture.main(["--check"]) == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import gpu
 import gpu_tables
@@ -13,36 +11,34 @@ import programs
 import pytest
 
 WITHOUT_DEVICE = [name for name in gpu.SECTIONS if name != "waits"]
+TINY = {
+    "STEPS": (20,), "FANTASIES": ((20,), (1, 4)), "CROSSED": dict.fromkeys(gpu.CROSSED, (16,)), "BATCHES": (1, 8),
+    "DRAWN": 2, "PRODUCTS": (300, (3,)), "PEAK": {"copy": 2**12, "gemm": 32}, "PAIRS": 1,
+    "OPTIONS": {"seconds": 0.02, "rounds": (2, 3)},
+}  # fmt: skip
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes for a test; nothing is compiled, and one short program stands for all."""
+def run(monkeypatch, tmp_path):
+    """Run sections at sizes for a test; nothing is compiled, and one short program stands for all."""
     script = programs.programs()["gp_tutorial"]
-    monkeypatch.setattr(gpu, "STEPS", (20,))
-    monkeypatch.setattr(gpu, "FANTASIES", ((20,), (1, 4)))
-    monkeypatch.setattr(gpu, "CROSSED", dict.fromkeys(gpu.CROSSED, (16,)))
-    monkeypatch.setattr(gpu, "BATCHES", (1, 8))
-    monkeypatch.setattr(gpu, "DRAWN", 2)
-    monkeypatch.setattr(gpu, "PRODUCTS", (300, (3,)))
-    monkeypatch.setattr(gpu, "PEAK", {"copy": 2**12, "gemm": 32})
-    monkeypatch.setattr(gpu, "PAIRS", 1)
-    monkeypatch.setattr(gpu, "OPTIONS", {"seconds": 0.02, "rounds": (2, 3)})
+    for name, value in TINY.items():
+        monkeypatch.setattr(gpu, name, value)
     monkeypatch.setattr(gpu.regret, "random_problems", lambda *_, **__: [gpu.Problem(op="qr", m=30, n=10)])
     monkeypatch.setattr(products, "TILES", {"cpu": ((16, 32), 1)})
     monkeypatch.setattr(products, "without_keops", lambda: "nothing is compiled here")
     monkeypatch.setattr(programs, "programs", lambda: {"gp_tutorial": script})
 
+    def run(*arguments, code=0):
+        assert gpu.main([*arguments, "--device", "cpu", "--output", str(tmp_path / "gpu.json")]) == code
+        return json.loads((tmp_path / "gpu.json").read_text()).get("sections")
 
-def run(path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = gpu.main([*arguments, "--device", "cpu", "--output", str(path)])
-    return code, json.loads(path.read_text())["sections"]
+    return run
 
 
 @pytest.mark.slow
-def test_every_section_has_its_rows(tiny: None, tmp_path: Path) -> None:
-    code, found = run(tmp_path / "gpu.json", *WITHOUT_DEVICE)
-    assert code == 0
+def test_every_section_has_its_rows(run):
+    found = run(*WITHOUT_DEVICE)
     assert list(found) == WITHOUT_DEVICE
     for section, rows in found.items():
         assert rows, section
@@ -54,39 +50,30 @@ def test_every_section_has_its_rows(tiny: None, tmp_path: Path) -> None:
     assert all(row["problem"].get("batch", 1) in (1, 8) for row in found["crossovers"].values())
 
 
-def test_a_run_goes_on_where_it_stopped(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_where_it_stopped(run, tmp_path, capsys):
     path = tmp_path / "gpu.json"
     gpu.save(gpu.describe(gpu.host.current().fields, quick=False), path)
-    assert gpu.main(["peaks", "--device", "cpu", "--output", str(path), "--seconds", "0"]) == 3
+    run("peaks", "--seconds", "0", code=3)
     assert "3 rows are missing" in capsys.readouterr().out
-    code, first = run(path, "peaks")
-    assert code == 0
+    first = run("peaks")
     assert len(first["peaks"]) == 3
-    code, again = run(path, "peaks")
-    assert (code, again) == (0, first)
+    assert run("peaks") == first
     other = json.loads(path.read_text())
     other["host"] = {"cpu": {"model": "another"}}
     path.write_text(json.dumps(other))
-    _, anew = run(path, "peaks")
-    assert anew != first
+    assert run("peaks") != first
     assert "begins anew" in capsys.readouterr().out
 
 
-def test_a_row_that_fails_is_told_and_the_next_one_is_measured(
-    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def out_of_memory(*_: object) -> float:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(gpu, "copied", out_of_memory)
-    code, found = run(tmp_path / "gpu.json", "peaks")
-    assert code == 0
-    assert found["peaks"]["copy"]["error"] == "RuntimeError: out of memory"
+def test_a_row_that_fails_is_told_and_the_next_one_is_measured(run, monkeypatch):
+    monkeypatch.setattr(gpu, "copied", lambda *_: 1 / 0)
+    found = run("peaks")
+    assert found["peaks"]["copy"]["error"] == "ZeroDivisionError: division by zero"
     assert found["peaks"]["gemm, float64"]["flops_per_second"] > 0
     assert gpu_tables.summary({"sections": found}) == ["peaks: 2 rows, 1 failed"]
 
 
-def test_what_failed_and_what_ran_twice_stands_in_no_table() -> None:
+def test_what_failed_and_what_ran_twice_stands_in_no_table():
     failed, ratio = {"error": "RuntimeError: out of memory"}, {"off": 2.0, "on": 1.0, "ratio": 2.0}
     step = {"against_default": ratio, "against_exact": ratio}
     ran = {"ratio": 3.0, "runs": {"off": {"seconds": 3.0}, "on": {"seconds": 1.0}}}

@@ -67,22 +67,6 @@ def test_sides_are_compared_pair_by_pair(monkeypatch, tmp_path, script):
     assert "+2 MiB" in line
 
 
-def test_the_readme_holds_the_table_of_the_json(refreshed):
-    figures = {
-        "what": "a loop", "pairs": 5, "seconds": {"off": 4.0, "on": 2.0, "new": 2.5}, "peak": {"off": 1, "on": 2},
-        "on": {"ratio": 2.0, "quartiles": [1.9, 2.1], "cpu_ratio": 1.8, "difference": 1e-12},
-        "new": {"ratio": 1.6, "quartiles": [1.5, 1.7], "cpu_ratio": 1.4, "difference": 1e-12}, "stock_difference": 0.0,
-    }  # fmt: skip
-    host = {"cpu": {"model": "a processor", "torch_threads": 2}}
-    results = {"date": "2026-01-01", "host": host, "versions": {"torch": "2"}, "pairs": 5}
-    results["programs"] = {"bo_loop": figures, "gp_loop": figures}
-    text = refreshed(programs, results, "programs")
-    assert (
-        "**BoTorch, 1 programs, geometric mean** | | | 2.00× (least 2.00) | 1.80× (least 1.80) | 1.60× (least" in text
-    )
-    assert "| BoTorch: a loop | 4.00 s | 2.00 s | 2.00× (1.90–2.10) | 1.80× | 1.60× |" in text
-
-
 def test_there_are_enough_programs_and_none_of_them_knows_autokern():
     found = programs.programs()
     names = [name[:2] for name in found]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import choices
 import documents
 import products
@@ -17,7 +14,7 @@ from autokern.core.registry import get
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny(monkeypatch):
     """Sizes for a test, children in this process, nothing compiled, nothing calibrated."""
     problems = [Problem(op="kernel_matmul", m=n, n=n, d=2, rhs=11, variant="rbf/same") for n in (40, 80)]
     monkeypatch.setattr(products, "SIZES", {"cpu": (60, (2,))})
@@ -36,13 +33,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autokern, "calibrate", lambda **_: None)
 
 
-def run(path: Path, *names: str) -> dict[str, Any]:
+def run(path, *names):
     assert study.main([*names, "--seconds", "1", "--output", str(path)]) == 0
     return study.read(path)
 
 
 @pytest.mark.slow
-def test_every_study_of_products_has_rows(tiny: None, tmp_path: Path) -> None:
+def test_every_study_of_products_has_rows(tiny, tmp_path):
     found = run(tmp_path / "study.json", "products", "scaling", "peaks")
     assert list(found) == ["products", "scaling", "peaks"]
     assert all({"date", "device", "host"} == set(figures["run"]) for figures in found.values())
@@ -56,7 +53,7 @@ def test_every_study_of_products_has_rows(tiny: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_some_studies_keeps_the_others(tiny: None, tmp_path: Path) -> None:
+def test_a_run_of_some_studies_keeps_the_others(tiny, tmp_path):
     path = tmp_path / "study.json"
     before = run(path, "product_regret", "precision")
     # against the best of the other half: it may lie below 1
@@ -72,7 +69,7 @@ def test_a_run_of_some_studies_keeps_the_others(tiny: None, tmp_path: Path) -> N
     assert all({"problem", "best", "lost"} <= row.keys() for row in after["choices"]["rows"])
 
 
-def test_a_document_has_one_place_for_a_block(tmp_path: Path) -> None:
+def test_a_document_has_one_place_for_a_block(tmp_path):
     path = tmp_path / "page.md"
     path.write_text("a\n<!-- it: here -->\nold\n<!-- /it -->\nb\n", encoding="utf-8")
     assert not documents.refresh(path, "it", "new\n", check=True)
