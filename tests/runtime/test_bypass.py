@@ -8,14 +8,14 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from support.models import ExactModel
+from support.models import ExactModel, loss_of
 from torch.utils.checkpoint import checkpoint
 
 import autokern
 from autokern.runtime import dispatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FORCED = "kernel_matrix=gemm,exact_log_prob=fused"
+FORCED = {"kernel_matrix": "gemm", "exact_log_prob": "fused"}
 
 
 def regression(n=30):
@@ -24,12 +24,7 @@ def regression(n=30):
 
 
 def loss(model):
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    return -mll(model(*model.train_inputs), model.train_targets)
-
-
-def forced():
-    return autokern.using(force=dict(pair.split("=") for pair in FORCED.split(",")))
+    return loss_of(ExactMarginalLogLikelihood(model.likelihood, model))
 
 
 def calls():
@@ -37,7 +32,7 @@ def calls():
 
 
 def test_nothing_is_dispatched_under_autocast():
-    with autokern.enabled(), forced(), warnings.catch_warnings():
+    with autokern.enabled(), autokern.using(force=FORCED), warnings.catch_warnings():
         warnings.simplefilter("error")
         with torch.autocast("cpu", dtype=torch.bfloat16):
             under = loss(regression())
@@ -83,5 +78,5 @@ def test_saved_tensors_that_are_kept_elsewhere_are_those_of_stock():
         return seen
 
     expected = packed()
-    with autokern.enabled(), forced():
+    with autokern.enabled(), autokern.using(force=FORCED):
         assert packed() == expected

@@ -9,24 +9,19 @@ import torch
 from gpytorch.kernels import RBFKernel
 from support.models import ExactModel
 from support.pages import Page
+from support.synthetic import square, trials
 
 import autokern
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError
 from autokern.core.problem import Problem
-from autokern.tuning.profile import Ban, Profile, Timing, Trial
+from autokern.tuning.profile import Ban, Profile
 
 
 def profile() -> Profile:
-    trials = [
-        Trial(
-            Problem(op="qr", m=10 * n, n=n, batch=batch),
-            {"stock": Timing(1e-3 * n), "choleskyqr2": Timing(5e-4 * n, 0.5)},
-        )
-        for batch in (1, 3)
-        for n in range(10, 300)
-    ]
-    return Profile(fingerprint="ab" * 16, trials=trials, banned=[Ban("qr", "cpu", "float32", "cpu", "a < b & c")])
+    found = [trials({"choleskyqr2": 0.5}, range(10, 300), op="qr", tall=10, batch=batch) for batch in (1, 3)]
+    banned = [Ban("qr", "cpu", "float32", "cpu", "a < b & c")]
+    return Profile(fingerprint="ab" * 16, trials=[*found[0], *found[1]], banned=banned)
 
 
 def explanation() -> autokern.Explanation:
@@ -75,7 +70,7 @@ def test_decisions_are_told_by_op_candidate_and_reason():
 
 def test_a_factor_that_nobody_has_measured_is_a_dash():
     of = {"candidate": "arrays", "reason": "not measured here", "source": "unmeasured"}
-    unknown = Decision(problem=Problem(op="objective", m=60, n=60), **of)
+    unknown = Decision(problem=square(60, "objective"), **of)
     known = Decision(problem=Problem(op="qr", m=60, n=6), candidate="x", reason="r", source="measured", margin=1.5)
     lines = str(autokern.Explanation([(unknown, 3), (known, 2)])).splitlines()
     assert [line.split()[:2] for line in lines[1::2]] == [["3", "–"], ["2", "1.50"]]
@@ -96,11 +91,10 @@ def test_frames():
     assert found[found.candidate == "choleskyqr2"].speedup.unique().tolist() == [2.0]
     found = explanation().to_frame()
     assert (len(found), found.calls.sum()) == (57, 57)
-    found = autokern.explain("qr", n=50).to_frame()
+    decision = autokern.explain("qr", n=50)
+    found = decision.to_frame()
     assert found[found.runs].candidate.tolist() == ["stock"]
-    assert set(found.candidate) == {"stock"} | set(autokern.explain("qr", n=50).excluded) | set(
-        autokern.explain("qr", n=50).costs
-    )
+    assert set(found.candidate) == {"stock", *decision.excluded, *decision.costs}
 
 
 def test_pandas_is_named_where_it_is_not_installed(monkeypatch):

@@ -126,16 +126,3 @@ def test_a_deterministic_run_has_no_unmeasured_default(op):
     dispatch.reset(Settings(calibrate="never", deterministic=True))
     found = autokern.explain(op, n=3000)
     assert (found.candidate, found.source) in {("stock", "order"), ("stock", "only choice")}
-
-
-def test_decisions_inside_using_are_explained():
-    a = torch.randn(60, 6, dtype=torch.float64)
-    with autokern.using(force={"qr": "choleskyqr2"}):
-        autokern.linalg.qr(a)
-        ((decision, calls),) = autokern.explain().decisions
-        assert (decision.candidate, calls) == ("choleskyqr2", 1)
-    autokern.linalg.qr(a)
-    with autokern.using(force={"qr": "choleskyqr2"}):
-        autokern.linalg.qr(a)
-    assert {d.candidate: calls for d, calls in autokern.explain().decisions} == {"choleskyqr2": 2, "stock": 1}
-    assert autokern.stats()["qr"] == {"choleskyqr2": 2, "stock": 1}

@@ -37,18 +37,12 @@ def numbers(line: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_script_that_knows_nothing_of_ranks_shares_its_products():
-    alone, (first, second) = printed(1, *RUN)[0], printed(2, *RUN, **FORCED)
+@pytest.mark.parametrize("words", [[], ["unseeded"]], ids=["seeded", "unseeded"])
+def test_a_script_that_knows_nothing_of_ranks_shares_its_products_and_draws_the_same_numbers(words):
+    first, second = printed(2, *RUN, *words, **FORCED)
     assert first == second
     assert "distributed" in first
-    assert numbers(first) == pytest.approx(numbers(alone), rel=1e-10)
-
-
-@pytest.mark.slow
-def test_an_unseeded_script_draws_the_same_numbers_on_all_ranks():
-    first, second = printed(2, *RUN, "unseeded", **FORCED)
-    assert first == second
-    assert "distributed" in first
+    assert words or numbers(first) == pytest.approx(numbers(printed(1, *RUN)[0]), rel=1e-10)
 
 
 @pytest.mark.slow
@@ -120,14 +114,16 @@ class _Ranks:
 
 
 def test_the_candidate_is_chosen_where_links_cost_less_than_they_save(monkeypatch):
-    asked = {"m": 20_000, "n": 20_000, "d": 3, "rhs": 11, "variant": "rbf/same"}
-    assert autokern.explain("kernel_matmul", **asked).candidate != "distributed"
+    def shared(n: int = 20_000) -> bool:
+        found = autokern.explain("kernel_matmul", m=n, n=n, d=3, rhs=11, variant="rbf/same")
+        return found.candidate == "distributed"
+
+    assert not shared()
     ranks.use(_Ranks())
     try:
-        assert autokern.explain("kernel_matmul", **asked).candidate == "distributed"
+        assert shared()
+        assert not shared(1000)
         monkeypatch.setattr(_Ranks, "link", ranks.Link(1e3, 1e3))
-        assert autokern.explain("kernel_matmul", **asked).candidate != "distributed"
-        small = asked | {"m": 1000, "n": 1000}
-        assert autokern.explain("kernel_matmul", **small).candidate != "distributed"
+        assert not shared()
     finally:
         ranks.use(None)

@@ -203,25 +203,24 @@ def test_identical_functions_give_a_ratio_of_one_within_the_noise(clock):
     assert mistaken <= 2  # 1 %
 
 
-def test_garbage_is_collected_again_afterwards(clock):
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_garbage_is_collected_afterwards_as_before(clock, before, error):
+    def call() -> None:
+        seen.append(gc.isenabled())
+        clock.now += 1e-3
+        if error:
+            raise error
+
     seen = []
-    assert gc.isenabled()
-    compare({"stock": lambda: (seen.append(gc.isenabled()), clock.work("", 1e-3)())}, min_time=0, warm={"stock": 1e-3})
-    assert seen[0] is False
-    assert gc.isenabled()
-
-    def fails() -> None:
-        raise RuntimeError("as it happens")
-
-    with pytest.raises(RuntimeError, match="as it happens"):
-        compare({"stock": fails}, warm={"stock": 1e-3})
-    assert gc.isenabled()
-    gc.disable()
+    (gc.enable if before else gc.disable)()
     try:
-        compare({"stock": clock.work("stock", 1e-3)}, warm={"stock": 1e-3})
-        assert not gc.isenabled()
+        with pytest.raises(error) if error else contextlib.nullcontext():
+            compare({"stock": call}, min_time=0, warm={"stock": 1e-3})
+        assert gc.isenabled() is before
     finally:
         gc.enable()
+    assert not any(seen)
 
 
 def test_a_sample_that_was_disturbed_is_taken_again(clock):
