@@ -15,9 +15,7 @@ from gpytorch.means import LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from support.models import ExactModel
-from support.outcomes import judged
-
-import autokern
+from support.outcomes import as_stock
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:The input matches")]
 
@@ -30,17 +28,6 @@ def regression(n=20, kernel=None, likelihood=None, kind=ExactModel):
 
 def points(m=3):
     return torch.rand(m, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def both(work):
-    stock = work()
-    with autokern.enabled():
-        return stock, work()
-
-
-def stock_s(bound=1e-9):
-    """Let a test return the same with autokern as without."""
-    return judged(lambda work, _: torch.testing.assert_close(*both(work), rtol=bound, atol=bound))
 
 
 def halved(stock):
@@ -60,7 +47,7 @@ PATCHED = {
 
 @pytest.mark.parametrize(("kind", "name", "kernel"), PATCHED.values(), ids=PATCHED)
 @pytest.mark.parametrize("seen", [False, True], ids=["unseen", "seen"])
-@stock_s()
+@as_stock()
 def test_a_class_that_is_patched(kind, name, kernel, seen):
     model = regression(kernel=kernel())
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
@@ -89,13 +76,13 @@ class OfShifted(ExactModel):
         return Shifted(self.mean_module(x), self.covar_module(x))
 
 
-@stock_s()
+@as_stock()
 def test_a_distribution_that_defines_its_mean():
     found = regression(kind=OfShifted).eval()(points())
     return found.mean, found.variance
 
 
-@stock_s()
+@as_stock()
 def test_a_model_made_in_inference_mode():
     with torch.inference_mode():
         model, x = regression(), points()
@@ -106,7 +93,7 @@ def test_a_model_made_in_inference_mode():
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (2, 1), (3, 2)])
-@stock_s(1e-06)
+@as_stock(rtol=1e-6)
 def test_noise_of_fantasies_in_odd_shapes(shape):
     model = regression(likelihood=FixedNoiseGaussianLikelihood(torch.full((20,), 0.05, dtype=torch.float64))).eval()
     noise = torch.full(shape, 0.3, dtype=torch.float64)

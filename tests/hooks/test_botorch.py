@@ -18,12 +18,10 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.botorch_models import KNOWN, ROUGH, data, of_categories, of_tasks, single
 from support.botorch_models import MODELS as COMMON
+from support.outcomes import assert_close, count, serving
 from support.programs import said
 
 import autokern
-
-ARRAYS = {"force": {"objective": "arrays"}}
-
 
 MODELS = {
     **{name: make for name, make in COMMON.items() if name not in {*ROUGH, "one point"}},
@@ -56,12 +54,16 @@ def closure(make):
 
 @pytest.fixture
 def enabled():
-    with autokern.enabled(), autokern.using(**ARRAYS):
+    with autokern.enabled(), autokern.using(force={"objective": "arrays"}):
         yield
 
 
 def served():
-    return autokern.stats().get("objective", {})
+    return count("objective", "arrays")
+
+
+def arrays(least=1):
+    return serving("objective", "arrays", least)
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
@@ -69,14 +71,11 @@ def test_losses_and_gradients_are_the_same(make):
     _, parameters, evaluate = closure(make)
     loss, grads = evaluate()
     grads = [g.clone() for g in grads]
-    before = served().get("arrays", 0)
-    with autokern.enabled(), autokern.using(**ARRAYS):
+    with arrays():
         found, slopes = evaluate()
-        assert served()["arrays"] == before + 1
-    torch.testing.assert_close(found, loss.detach(), rtol=1e-12, atol=1e-12)
-    for name, one, other in zip(parameters, grads, slopes, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-10)
-        assert parameters[name].grad is other
+    assert_close(found, loss.detach(), rtol=1e-12, atol=1e-12)
+    assert_close(slopes, grads, rtol=1e-9, atol=1e-10)
+    assert all(p.grad is slope for p, slope in zip(parameters.values(), slopes, strict=True))
 
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
@@ -101,10 +100,9 @@ def fitted(name):
 @pytest.mark.filterwarnings("ignore:`scipy_minimize` terminated")  # no digit is left to gain
 @pytest.mark.parametrize("name", ["usual", "known noise", "normalised inputs", "two outputs"])
 def test_a_fit_ends_where_stock_ends(name, one_thread):
-    expected, before = fitted(name), served().get("arrays", 0)
-    with autokern.enabled(), autokern.using(**ARRAYS):
+    expected = fitted(name)
+    with arrays(9):
         found = fitted(name)
-        assert served()["arrays"] > before + 8
     assert found == pytest.approx(expected, rel=1e-7, abs=1e-7)
 
 
@@ -124,12 +122,8 @@ def test_rows_of_states_for_each_output(make):
         return [torch.from_numpy(part) for pair in found for part in pair] + [p.grad for p in parameters.values()]
 
     expected = evaluated()
-    before = served().get("arrays", 0)
-    with autokern.enabled(), autokern.using(**ARRAYS):
-        found = evaluated()
-        assert served()["arrays"] == before + 3
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    with arrays(3):
+        assert_close(evaluated(), expected, rtol=1e-9, atol=1e-10)
 
 
 def of_means(monkeypatch, model):
@@ -157,11 +151,11 @@ CHANGES = {
 def test_a_model_of_tasks_that_changes(change, monkeypatch):
     torch.manual_seed(0)
     mll, _, evaluate = closure(of_tasks((0, 1, 3), rank=1, validate_task_values=False))
-    with autokern.enabled(), autokern.using(**ARRAYS):
+    with arrays():
         evaluate()
     change(monkeypatch, mll.model)
     evaluate.parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-    with autokern.enabled(), autokern.using(**ARRAYS):
+    with autokern.enabled(), autokern.using(force={"objective": "arrays"}):
         found, grads = evaluate()
         found, grads = found.item(), [None if g is None else g.clone() for g in grads]
     expected, slopes = evaluate()
@@ -172,10 +166,10 @@ def test_a_model_of_tasks_that_changes(change, monkeypatch):
 def test_a_model_that_changes_is_read_again(enabled):
     mll, _, evaluate = closure(MODELS["usual"])
     evaluate()
-    before = served()["arrays"]
+    before = served()
     mll.model.set_train_data(mll.model.train_inputs[0] * 0.5, strict=False)
     loss, _ = evaluate()
-    assert served()["arrays"] == before + 1
+    assert served() == before + 1
     expected = -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
     mll.model.covar_module = torch.nn.Identity()

@@ -1,9 +1,11 @@
 """Every setting of the libraries: its row in the promises, and that an order has the effect that it has in stock."""
 
 import contextlib
+import dataclasses
 import inspect
 import json
 import re
+import sys
 from pathlib import Path
 
 import botorch
@@ -19,9 +21,18 @@ from linear_operator import settings as library
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from support.losses import batch, sparse
 from support.models import rough_model
+from support.outcomes import as_stock, assert_close, both
 from support.programs import QUIET, python
 
 import autokern
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
+
+import scenarios  # noqa: F401
+import ways
+from compare import differences, references
+from table import TABLE, Scenario
+
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
@@ -81,41 +92,29 @@ def samples(model):
         return [prior.rsample(torch.Size([3])), model(points(7, 1)).rsample(torch.Size([3]))]
 
 
-class Counted:
-    """The columns in each product of the library's conjugate gradients."""
+def counted(monkeypatch):
+    """The columns in each product of the library's conjugate gradients from now on."""
+    products, stock = [], linear_operator.utils.linear_cg
 
-    def __init__(self, monkeypatch):
-        self.products = []
-        stock = linear_operator.utils.linear_cg
+    def linear_cg(closure, rhs, *args, **kwargs):
+        multiply = closure.matmul if torch.is_tensor(closure) else closure
+        return stock(lambda v: products.append(v.shape[-1]) or multiply(v), rhs, *args, **kwargs)
 
-        def linear_cg(closure, rhs, *args, **kwargs):
-            multiply = closure.matmul if torch.is_tensor(closure) else closure
-
-            def counting(v):
-                self.products.append(v.shape[-1])
-                return multiply(v)
-
-            return stock(counting, rhs, *args, **kwargs)
-
-        monkeypatch.setattr(linear_operator.utils, "linear_cg", linear_cg)
-
-
-def both(read, order, monkeypatch, n=N):
-    """Return what stock and autokern find under an order, with the products that they took."""
-    found = []
-    for enabled in (False, True):
-        with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
-            stack.enter_context(autokern.enabled() if enabled else contextlib.nullcontext())
-            counted = Counted(patch)
-            order(stack)
-            torch.manual_seed(0)
-            found.append(([t.detach() for t in read(made(n))], counted.products, torch.rand(1)))
-    return found
+    monkeypatch.setattr(linear_operator.utils, "linear_cg", linear_cg)
+    return products
 
 
 def by_both(read, order, monkeypatch, n=N, bound=1e-5):
     """Assert that both find the same by the same products; return the columns of these, and the random numbers."""
-    (expected, products, drawn), (found, own, random) = both(read, order, monkeypatch, n)
+
+    def run():
+        with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
+            products = counted(patch)
+            order(stack)
+            torch.manual_seed(0)
+            return [t.detach() for t in read(made(n))], products, torch.rand(1)
+
+    (expected, products, drawn), (found, own, random) = both(run)
     assert own == products
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=bound, atol=bound * float(other.abs().max()))
@@ -175,28 +174,27 @@ def test_the_default_of_linear_operator_is_an_order_where_botorch_has_set_anothe
     assert own
 
 
-def test_a_kept_factor_does_not_serve_where_variances_are_ordered_to_be_iterated(monkeypatch):
-    model, x = made(820).eval(), points(7, 1)
+def test_a_kept_factor_does_not_serve_where_variances_are_ordered_to_be_iterated():
+    def run():
+        with torch.no_grad(), settings.eval_cg_tolerance(0.5), library.max_preconditioner_size(0):
+            return model(points(7, 1)).variance
+
+    model = made(820).eval()
     with autokern.enabled(), torch.no_grad():
-        exact = model(x).variance
-        with settings.eval_cg_tolerance(0.5), library.max_preconditioner_size(0):
-            rough = model(x).variance
-    with torch.no_grad(), settings.eval_cg_tolerance(0.5), library.max_preconditioner_size(0):
-        expected = made(820).eval()(x).variance
-    torch.testing.assert_close(rough, expected, rtol=1e-6, atol=1e-9)
+        exact = model(points(7, 1)).variance
+        rough = run()
+    model = made(820).eval()
+    assert_close(rough, run(), rtol=1e-6)
     assert not torch.allclose(rough, exact, rtol=1e-6)
 
 
-def test_variances_that_are_read_late_are_iterated_as_the_call_was_told(monkeypatch):
-    found = []
-    for enabled in (False, True):
-        with autokern.enabled() if enabled else contextlib.nullcontext(), torch.no_grad():
-            model = made(820).eval()
-            with settings.eval_cg_tolerance(0.5), library.max_cg_iterations(30), settings.max_eager_kernel_size(0):
-                posterior = model(points(7, 1))
-            found.append(posterior.variance)
-    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-9)
-    assert library.max_cg_iterations.value() == 1000
+@as_stock(rtol=1e-6)
+def test_variances_that_are_read_late_are_iterated_as_the_call_was_told():
+    model = made(820).eval()
+    with torch.no_grad():
+        with settings.eval_cg_tolerance(0.5), library.max_cg_iterations(30), settings.max_eager_kernel_size(0):
+            posterior = model(points(7, 1))
+        return posterior.variance, library.max_cg_iterations.value()
 
 
 def test_explain_tells_which_settings_a_candidate_does_not_obey():
@@ -225,177 +223,105 @@ def test_explain_knows_only_settings_that_there_are(word):
         autokern.explain("exact_log_prob", n=820, variant=word)
 
 
-def agree(read, *contexts):
-    """Assert that a reading, which may raise, is stock's under some settings."""
-    found = []
-    for enabled in (False, True):
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(autokern.enabled() if enabled else contextlib.nullcontext())
-            for context in contexts:
-                stack.enter_context(context())
-            torch.manual_seed(0)
-            try:
-                found.append([t.detach() for t in read()])
-            except Exception as error:
-                found.append((type(error), str(error)))
-    if isinstance(found[0], tuple):
-        assert found[1] == found[0]
-        return found[0]
-    for one, other in zip(found[1], found[0], strict=True):
-        assert type(one) is type(other)
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8, equal_nan=True)
-    return found[0]
+def variational(see, likelihood=gpytorch.likelihoods.BernoulliLikelihood):
+    """An evidence lower bound and its gradients."""
+    mll = sparse(likelihood())
+    (x,), _ = batch(mll, 0)
+    loss = -mll(mll.model(x), (x[:, 0] > 0.5).double())
+    see("loss", loss)
+    see.grads("slopes", loss, mll)
 
 
-def singular():
-    """Return value and gradients of a density whose covariance needs jitter."""
-    model = made(40)
-    x = points(20).repeat(2, 1)
+def sampled(see):
+    """What likelihoods compute by samples."""
+    likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_features=3, num_classes=2).double()
+    latent = gpytorch.distributions.MultitaskMultivariateNormal(torch.zeros(4, 3).double(), torch.eye(12).double())
+    variational(see, gpytorch.likelihoods.LaplaceLikelihood)
+    see("classes", likelihood(latent).probs)
+
+
+def keops_kernel(see):
+    kernel = gpytorch.kernels.keops.MaternKernel(1.5).double()
+    see("matrix", kernel(points(30)).to_dense())
+    see("product", kernel(points(30)) @ points(30))
+
+
+def singular(see):
+    """A density whose covariance needs jitter."""
+    model, x = made(40), points(20).repeat(2, 1)
     model.set_train_data(x, model.train_targets, strict=False)
     model.likelihood.noise_covar.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(0.0))
     with torch.no_grad():
         model.likelihood.noise = 1e-17
-    return training(model)
+    see("step", training(model))
 
 
-def indefinite():
-    """Return the factor of a matrix that has one at the second try."""
-    values = torch.linspace(-3e-8, 1, 9).double()
-    turned = torch.linalg.qr(torch.randn(9, 9, generator=torch.Generator().manual_seed(0)).double())[0]
-    return [DenseLinearOperator(turned * values @ turned.mT).cholesky().to_dense()]
-
-
-def predicted():
-    model = made(60).eval()
-    posterior = model.likelihood(model(points(5, 1)))
-    return [posterior.mean, posterior.variance, posterior.covariance_matrix]
-
-
-def sure():
-    """Return variances at training points without noise: they are at the least."""
-    model = made(30)
-    model.likelihood.noise_covar.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(0.0))
-    model.likelihood.noise = 1e-9
-    with torch.no_grad():
-        posterior = model.eval()(points(30)[:9] + 1e-9)
-        return [posterior.mean, posterior.variance, posterior.stddev]
-
-
-def missing():
-    model = made(60)
-    with torch.no_grad():
-        model.train_targets[3] = float("nan")
-    model.eval()
-    return predicted_by(model) + training(model)
-
-
-def predicted_by(model):
-    posterior = model(points(5, 1))
-    return [posterior.mean, posterior.variance]
-
-
-def drawn():
-    with torch.no_grad():
-        return [made(60).eval()(points(5, 1)).rsample(torch.Size([4]))]
-
-
-def with_inducing_points():
-    """Return predictions of a model with inducing points."""
-    model = made(60)
-    model.covar_module = gpytorch.kernels.InducingPointKernel(model.covar_module, points(9, 3), model.likelihood)
-    return [t.detach() for t in predicted_by(model.double().eval())]
-
-
-def variational(likelihood=gpytorch.likelihoods.BernoulliLikelihood):
-    """Return an evidence lower bound and its gradients."""
-    mll = sparse(likelihood())
-    (x,), _ = batch(mll, 0)
-    loss = -mll(mll.model(x), (x[:, 0] > 0.5).double())
-    return [loss.detach(), *torch.autograd.grad(loss, list(mll.parameters()), allow_unused=True)[:1]]
-
-
-def sampled():
-    """Return what likelihoods compute by samples."""
-    likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_features=3, num_classes=2).double()
-    latent = gpytorch.distributions.MultitaskMultivariateNormal(torch.zeros(4, 3).double(), torch.eye(12).double())
-    return [*variational(gpytorch.likelihoods.LaplaceLikelihood), likelihood(latent).probs]
-
-
-def fixed():
-    x, noise = points(30), torch.full((30,), 1e-9).double()
-    model = made(30)
-    model.likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
-    model.set_train_data(x, model.train_targets)
-    return training(model)
-
-
-def keops_kernel():
-    kernel = gpytorch.kernels.keops.MaternKernel(1.5).double()
-    return [kernel(points(30)).to_dense(), kernel(points(30)) @ points(30)]
-
-
-def imagined():
-    """Return a posterior of a fantasy model, and its gradient by the new points."""
-    x = points(3, 5).requires_grad_()
-    model = botorch.models.SingleTaskGP(points(20), points(20, 8)[:, :1]).eval()
-    model.posterior(x)
-    posterior = model.condition_on_observations(x, x.sum(-1, keepdim=True)).posterior(points(4, 6))
-    return [posterior.mean, posterior.variance, *torch.autograd.grad(posterior.mean.sum(), x)]
-
-
+OWN = {of.__name__: Scenario(of.__name__, of) for of in (variational, sampled, keops_kernel, singular)}
+OWN["conditioned"] = dataclasses.replace(
+    TABLE["used, plain, conditioned, botorch"], may={"variance by z*": "stock's gradients are not those of the values"}
+)
+STEP, FIXED, POSTERIOR = "a step, scaled matern32", "a step, scaled matern52, fixed", "a posterior, scaled matern32"
+DRAWN = "what is read, drawn, m 8"
+ciq = library.ciq_samples
 VALUES = {
-    "sgpr_diagonal_correction": (with_inducing_points, lambda: settings.sgpr_diagonal_correction(False)),
-    "variational_cholesky_jitter": (variational, lambda: settings.variational_cholesky_jitter(1e-2, 1e-2)),
-    "_linalg_dtype_cholesky": (variational, lambda: settings.linalg_dtypes(cholesky=torch.float32)),
-    "num_gauss_hermite_locs": (variational, lambda: settings.num_gauss_hermite_locs(3)),
-    "num_likelihood_samples": (sampled, lambda: settings.num_likelihood_samples(3)),
-    "min_fixed_noise": (fixed, lambda: settings.min_fixed_noise(1e-2, 1e-2)),
-    "use_keops": (keops_kernel, lambda: settings.use_keops(False)),
-    "propagate_grads": (imagined, botorch.settings.propagate_grads),
-    "_fast_log_prob": (lambda: training(made(820)), lambda: settings.fast_computations(log_prob=False)),
-    "_fast_solves": (predicted, lambda: settings.fast_computations(solves=False)),
+    "sgpr_diagonal_correction": ("a posterior, inducing", lambda: settings.sgpr_diagonal_correction(False)),
+    "variational_cholesky_jitter": ("variational", lambda: settings.variational_cholesky_jitter(1e-2, 1e-2)),
+    "_linalg_dtype_cholesky": ("variational", lambda: settings.linalg_dtypes(cholesky=torch.float32)),
+    "num_gauss_hermite_locs": ("variational", lambda: settings.num_gauss_hermite_locs(3)),
+    "num_likelihood_samples": ("sampled", lambda: settings.num_likelihood_samples(3)),
+    "min_fixed_noise": (FIXED, lambda: settings.min_fixed_noise(0.3, 0.3)),
+    "use_keops": ("keops_kernel", lambda: settings.use_keops(False)),
+    "propagate_grads": ("conditioned", botorch.settings.propagate_grads),
+    "_fast_log_prob": ("beyond 800, scaled rbf, n 820", lambda: settings.fast_computations(log_prob=False)),
+    "_fast_solves": (POSTERIOR, lambda: settings.fast_computations(solves=False)),
     "_fast_covar_root_decomposition": (
-        predicted,
-        settings.fast_pred_var,
-        lambda: settings.fast_computations(covar_root_decomposition=False),
+        "a posterior, scaled matern32, fast", lambda: settings.fast_computations(covar_root_decomposition=False),
     ),
-    "cholesky_jitter": (singular, lambda: library.cholesky_jitter(1e-3, 1e-3)),
-    "cholesky_max_tries": (indefinite, lambda: library.cholesky_max_tries(1)),
-    "min_variance": (sure, lambda: settings.min_variance(1e-2, 1e-2)),
-    "observation_nan_policy": (missing, lambda: settings.observation_nan_policy("mask")),
-    "ciq_samples": (drawn, library.ciq_samples),
-    "num_contour_quadrature": (drawn, lambda: library.num_contour_quadrature(5), library.ciq_samples),
-    "minres_tolerance": (drawn, lambda: library.minres_tolerance(0.3), library.ciq_samples),
-    "fast_pred_samples": (drawn, settings.fast_pred_samples),
-    "fast_pred_var": (predicted, settings.fast_pred_var),
-    "memory_efficient": (predicted, settings.memory_efficient),
-    "linear_operator.memory_efficient": (predicted, library.memory_efficient),
-    "lazily_evaluate_kernels": (predicted, lambda: settings.lazily_evaluate_kernels(False)),
-    "detach_test_caches": (predicted, lambda: settings.detach_test_caches(False)),
-    "debug": (predicted, lambda: settings.debug(False)),
-    "linear_operator.debug": (predicted, lambda: library.debug(False)),
-    "prior_mode": (predicted, settings.prior_mode),
-    "skip_posterior_variances": (lambda: predicted()[:1], settings.skip_posterior_variances),
-    "trace_mode": (predicted, settings.trace_mode),
-    "linear_operator.trace_mode": (predicted, library.trace_mode),
-    "max_eager_kernel_size": (predicted, lambda: settings.max_eager_kernel_size(10)),
-    "fast_computations": (predicted, lambda: settings.fast_computations(False, False, False)),
-    "_linalg_dtype_symeig": (predicted, lambda: settings.linalg_dtypes(torch.float32)),
-    "use_toeplitz": (predicted, lambda: library.use_toeplitz(False)),
-    "stable_qr_cpu_threshold": (predicted, lambda: library.stable_qr_cpu_threshold(1)),
-}
+    "cholesky_jitter": ("singular", lambda: library.cholesky_jitter(1e-3, 1e-3)),
+    "cholesky_max_tries": ("factors, -1e-7", lambda: library.cholesky_max_tries(1)),
+    "min_variance": (POSTERIOR, lambda: settings.min_variance(0.3, 0.3)),
+    "observation_nan_policy": ("missing targets, mask, gaussian",),
+    "ciq_samples": (DRAWN, ciq),
+    "num_contour_quadrature": (DRAWN, lambda: library.num_contour_quadrature(5), ciq),
+    "minres_tolerance": (DRAWN, lambda: library.minres_tolerance(0.3), ciq),
+    "fast_pred_samples": (DRAWN, settings.fast_pred_samples),
+    "fast_pred_var": (POSTERIOR, settings.fast_pred_var),
+    "memory_efficient": (POSTERIOR, settings.memory_efficient),
+    "linear_operator.memory_efficient": (POSTERIOR, library.memory_efficient),
+    "lazily_evaluate_kernels": (POSTERIOR, lambda: settings.lazily_evaluate_kernels(False)),
+    "detach_test_caches": (POSTERIOR, lambda: settings.detach_test_caches(False)),
+    "debug": (POSTERIOR, lambda: settings.debug(False)),
+    "linear_operator.debug": (POSTERIOR, lambda: library.debug(False)),
+    "prior_mode": (POSTERIOR, settings.prior_mode),
+    "skip_posterior_variances": (POSTERIOR, settings.skip_posterior_variances),
+    "trace_mode": (POSTERIOR, settings.trace_mode),
+    "linear_operator.trace_mode": (POSTERIOR, library.trace_mode),
+    "max_eager_kernel_size": (POSTERIOR, lambda: settings.max_eager_kernel_size(10)),
+    "fast_computations": (POSTERIOR, lambda: settings.fast_computations(False, False, False)),
+    "_linalg_dtype_symeig": (POSTERIOR, lambda: settings.linalg_dtypes(torch.float32)),
+    "use_toeplitz": (POSTERIOR, lambda: library.use_toeplitz(False)),
+    "stable_qr_cpu_threshold": (POSTERIOR, lambda: library.stable_qr_cpu_threshold(1)),
+    "checkpoint_kernel": (STEP, lambda: beta_features.checkpoint_kernel(20)),
+}  # fmt: skip
+"""A scenario of the differential table for each setting, and the setting."""
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", VALUES)
 def test_a_setting_of_values_holds(name):
-    read, *contexts = VALUES[name]
-    agree(read, *contexts)
+    of, *contexts = VALUES[name]
+    plain = (TABLE | OWN)[of]
 
+    def program(see):
+        with contextlib.ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            plain.program(see)
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_kernel_in_checkpoints_is_left_to_stock():
-    agree(lambda: training(made(60)), lambda: beta_features.checkpoint_kernel(20))
+    ordered = dataclasses.replace(plain, program=program)
+    known = references(ordered)
+    with ways.enabled(), ways.session():
+        assert not differences(ordered, known, ways.told(ordered))
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "promises.md"
@@ -421,8 +347,7 @@ def classes():
 
 LARGE = Problem(op="solve", m=5000, n=5000)
 ELSEWHERE = {
-    "verbose_linalg", "checkpoint_kernel", "default_preconditioner", "linalg_dtypes", "log_level",
-    "validate_input_scaling",
+    "verbose_linalg", "default_preconditioner", "linalg_dtypes", "log_level", "validate_input_scaling",
 }  # fmt: skip
 """Settings with a test of their own, and those that neither library nor autokern reads in a computation."""
 _BASES = {"_dtype_value_context", "_feature_flag", "_value_context", "_Flag"}

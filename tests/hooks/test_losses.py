@@ -9,21 +9,17 @@ import pickle
 import sys
 import weakref
 
-import gpytorch
 import pytest
 import torch
-from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import RBFKernel, RBFKernelGrad, RQKernel, ScaleKernel
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
-    GaussianLikelihood,
     MultitaskGaussianLikelihood,
     StudentTLikelihood,
 )
 from gpytorch.means import ConstantMeanGrad, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, PredictiveLogLikelihood
-from gpytorch.priors import GammaPrior
 from gpytorch.variational import (
     MeanFieldVariationalDistribution,
     NaturalVariationalDistribution,
@@ -33,12 +29,10 @@ from support.losses import (
     DOUBLE,
     Model,
     Own,
-    Sparse,
     as_library,
     batch,
     called,
     each_kind,
-    once,
     points,
     prepared,
     replays,
@@ -93,67 +87,14 @@ def test_a_replayed_step_is_that_of_the_library(case):
     return trained(CASES[case])
 
 
-def evaluated(mll, at):
-    if at % 4 == 3:
-        mll.eval()
-        with torch.no_grad():
-            mll.found = mll.model(points(3)).variance.sum().item()
-        mll.train()
-        del mll.found
+def shared():
+    """Of two kernels with one lengthscale."""
+    one, other = Own(), Own()
+    other.raw_lengthscale = one.raw_lengthscale
+    return single(ScaleKernel(one) + ScaleKernel(other))
 
 
-def noise_of(mll):
-    return mll.likelihood.noise_covar
-
-
-EXACT, ALL = ["own kernel", "leave one out"], ["own kernel", "leave one out", "elbo"]
-CHANGES = {
-    "frozen": (ALL, once(lambda mll: noise_of(mll).raw_noise.requires_grad_(False))),
-    "written": (ALL, once(lambda mll: next(mll.model.covar_module.parameters()).data.fill_(0.7))),
-    "prior added": (
-        ALL, once(lambda mll: mll.model.covar_module.register_prior("p", GammaPrior(3.0, 2.0), "outputscale")),
-    ),
-    "evaluated": (ALL, evaluated),
-    "other data": (
-        EXACT, once(lambda mll: mll.model.set_train_data(points() + 0.1, (2 * points()).cos().sum(-1), strict=False)),
-    ),
-    "targets in place": (EXACT, lambda mll, at: mll.model.train_targets.mul_(1.01)),
-    "another kernel": (EXACT[:1], once(lambda mll: setattr(mll.model.covar_module, "base_kernel", Own().double()))),
-    "points frozen": (["elbo"], once(lambda mll: mll.model.variational_strategy.inducing_points.requires_grad_(False))),
-    "other number": (["elbo"], once(lambda mll: setattr(mll, "num_data", 1000))),
-    "other beta": (["elbo"], once(lambda mll: setattr(mll, "beta", 0.1))),
-    "constraint": (["elbo"], once(lambda mll: noise_of(mll).register_constraint("raw_noise", GreaterThan(0.2)))),
-    "jitter": (
-        ["elbo"], lambda mll, at: setattr(mll.model.variational_strategy, "jitter_val", 1e-3 if at < 7 else 1e-2),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("case", "name"), [(case, name) for name, (cases, _) in CHANGES.items() for case in cases])
-@as_library(served=1)
-def test_what_changes_in_a_loop_counts_at_once(case, name):
-    return trained(CASES[case], CHANGES[name][1])
-
-
-REPLACED = {
-    "own kernel": [(Own, "forward"), (ScaleKernel, "forward"), (gpytorch.constraints.Positive, "transform"),
-                   (torch, "exp"), (torch.nn.functional, "softplus")],
-    "elbo": [(Sparse, "forward"), (RBFKernel, "forward"), (GaussianLikelihood, "expected_log_prob")],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("case", "place"), [(case, place) for case, places in REPLACED.items() for place in places])
-@as_library()
-def test_a_function_that_is_replaced_counts_at_once(case, place):
-    """One that the recording ran, on a class of the user's, of a library or on a module of torch."""
-    stock = getattr(*place)
-    with pytest.MonkeyPatch.context() as patch:
-        return trained(
-            CASES[case], once(lambda mll: patch.setattr(*place, lambda *args, **options: stock(*args, **options) * 2))
-        )
-
-
-@each_kind
+@pytest.mark.parametrize("make", [single, sparse, shared])
 @as_library(served=5, bound=1e-7)
 def test_graphs_are_as_stock(make):
     """Gradients by the distribution, second ones, a freed graph, two losses at a time, and a written parameter."""
@@ -180,19 +121,6 @@ def test_graphs_are_as_stock(make):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
     return [*found, output.covariance_matrix, called(mll)[0]]
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-@as_library()
-def test_a_covariance_is_that_of_its_parameters_at_the_time(frozen):
-    mll = single()
-    mll.model.covar_module.base_kernel.raw_lengthscale.requires_grad_(not frozen)
-    optimizer = torch.optim.Adam(mll.parameters(), lr=0.1)
-    for _ in range(8):
-        loss, prior = called(mll)
-        loss.backward()
-        optimizer.step()
-    return [prior.covariance_matrix.detach()]
 
 
 def test_what_serves_without_a_replay_is_timed_warm(monkeypatch):

@@ -7,14 +7,15 @@ import warnings
 import gpytorch
 import pytest
 import torch
-from gpytorch.constraints import Interval
+from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import Kernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.mlls.added_loss_term import AddedLossTerm
-from support.losses import DOUBLE, Model, Own, as_library, called, once, points, single, trained
+from gpytorch.priors import GammaPrior
+from support.losses import DOUBLE, Model, Own, Sparse, as_library, called, once, points, single, sparse, trained
 
 from autokern.hooks import install
 from autokern.hooks.later import losses, repeated
@@ -64,21 +65,37 @@ def noisy():
     return single(likelihood=FixedNoiseGaussianLikelihood(torch.full((12,), 0.05, dtype=DOUBLE)))
 
 
+def leave_one_out():
+    return single(ScaleKernel(RQKernel()), kind=LeaveOneOutPseudoLikelihood)
+
+
 def kernel_of(mll):
     return mll.model.covar_module.base_kernel
 
 
-class Term(AddedLossTerm):
-    def __init__(self, parameter):
-        self.parameter = parameter
+def noise_of(mll):
+    return mll.likelihood.noise_covar
 
+
+def evaluated(mll, at):
+    if at % 4 == 3:
+        mll.eval()
+        with torch.no_grad():
+            mll.found = mll.model(points(3)).variance.sum().item()
+        mll.train()
+        del mll.found
+
+
+class Term(AddedLossTerm):
     def loss(self, *params):
         return self.parameter.square().sum()
 
 
 def term_added(mll):
+    term = Term()
+    term.parameter = mll.model.covar_module.raw_outputscale
     mll.model.register_added_loss_term("late")
-    mll.model.update_added_loss_term("late", Term(mll.model.covar_module.raw_outputscale))
+    mll.model.update_added_loss_term("late", term)
 
 
 def terms_doubled(mll):
@@ -95,29 +112,63 @@ def repeated_point(mll):
     mll.model.train_inputs[0][0] = mll.model.train_inputs[0][1]
 
 
+EXACT, ALL, ELBO, PLAIN = ["one", "leave one out"], ["one", "leave one out", "elbo"], ["elbo"], ["plain"]
+MAKES = {"one": single, "leave one out": leave_one_out, "elbo": sparse, "plain": plain, "noisy": noisy}
 CHANGES = {
-    "an attribute, through data": lambda mll: kernel_of(mll).factor.data.mul_(2),
-    "an attribute, through NumPy": lambda mll: kernel_of(mll).factor.numpy().fill(2.0),
-    "a large buffer, through data": lambda mll: kernel_of(mll).many.data.mul_(2),
-    "a global tensor": lambda mll: GLOBAL.data.mul_(2),
-    "defaults of a function": lambda mll: setattr(Plain.forward, "__defaults__", (False, 2.0)),
-    "the default dtype": lambda mll: torch.set_default_dtype(torch.float64),
-    "a loss term": term_added,
-    "a method of the marginal likelihood": terms_doubled,
-    "strides": transposed,
-    "a number that only Python reads": repeated_point,
-}
+    "frozen": (ALL, once(lambda mll: noise_of(mll).raw_noise.requires_grad_(False))),
+    "written": (ALL, once(lambda mll: next(mll.model.covar_module.parameters()).data.fill_(0.7))),
+    "prior added": (
+        ALL, once(lambda mll: mll.model.covar_module.register_prior("p", GammaPrior(3.0, 2.0), "outputscale")),
+    ),
+    "evaluated": (ALL, evaluated),
+    "other data": (
+        EXACT, once(lambda mll: mll.model.set_train_data(points() + 0.1, (2 * points()).cos().sum(-1), strict=False)),
+    ),
+    "targets in place": (EXACT, lambda mll, at: mll.model.train_targets.mul_(1.01)),
+    "another kernel": (["one"], once(lambda mll: setattr(mll.model.covar_module, "base_kernel", Own().double()))),
+    "points frozen": (ELBO, once(lambda mll: mll.model.variational_strategy.inducing_points.requires_grad_(False))),
+    "other number": (ELBO, once(lambda mll: setattr(mll, "num_data", 1000))),
+    "other beta": (ELBO, once(lambda mll: setattr(mll, "beta", 0.1))),
+    "constraint": (ELBO, once(lambda mll: noise_of(mll).register_constraint("raw_noise", GreaterThan(0.2)))),
+    "jitter": (
+        ELBO, lambda mll, at: setattr(mll.model.variational_strategy, "jitter_val", 1e-3 if at < 7 else 1e-2),
+    ),
+    "an attribute, through data": (PLAIN, once(lambda mll: kernel_of(mll).factor.data.mul_(2))),
+    "an attribute, through NumPy": (PLAIN, once(lambda mll: kernel_of(mll).factor.numpy().fill(2.0))),
+    "a large buffer, through data": (PLAIN, once(lambda mll: kernel_of(mll).many.data.mul_(2))),
+    "a global tensor": (PLAIN, once(lambda mll: GLOBAL.data.mul_(2))),
+    "defaults of a function": (PLAIN, once(lambda mll: setattr(Plain.forward, "__defaults__", (False, 2.0)))),
+    "the default dtype": (PLAIN, once(lambda mll: torch.set_default_dtype(torch.float64))),
+    "a loss term": (PLAIN, once(term_added)),
+    "a method of the marginal likelihood": (PLAIN, once(terms_doubled)),
+    "strides": (PLAIN, once(transposed)),
+    "a number that only Python reads": (PLAIN, once(repeated_point)),
+    "fixed noise, through data": (["noisy"], once(lambda mll: noise_of(mll).noise.data.mul_(3))),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("make", "name"), [(make, name) for name, (makes, _) in CHANGES.items() for make in makes])
 @as_library(served=1)
-def test_what_a_kernel_holds_may_change(change):
-    return trained(plain, once(CHANGES[change], 6), steps=12)
+def test_what_changes_in_a_loop_counts_at_once(make, name):
+    return trained(MAKES[make], CHANGES[name][1])
 
 
-@as_library(served=1)
-def test_fixed_noise_may_be_written_unseen():
-    return trained(noisy, once(lambda mll: mll.likelihood.noise_covar.noise.data.mul_(3)))
+REPLACED = {
+    "one": [(Own, "forward"), (ScaleKernel, "forward"), (gpytorch.constraints.Positive, "transform"),
+            (torch, "exp"), (torch.nn.functional, "softplus")],
+    "elbo": [(Sparse, "forward"), (RBFKernel, "forward"), (GaussianLikelihood, "expected_log_prob")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "place"), [(make, place) for make, places in REPLACED.items() for place in places])
+@as_library()
+def test_a_function_that_is_replaced_counts_at_once(make, place):
+    """One that the recording ran, on a class of the user's, of a library or on a module of torch."""
+    stock = getattr(*place)
+    with pytest.MonkeyPatch.context() as patch:
+        return trained(
+            MAKES[make], once(lambda mll: patch.setattr(*place, lambda *args, **options: stock(*args, **options) * 2))
+        )
 
 
 class Weighted(ExactMarginalLogLikelihood):
@@ -174,18 +225,6 @@ def test_gradients_reach_what_is_no_parameter(case):
     return found
 
 
-@as_library(bound=1e-8)
-def test_a_shared_parameter_has_its_second_derivatives():
-    one, other = Plain(), Plain()
-    other.raw_lengthscale = one.raw_lengthscale
-    mll = single(ScaleKernel(one) + ScaleKernel(other))
-    for _ in range(6):
-        parameters = list(mll.parameters())
-        slopes = torch.autograd.grad(called(mll)[0], parameters, create_graph=True)
-        second = torch.autograd.grad(sum(slope.square().sum() for slope in slopes), parameters)
-    return [*slopes, *second]
-
-
 @pytest.mark.parametrize("batch", [(), (3,)])
 @as_library()
 def test_random_numbers_are_drawn_once(batch):
@@ -208,12 +247,16 @@ def test_a_warning_that_was_filtered_while_recording_comes():
             called(mll)
 
 
+@pytest.mark.parametrize("frozen", [False, True, "a buffer"])
 @as_library()
-def test_a_covariance_has_the_buffers_of_its_time():
-    mll = plain()
+def test_a_covariance_is_that_of_its_time(frozen):
+    mll = plain() if frozen == "a buffer" else single()
+    kernel_of(mll).raw_lengthscale.requires_grad_(not frozen)
+    optimizer = torch.optim.Adam(mll.parameters(), lr=0.1)
     for _ in range(8):
-        prior = called(mll)[1]
-        kernel_of(mll).factor.mul_(1.1)
+        loss, prior = called(mll)
+        loss.backward()
+        kernel_of(mll).factor.mul_(1.1) if frozen == "a buffer" else optimizer.step()
     return [prior.covariance_matrix.detach()]
 
 

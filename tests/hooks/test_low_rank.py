@@ -16,6 +16,7 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator, RootL
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel
+from support.outcomes import as_stock, assert_close, both
 
 import autokern
 from autokern.hooks.linear_operator import _Roots
@@ -45,21 +46,13 @@ def points(n, dtype=torch.float64, seed=0):
     return 3 * torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def both(work):
-    """What a function returns as stock, and by autokern."""
-    stock = work()
-    with autokern.enabled():
-        return stock, work()
-
-
 def regression(x, make):
     torch.manual_seed(0)
     return ExactModel(x, (2 * x).sum(-1).sin(), make(), mean=LinearMean(2)).to(x)
 
 
 def close(found, wanted, bound=1e-9):
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=bound, atol=bound)
+    assert_close(list(found), list(wanted), rtol=bound, atol=bound)
 
 
 @pytest.fixture
@@ -86,27 +79,22 @@ def test_roots_samples_and_their_gradients_are_those_of_stock(make, n):
         torch.manual_seed(1)
         prior = gpytorch.distributions.MultivariateNormal(torch.zeros(n, dtype=torch.float64), kernel(points(n)))
         draws = prior.rsample(torch.Size([3]))
-        return type(k), sorted(k.__dict__.get("_memoize_cache", ())), (root, inverse, draws), gradients
+        kept = sorted(key[0] for key in k.__dict__.get("_memoize_cache", ()))
+        return type(k), kept, (root, inverse, draws), gradients
 
-    (kind, kept, values, slopes), (our_kind, our_kept, our_values, our_slopes) = both(work)
-    assert (kind, [key[0] for key in kept]) == (our_kind, [key[0] for key in our_kept])
+    (*kept, values, slopes), (*our_kept, our_values, our_slopes) = both(work)
+    assert our_kept == kept
     close(our_values, values)
-    for ours, theirs in zip(our_slopes, slopes, strict=True):
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
-            close([ours], [theirs], 1e-7)
+    close(our_slopes, slopes, 1e-7)
 
 
+@as_stock()
 def test_copies_pickles_and_grown_matrices_have_the_roots():
-    def work():
-        with torch.no_grad():
-            k = trend().double()(points(12)).evaluate_kernel()
-            row, corner = torch.full((1, 12), 0.1, dtype=torch.float64), torch.full((1, 1), 9.0, dtype=torch.float64)
-            copies = copy.deepcopy(k), pickle.loads(pickle.dumps(k)), k.cat_rows(row, corner)
-            return [c.root_decomposition().root.to_dense() for c in copies]
-
-    stock, ours = both(work)
-    close(ours, stock)
+    with torch.no_grad():
+        k = trend().double()(points(12)).evaluate_kernel()
+        row, corner = torch.full((1, 12), 0.1, dtype=torch.float64), torch.full((1, 1), 9.0, dtype=torch.float64)
+        copies = copy.deepcopy(k), pickle.loads(pickle.dumps(k)), k.cat_rows(row, corner)
+        return [c.root_decomposition().root.to_dense() for c in copies]
 
 
 def test_the_library_reads_and_pops_roots():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
+from support.outcomes import as_stock, both
 
 import autokern
 
@@ -55,17 +56,11 @@ CHANGES = {
 
 @pytest.mark.parametrize("known", [False, True], ids=["noise", "known noise"])
 @pytest.mark.parametrize("name", CHANGES)
+@as_stock()
 def test_state_is_the_same(name, known):
-    found = []
-    for enabled in (False, True):
-        model = made(known=known)
-        if enabled:
-            with autokern.enabled():
-                CHANGES[name](model)
-        else:
-            CHANGES[name](model)
-        found.append(state(model))
-    assert found[0] == found[1]
+    model = made(known=known)
+    CHANGES[name](model)
+    return state(model)
 
 
 def test_nothing_moves_where_nothing_has_to():
@@ -79,14 +74,13 @@ def test_nothing_moves_where_nothing_has_to():
 
 
 def test_modules_of_the_user_are_asked():
-    counts = []
-    for enabled in (False, True):
+    def calls():
         kernel = Counted()
-        model = made(kernel)
-        with autokern.enabled() if enabled else torch.enable_grad():
-            model.eval().eval().to(torch.float64).to(torch.float64)
-        counts.append(kernel.calls)
-    assert counts[0] == counts[1] > 3
+        made(kernel).eval().eval().to(torch.float64).to(torch.float64)
+        return kernel.calls
+
+    stock, ours = both(calls)
+    assert stock == ours > 3
 
 
 def test_flags_of_torch_are_kept():

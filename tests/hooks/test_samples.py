@@ -10,6 +10,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from linear_operator.operators import DenseLinearOperator, LinearOperator, to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
 from support.botorch_models import of_tasks, single
+from support.outcomes import assert_close, both
 
 import autokern
 from autokern.hooks import posterior as samples
@@ -50,15 +51,9 @@ def served(monkeypatch):
 @pytest.mark.parametrize("shape", [(1, 3), (4, 3), (2, 1, 3), (2, 4, 3), (2, 2, 3, 3)])
 @pytest.mark.parametrize("name", MODELS)
 def test_samples_of_posteriors(name, shape, served):
-    model = MODELS[name]().eval()
     x = torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    expected = drawn(model, x)
-    model = MODELS[name]().eval()
-    with autokern.enabled():
-        found = drawn(model, x)
+    assert_close(*reversed(both(lambda: drawn(MODELS[name]().eval(), x))), rtol=1e-7)
     assert any(served)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
 
 
 def matrix(*batch, n=4, dtype=torch.float64):
@@ -66,11 +61,9 @@ def matrix(*batch, n=4, dtype=torch.float64):
     return a @ a.mT + torch.eye(n, dtype=dtype)
 
 
-def both(make, base):
-    """What stock and autokern draw from a distribution that is made twice: exactly the same."""
-    expected = make().rsample(base_samples=base)
-    with autokern.enabled():
-        found = make().rsample(base_samples=base)
+def agree(make, base):
+    """What stock and autokern draw from a distribution that is made twice is exactly the same."""
+    expected, found = both(lambda: make().rsample(base_samples=base))
     assert torch.equal(found, expected)
     assert found.stride() == expected.stride()
 
@@ -81,18 +74,20 @@ def both(make, base):
 def test_samples_of_dense_covariances_are_the_librarys_to_the_bit(n, batch, dtype, served):
     covariance, mean = matrix(*batch, n=n, dtype=dtype), torch.ones(*batch, n, dtype=dtype)
     for draws in ((20,), (2, 3)):
-        both(lambda: MultivariateNormal(mean, DenseLinearOperator(covariance)), torch.randn(*draws, *batch, n).to(mean))
+        agree(
+            lambda: MultivariateNormal(mean, DenseLinearOperator(covariance)), torch.randn(*draws, *batch, n).to(mean)
+        )
     assert served == [True] * 2
 
 
 def test_what_is_not_formed_here_is_stocks():
     base = torch.randn(5, 4, dtype=torch.float64)
     mean = torch.zeros(4, dtype=torch.float64)
-    both(lambda: MultivariateNormal(mean, matrix()), base)  # a tensor
-    both(lambda: MultivariateNormal(mean, DenseLinearOperator(matrix()).add_jitter(0.1)), base)
-    both(lambda: MultivariateNormal(mean.expand(3, 4), DenseLinearOperator(matrix())), torch.randn(5, 3, 4).double())
+    agree(lambda: MultivariateNormal(mean, matrix()), base)  # a tensor
+    agree(lambda: MultivariateNormal(mean, DenseLinearOperator(matrix()).add_jitter(0.1)), base)
+    agree(lambda: MultivariateNormal(mean.expand(3, 4), DenseLinearOperator(matrix())), torch.randn(5, 3, 4).double())
     interleaved = to_linear_operator(matrix(n=8))
-    both(lambda: MultitaskMultivariateNormal(torch.zeros(4, 2).double(), interleaved), torch.randn(5, 4, 2).double())
+    agree(lambda: MultitaskMultivariateNormal(torch.zeros(4, 2).double(), interleaved), torch.randn(5, 4, 2).double())
     with autokern.enabled(), pytest.raises(RuntimeError):
         MultivariateNormal(mean, DenseLinearOperator(matrix())).rsample(base_samples=torch.randn(5, 9).double())
 
@@ -158,7 +153,5 @@ def test_a_patched_derivative_of_the_root_is_obeyed(monkeypatch, served):
         found = MultivariateNormal(k.new_zeros(3), DenseLinearOperator(k)).rsample(torch.Size([4]), base_samples=base)
         return torch.autograd.grad(found.sin().sum(), k)[0]
 
-    expected = slope()
-    with autokern.enabled():
-        torch.testing.assert_close(slope(), expected, rtol=0, atol=1e-12)
+    assert_close(*reversed(both(slope)), rtol=0, atol=1e-12)
     assert not any(served)

@@ -12,7 +12,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean
-from support.outcomes import judged
+from support.outcomes import assert_close, judged
 
 import autokern
 
@@ -116,24 +116,6 @@ def tasks(m):
 
 def several_at(kind, m, seed=5):
     return (points(m, seed=seed), tasks(m)) if kind == "hadamard" else (points(m, seed=seed),)
-
-
-def assert_close(found, expected, where="", **tolerance):
-    """Tensors in nested dicts and sequences, and what is no tensor, are the same."""
-    if isinstance(expected, dict):
-        assert list(found) == list(expected)
-        found, expected = list(found.items()), list(expected.items())
-    if isinstance(expected, (tuple, list)):
-        assert len(found) == len(expected)
-        for k, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert_close(one, other, f"{where}/{other[0] if type(other) is tuple and other else k}", **tolerance)
-    elif isinstance(expected, torch.Tensor):
-        single = expected.dtype == torch.float32
-        usual = {"rtol": 2e-3, "atol": 2e-4} if single else {"rtol": 1e-8, "atol": 1e-9}
-        options = {"equal_nan": True, "msg": lambda text: f"{where}: {text}", **usual, **tolerance}
-        torch.testing.assert_close(found, expected, **options)
-    else:
-        assert found == expected, where
 
 
 @contextlib.contextmanager
