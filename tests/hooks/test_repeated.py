@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 
-import botorch.generation.gen as gen
 import msgspec
 import numpy as np
 import pytest
@@ -20,9 +18,10 @@ from botorch.models.transforms import Standardize
 from botorch.models.transforms.input import InputPerturbation
 from botorch.optim import optimize_acqf
 from botorch.optim.closures import get_loss_closure_with_grads
-from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.stochastic_samplers import StochasticSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.acquisitions import DOUBLE, SAMPLER, asked, noisy, points, single, wrapper
+from support.outcomes import count
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import autokern
@@ -36,9 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The model inputs are of type torch.float32"),
     pytest.mark.filterwarnings("ignore:A not p.d., added jitter"),
 ]
-DOUBLE = torch.float64
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=DOUBLE)
-SAMPLER = functools.partial(SobolQMCNormalSampler, torch.Size([16]), seed=1)
 
 
 @pytest.fixture(autouse=True)
@@ -49,21 +46,6 @@ def _at_once(monkeypatch):
         monkeypatch.setattr(repeated, name, value)
     with install.enabled():
         yield
-
-
-def points(n=10, d=2, dtype=DOUBLE, seed=0):
-    return torch.rand(n, d, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-
-
-def single(dtype=DOUBLE, **options):
-    x = points(dtype=dtype)
-    return noisy(SingleTaskGP(x, (3 * x).sin().sum(-1, keepdim=True), **options))
-
-
-def noisy(model):
-    """Let a model that is not fitted have a covariance that is well conditioned."""
-    model.likelihood.noise = 0.1
-    return model.eval()
 
 
 def several():
@@ -130,32 +112,19 @@ CASES = {
 }  # fmt: skip
 
 
-def wrapper(acquisition, q, d, dtype=DOUBLE, sets=4):
-    """Return BoTorch's function of arrays as an optimiser calls it."""
-
-    def closed(acquisition_function):
-        def f(x):
-            return -acquisition_function(x)
-
-        f.__module__ = gen.__name__
-        return f
-
-    call, f = gen._get_f_np_wrapper(torch.Size([sets, q, d]), torch.device("cpu"), dtype, True), closed(acquisition)
-    return lambda x, rows=None: call(x, f, None, rows)
-
-
 def served():
-    return autokern.stats().get("optimised function", {}).get("replay", 0)
+    return count("optimised function", "replay")
+
+
+def by_stock():
+    """An order: no replay."""
+    return autokern.using(force={"posterior": "stock"})
 
 
 def agree(ours, theirs, rtol=1e-8):
     for one, other in zip(ours, theirs, strict=True):
         size = np.abs(np.asarray(other)).max(initial=1e-30)
         np.testing.assert_allclose(one, other, rtol=0, atol=rtol * size)
-
-
-def asked(call, seeds, q=1):
-    return [call(points(4, 2 * q, seed=seed).numpy(), [0, 1, 2, 3]) for seed in seeds]
 
 
 class Warning(acquisitions.PosteriorMean):
@@ -201,7 +170,7 @@ def test_replays_are_what_stock_computes(name):
     asked = [(points(left, q * d, seed=seed).numpy(), rows[:left]) for seed, left in enumerate([4] * 9 + [3, 2, 1], 20)]
     ours = [call(*one) for one in asked]
     count = served() - before
-    with autokern.using(force={"posterior": "stock"}):  # an order: no replay
+    with by_stock():
         stock = wrapper(acquisition, q, d, dtype)
         for found, one in zip(ours, asked, strict=True):  # an optimiser drops sets that have converged
             agree(found, stock(*one), 1e-3 if dtype is torch.float32 else 1e-8)
@@ -249,7 +218,7 @@ def test_optimisations_leave_the_random_state_and_end_where_stock_ends():
     before = served()
     ours = run()
     assert served() > before
-    with autokern.using(force={"posterior": "stock"}):
+    with by_stock():
         theirs = run()
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
@@ -297,7 +266,7 @@ def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():
         with torch.no_grad():
             for parameter, value in zip(mll.parameters(), state, strict=True):
                 parameter.copy_(value)
-        with autokern.using(force={"posterior": "stock"}):
+        with by_stock():
             loss, gradients = closure()
         agree(ours, [loss.item(), *gradients], 1e-9)
 
@@ -312,5 +281,5 @@ def test_sets_that_depend_on_each_other_are_noticed_where_one_is_dropped():
     for seed in range(8, 11):
         some = points(3, 4, seed=seed).numpy(), [0, 1, 2]
         ours = call(*some)
-        with autokern.using(force={"posterior": "stock"}):
+        with by_stock():
             agree(ours, wrapper(acquisition, 2, 2)(*some), 1e-9)

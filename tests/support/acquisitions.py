@@ -1,0 +1,46 @@
+"""Small models and acquisition functions as BoTorch's optimiser evaluates them: again and again, from arrays."""
+
+from __future__ import annotations
+
+import functools
+
+import botorch.generation.gen as gen
+import torch
+from botorch.models import SingleTaskGP
+from botorch.sampling import SobolQMCNormalSampler
+
+DOUBLE = torch.float64
+SAMPLER = functools.partial(SobolQMCNormalSampler, torch.Size([16]), seed=1)
+
+
+def points(n=10, d=2, dtype=DOUBLE, seed=0):
+    return torch.rand(n, d, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def single(dtype=DOUBLE, **options):
+    x = points(dtype=dtype)
+    return noisy(SingleTaskGP(x, (3 * x).sin().sum(-1, keepdim=True), **options))
+
+
+def noisy(model):
+    """Let a model that is not fitted have a covariance that is well conditioned."""
+    model.likelihood.noise = 0.1
+    return model.eval()
+
+
+def wrapper(acquisition, q, d=2, dtype=DOUBLE, sets=4):
+    """Return BoTorch's function of arrays as an optimiser calls it, with the loss that `gen_candidates_scipy` makes."""
+
+    def closed(acquisition_function):
+        def f(x):
+            return -acquisition_function(x)
+
+        f.__module__ = gen.__name__
+        return f
+
+    call, f = gen._get_f_np_wrapper(torch.Size([sets, q, d]), torch.device("cpu"), dtype, True), closed(acquisition)
+    return lambda x, rows=None: call(x, f, None, rows)
+
+
+def asked(call, seeds, q=1):
+    return [call(points(4, 2 * q, seed=seed).numpy(), [0, 1, 2, 3]) for seed in seeds]
