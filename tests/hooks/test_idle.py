@@ -2,97 +2,83 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections import Counter
 
 import gpytorch
 import pytest
 import torch
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.kernels import RBFKernel, RBFKernelGrad, ScaleKernel
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
+from gpytorch.means import ConstantMean, ConstantMeanGrad
+from support.losses import Model, independent
+from support.models import step
+from support.outcomes import assert_close
 
 import autokern
 from autokern.core.releases.known import Relied
 from autokern.hooks import install
 from autokern.model.libraries import prediction
 
-DTYPES = [torch.float32, torch.float64]
-
-
-class Derivatives(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMeanGrad()
-        self.covar_module = ScaleKernel(RBFKernelGrad())
-
-    def forward(self, x):
-        return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+TWO = torch.Size([2])
 
 
 class Own(RBFKernel):
     """A kernel of the user's."""
 
 
-class Batch(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood):
-        super().__init__(x, y, likelihood)
-        batch = torch.Size([2])
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
-        self.covar_module = ScaleKernel(Own(batch_shape=batch), batch_shape=batch)
-
-    def forward(self, x):
-        single = MultivariateNormal(self.mean_module(x), self.covar_module(x))
-        return MultitaskMultivariateNormal.from_batch_mvn(single)
+PARTS = {
+    "derivatives": lambda: (ScaleKernel(RBFKernelGrad()), ConstantMeanGrad(), MultitaskMultivariateNormal),
+    "batch": lambda: (ScaleKernel(Own(batch_shape=TWO), batch_shape=TWO), ConstantMean(batch_shape=TWO), independent),
+}
+each_kind = pytest.mark.parametrize("kind", PARTS)
 
 
-def stepped(mll, x, y):
-    """Return the loss, its gradients, and how often the hooks asked whether all is known."""
-    mll.zero_grad()
-    with pytest.MonkeyPatch.context() as patching:
-        asked, holds = [], Relied.holds
-        patching.setattr(Relied, "holds", lambda self: asked.append(self) or holds(self))
-        loss = -mll(mll.model(x), y)
-        loss.backward()
-    return loss.detach(), [p.grad.clone() for p in mll.parameters()], len(asked)
-
-
-@pytest.mark.parametrize("kind", [Derivatives, Batch])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_step_of_a_model_that_no_hook_serves(kind, dtype):
+def made(kind, dtype):
     x = torch.linspace(0.0, 5.0, 12, dtype=dtype).unsqueeze(-1)
-    y = torch.cat([x.sin(), x.cos()], -1)
-    likelihood = MultitaskGaussianLikelihood(num_tasks=2).to(dtype)
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, kind(x, y, likelihood).to(dtype))
-    loss, gradients, _ = stepped(copy.deepcopy(mll), x, y)
+    return Model(x, torch.cat([x.sin(), x.cos()], -1), MultitaskGaussianLikelihood(2), *PARTS[kind]()).to(dtype)
+
+
+@contextlib.contextmanager
+def asked():
+    """How often the hooks asked whether all is known, by what is to be known."""
+    with pytest.MonkeyPatch.context() as patching:
+        found, holds = Counter(), Relied.holds
+        patching.setattr(Relied, "holds", lambda self: found.update([id(self)]) or holds(self))
+        yield found
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step_of_a_model_that_no_hook_serves(kind, dtype):
+    model = made(kind, dtype)
+    expected = step(copy.deepcopy(model))
     with autokern.enabled(), autokern.using(force={"kernel_matrix": "stock"}):
-        stepped(mll, x, y)
-        found, slopes, asked = stepped(mll, x, y)
-    assert torch.equal(found, loss)
-    assert all(torch.equal(one, other) for one, other in zip(slopes, gradients, strict=True))
-    assert asked <= 5
+        step(model)
+        with asked() as questions:
+            found = step(model)
+    assert_close(found, expected, rtol=0, atol=0)
+    assert questions.total() <= 5
 
 
-@pytest.mark.parametrize("kind", [Derivatives, Batch])
+@each_kind
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_prediction_that_no_hook_serves(kind, fast):
     """What predictions rely on is hundreds of functions: the first look at them takes longer than the prediction."""
-    x = torch.linspace(0.0, 5.0, 12).unsqueeze(-1)
-    y = torch.cat([x.sin(), x.cos()], -1)
-    likelihood = MultitaskGaussianLikelihood(num_tasks=2).eval()
-    model = kind(x, y, likelihood).eval()
+    model = made(kind, torch.float32).eval()
 
     def predicted(model):
         with torch.no_grad(), gpytorch.settings.fast_pred_var(fast):
-            found = [model(x[:k] + 0.1) for k in (3, 5)]
+            found = [model(model.train_inputs[0][:k] + 0.1) for k in (3, 5)]
             return [t for one in found for t in (one.mean, one.covariance_matrix)]
 
     expected = predicted(copy.deepcopy(model))
-    with autokern.enabled(), pytest.MonkeyPatch.context() as patching:
-        asked, holds = [], Relied.holds
-        patching.setattr(Relied, "holds", lambda self: asked.append(self) or holds(self))
+    with autokern.enabled(), asked() as questions:
         found = predicted(model)
-    assert not any(one is prediction for one in asked)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not questions[id(prediction)]
+    assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_idle_hook_asks_nothing(monkeypatch):

@@ -5,44 +5,31 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.losses import Model, independent
+from support.models import loss_of
+from support.outcomes import assert_close
 
 import autokern
 
 TASKS = 3
 
 
-class Independent(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=torch.Size([y.shape[-1]]))
-        self.covar_module = kernel
-
-    def forward(self, x):
-        return MultitaskMultivariateNormal.from_batch_mvn(MultivariateNormal(self.mean_module(x), self.covar_module(x)))
-
-
 def made(kernel=None, n=30, tasks=TASKS, dtype=torch.float64, **noise):
     torch.manual_seed(3)
     batch = torch.Size([tasks])
     x = torch.rand(n, 2, dtype=dtype)
-    y = torch.stack([torch.sin((i + 2) * x.sum(-1)) for i in range(tasks)], -1) + 0.1 * torch.randn(
-        n, tasks, dtype=dtype
-    )
-    kernel = ScaleKernel(RBFKernel(batch_shape=batch, ard_num_dims=2), batch_shape=batch) if kernel is None else kernel
-    model = Independent(x, y, MultitaskGaussianLikelihood(tasks, **noise), kernel).to(dtype)
+    y = torch.stack([torch.sin((i + 2) * x.sum(-1)) for i in range(tasks)], -1) + 0.1 * torch.randn(n, tasks).to(x)
+    kernel = kernel or ScaleKernel(RBFKernel(batch_shape=batch, ard_num_dims=2), batch_shape=batch)
+    likelihood, mean = MultitaskGaussianLikelihood(tasks, **noise), ConstantMean(batch_shape=batch)
+    model = Model(x, y, likelihood, kernel, mean, independent).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
     return ExactMarginalLogLikelihood(model.likelihood, model)
-
-
-def loss_of(mll, target=None):
-    model = mll.model
-    return -mll(model(*model.train_inputs), model.train_targets if target is None else target)
 
 
 def gradients(mll, **how):
@@ -52,15 +39,12 @@ def gradients(mll, **how):
 def along(mll, directions):
     """Return how the gradients change along some directions, by differences: the library's derivatives lose a part."""
     found = []
-    for step in (1e-5, -1e-5):
+    for step in (1e-5, -2e-5, 1e-5):
         with torch.no_grad():
             for parameter, direction in zip(mll.parameters(), directions, strict=True):
                 parameter.add_(direction, alpha=step)
         found.append(gradients(mll))
-        with torch.no_grad():
-            for parameter, direction in zip(mll.parameters(), directions, strict=True):
-                parameter.sub_(direction, alpha=step)
-    return [(a - b) / 2e-5 for a, b in zip(*found, strict=True)]
+    return [(a - b) / 2e-5 for a, b in zip(*found[:2], strict=True)]
 
 
 MODELS = {
@@ -126,5 +110,4 @@ def test_more_values_than_stock_factorises():
     after = autokern.stats()["exact_log_prob"]
     assert sum(after.values()) == sum(before.values()) + 1
     assert after.get("stock", 0) == before.get("stock", 0)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+    assert_close(found, expected, rtol=1e-7)

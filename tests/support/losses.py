@@ -5,7 +5,7 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
-from gpytorch.distributions import MultivariateNormal
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
@@ -44,6 +44,11 @@ class Model(gpytorch.models.ExactGP):
     def forward(self, x):
         x = x if self.features is None else self.features(x)
         return self.kind(self.mean_module(x), self.covar_module(x))
+
+
+def independent(mean, covariance):
+    """Tasks as a batch of distributions, for a `Model` of this kind."""
+    return MultitaskMultivariateNormal.from_batch_mvn(MultivariateNormal(mean, covariance))
 
 
 def points(n=12, d=2, dtype=DOUBLE):
