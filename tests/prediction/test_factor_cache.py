@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import threading
 import weakref
 
@@ -12,24 +11,24 @@ import gpytorch
 import psutil
 import pytest
 import torch
-from gpytorch.kernels import Kernel, LinearKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import LinearKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from linear_operator.utils.errors import NotPSDError
+from support.exact_models import Mine
 from support.models import ExactModel
 from support.threads import in_threads
 
 import autokern
 from autokern.density.matrices import solved
-from autokern.prediction import factor_cache
+from autokern.prediction import factor_cache, inverse_factor
 from autokern.prediction.inverse_factor import Conditioned, RowBlocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 often = hypothesis_settings(max_examples=40, deadline=None)
-BATCHES = [(), (2,), (3, 2)]
 attached = gpytorch.settings.detach_test_caches(False)
 
 
@@ -48,14 +47,6 @@ def new_rows(n, q, batch=(), seed=0):
 def grown(matrix, rows):
     """The dense matrix with rows appended."""
     return torch.cat((torch.nn.functional.pad(matrix, (0, rows.shape[-2])), rows), dim=-2)
-
-
-@pytest.fixture
-def narrow(monkeypatch):
-    """RowBlocks of a few rows, so that small matrices have several."""
-    module = sys.modules["autokern.prediction.inverse_factor"]
-    monkeypatch.setattr(module, "_ROWS", 4)
-    monkeypatch.setattr(module, "_SPARE", 3)
 
 
 @often
@@ -102,7 +93,9 @@ def test_threads_that_append_to_one_parent_do_not_share_rows():
 
 
 @pytest.mark.parametrize("product", ["right_transposed", "right"])
-def test_a_graph_of_the_parent_survives_rows_of_children(product, narrow):
+def test_a_graph_of_the_parent_survives_rows_of_children(product, monkeypatch):
+    for name, few in (("_ROWS", 4), ("_SPARE", 3)):  # so that small matrices have several blocks
+        monkeypatch.setattr(inverse_factor, name, few)
     for parent in (RowBlocks(lower(3)), RowBlocks(lower(9)), RowBlocks(lower(9)).appended(new_rows(9, 1))):
         dense, b = parent.dense().clone(), drawn(2, parent.n).requires_grad_()
         out = getattr(parent, product)(b)
@@ -265,13 +258,6 @@ def test_one_factor_is_found_again_and_gradients_are_kept_apart():
         with attached:
             assert factor_cache.found(kept) is None
         assert factor_cache.of(kept) is cut
-
-
-class Mine(Kernel):
-    has_lengthscale = True
-
-    def forward(self, x1, x2, diag=False, **params):
-        return covariance(x1 / self.lengthscale, x2 / self.lengthscale)
 
 
 PLAIN = {

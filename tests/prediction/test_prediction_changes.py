@@ -1,35 +1,47 @@
-"""What is kept serves only the values that it was made of, and what is read late is that of the call that made it."""
+"""What is kept serves only the values it was made of, also in fantasies; what is read late is that of its call."""
 
 from __future__ import annotations
 
+import gc
+import pickle
 import threading
+from unittest import mock
 
 import gpytorch
+import psutil
 import pytest
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from support.exact_models import (
     MODELS,
     Regression,
     Several,
     assert_close,
+    at,
     change,
+    fantasy,
+    fixed_noise,
     moments,
     ours,
     points,
+    predicted,
     refitted,
     regression,
     several_at,
     stock_s,
+    truth,
     values,
 )
+from support.outcomes import both
 from support.threads import in_threads
 
 import autokern
 from autokern.core.registry import get
 from autokern.prediction.inverse_factor import Conditioned
+from autokern.runtime import dispatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CANDIDATES = get("predict").names()
@@ -84,16 +96,22 @@ def test_what_is_read_late_is_of_the_values_at_the_call(make, candidate):
         assert_close(read(change), expected)
 
 
-@pytest.mark.parametrize("m", [20, 700])
-@stock_s()
-def test_functions_of_the_users_in_kernels_of_the_library(m):
-    strength, calls = [1.0], []
+def counting(strength):
+    """A constraint with a function of the user's, and its calls."""
+    calls = []
 
     def transform(value):
         calls.append(1)
         return torch.nn.functional.softplus(value) * strength[0]
 
-    constraint = gpytorch.constraints.Positive(transform=transform)
+    return gpytorch.constraints.Positive(transform=transform, inv_transform=lambda y: y.expm1().log()), calls
+
+
+@pytest.mark.parametrize("m", [20, 700])
+@stock_s()
+def test_functions_of_the_users_in_kernels_of_the_library(m):
+    strength = [1.0]
+    constraint, calls = counting(strength)
     model = regression(kernel=ScaleKernel(RBFKernel(lengthscale_constraint=constraint)))
     first, posterior = model(points(m, seed=5)), model(points(m, seed=6))
     found = [first.mean, first.variance]
@@ -103,16 +121,8 @@ def test_functions_of_the_users_in_kernels_of_the_library(m):
 
 def test_a_function_of_the_users_that_transforms_a_parameter_is_called_as_documented():
     def counted():
-        calls, found = [], []
-
-        def transform(x):
-            calls.append(1)
-            return torch.nn.functional.softplus(x)
-
-        constraint = gpytorch.constraints.GreaterThan(
-            1e-4, transform=transform, inv_transform=lambda y: y.expm1().log()
-        )
-        model = regression(30, kernel=RBFKernel(lengthscale_constraint=constraint))
+        constraint, calls = counting([1.0])
+        model, found = regression(30, kernel=RBFKernel(lengthscale_constraint=constraint)), []
         mll, (x,) = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model), model.train_inputs
         for run in (
             lambda: mll(model(x), model.train_targets).backward(),
@@ -120,22 +130,21 @@ def test_a_function_of_the_users_that_transforms_a_parameter_is_called_as_docume
             lambda: model(x + 1).mean,
         ):
             model.train(not found)
-            before = len(calls)
+            calls.clear()
             run()
-            found.append(len(calls) - before)
+            found.append(len(calls))
         return found
 
-    step, *predictions = counted()
-    with ours():
-        own, *more = counted()
+    (step, *predictions), (own, *more) = both(counted)
     assert own == step
     assert all(0 <= one - other <= 2 for one, other in zip(more, predictions, strict=True)), (more, predictions)
 
 
-def test_a_strategy_of_the_users_is_left_alone():
-    class Own(gpytorch.models.exact_prediction_strategies.DefaultPredictionStrategy):
-        pass
+class Own(DefaultPredictionStrategy):
+    """A strategy of the user's."""
 
+
+def test_a_strategy_of_the_users_is_left_alone():
     with ours():
         model = regression()
         model(points(9, seed=4))
@@ -203,3 +212,71 @@ def test_one_alpha_for_all_threads_that_ask_at_once():
         in_threads(ask, range(4))
         for alpha in found:
             assert_close(alpha, torch.full_like(alpha, 0.5))
+
+
+@pytest.mark.parametrize("candidate", ["stock", "rows"])
+def test_noise_of_more_dimensions_than_points_is_refused_as_in_the_library(candidate):
+    model = predicted(regression(likelihood=fixed_noise()))
+    several = torch.full((5, 2), 0.1).double()
+    with ours(candidate, "fantasy"), pytest.raises(RuntimeError, match="same number of dimensions"):
+        fantasy(model, points(2, seed=7), several, noise=several)
+
+
+@stock_s(rtol=1e-06, atol=1e-07)
+def test_noise_of_one_update_stays_with_it():
+    """A Gaussian likelihood has no place for it, so that it must not be computed anew."""
+    model = predicted(regression())
+    grown = fantasy(model, points(1, seed=8), noise=torch.full((1,), 1e-5).double())
+    grown.prediction_strategy._memoize_cache.pop(("mean_cache", ("ignore",), pickle.dumps({})), None)
+    return moments(grown(points(1, seed=8)))
+
+
+@pytest.mark.parametrize("model", ["ard", "float32", "batch"])
+def test_a_long_stream_is_as_good_as_a_refit_and_its_models_stay_apart(model):
+    with ours(), torch.no_grad():
+        first = latest = predicted(MODELS[model]())
+        lead = first.train_inputs[0].shape[:-2]
+        before = moments(first(at(first, 6, 8)))
+        for seed in range(100 if model == "ard" else 30):
+            latest = fantasy(latest, points(*lead, 1 + seed % 2, seed=100 + seed))
+        other = fantasy(first, points(*lead, 1, seed=250))
+        for one in (latest, other):
+            assert_close(moments(one(at(one, 6, 8))), moments(refitted(one)(at(one, 6, 8))))
+        assert_close(moments(first(at(first, 6, 8))), before, rtol=0, atol=0)
+    assert "stock" not in dispatch.stats()["fantasy"]
+
+
+@pytest.mark.usefixtures("trusted")
+def test_fantasies_of_large_models_are_exact_and_take_no_qr():
+    model, x = regression(850), points(12, seed=8)
+    with ours(), torch.no_grad(), mock.patch("torch.linalg.qr", side_effect=AssertionError("QR")):
+        imagined = fantasy(fantasy(predicted(model), points(2, seed=7)), points(1, seed=9))
+        posterior = imagined(x)
+        found = [posterior.mean, posterior.variance, posterior.covariance_matrix]
+    mean, covariance = truth(refitted(imagined), x)
+    assert_close(found, [mean, covariance.diagonal(), covariance], rtol=0, atol=1e-6)
+
+
+def test_a_fantasy_keeps_the_hyperparameters_that_its_parent_had():
+    with ours(), torch.no_grad():
+        parent = predicted(regression())
+        imagined = fantasy(parent, points(2, seed=7))
+        expected = moments(refitted(imagined)(points(6, seed=8)))
+        change(parent)
+        predicted(parent)
+        assert_close(moments(imagined(points(6, seed=8))), expected)
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_updates_that_are_dropped():
+    process, resident = psutil.Process(), []
+    with ours(), torch.no_grad():
+        model = predicted(regression(200))
+        for i in range(300):
+            grown = fantasy(model, points(1, seed=i))
+            grown(points(9, seed=4)).variance
+            del grown
+            if i % 20 == 0:
+                gc.collect()
+                resident.append(process.memory_info().rss)
+    assert max(resident[8:]) - resident[7] < 8 * 2**20
