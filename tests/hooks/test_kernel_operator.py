@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import unittest
 
 import linear_operator
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator import settings
+from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
 from support.tiling import (
     BATCH,
     FOR_OPERATORS,
@@ -151,3 +153,50 @@ def test_a_matrix_that_does_not_fit_is_refused_by_name():
         with pytest.raises(MemoryBudgetError, match=r"8000 x 8000.*0\.238 GiB.*AUTOKERN_MEMORY"):
             matrix_free(kernel, x, x).to_dense()
         assert matrix_free(kernel, x, x).matmul(torch.ones(8000, 1)).shape == (8000, 1)
+
+
+of_the_library = pytest.mark.filterwarnings("ignore")  # about what it tests on purpose
+
+
+class _Own:
+    """For linear_operator's own tests of operators: those that are tested, and their truth."""
+
+    seed = 0
+    form = "scaled rbf"
+    batch, own, m = NONE, NONE, None
+
+    def create_linear_op(self):
+        op, _, _ = operator(KERNELS[self.form], 8, self.m, self.batch, self.own, torch.float32)
+        return op.detach().requires_grad_(True)
+
+    def evaluate_linear_op(self, linear_op):
+        return dense_of(linear_op)
+
+
+@of_the_library
+class TestSquare(_Own, LinearOperatorTestCase, unittest.TestCase):
+    pass
+
+
+@pytest.mark.slow
+class TestTwoShapes(TestSquare):
+    form = "two shapes"
+
+
+class TestBatch(TestSquare):
+    batch = own = torch.Size([2])
+    form = "sum of products"
+
+
+class TestBatchOfHyperparameters(TestSquare):
+    own = torch.Size([3])
+    form = "matern 5/2"
+
+
+@of_the_library
+class TestRectangular(_Own, RectangularLinearOperatorTestCase, unittest.TestCase):
+    m, form = 5, "sum of products"
+
+
+class TestRectangularBatch(TestRectangular):
+    batch = torch.Size([2])
