@@ -13,14 +13,12 @@ import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
 from gpytorch.means import LinearMean
 from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
-from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel
 from support.outcomes import as_stock, assert_close, both
 
 import autokern
 from autokern.hooks.linear_operator import _Roots
-from autokern.prediction import factor_cache
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -131,34 +129,6 @@ def test_steps_and_predictions_read_no_root(make, n, updates):
             sys.setprofile(None)
     assert not updates
     assert not any(stock_updates)
-
-
-@each_kernel
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("fast", [False, True])
-def test_predictions_by_the_factor_are_those_of_stock(make, dtype, fast):
-    def work():
-        model = regression(points(40, dtype), make).eval()
-        model.likelihood.noise = 0.05
-        test = points(9, dtype, seed=1).requires_grad_()
-        with gpytorch.settings.fast_pred_var(fast):
-            found = model(test)
-            slope = torch.autograd.grad(found.mean.sin().sum() + found.variance.sum(), test)[0]
-            plain = factor_cache.plain(model.prediction_strategy)
-        many = model(points(300, dtype, seed=2)).variance
-        model.covar_module.initialize(**{name: p + 0.2 for name, p in model.covar_module.named_parameters()})
-        changed = model.train().eval()(test).variance
-        return plain, (found.mean, found.covariance_matrix, slope, many, changed)
-
-    if dtype == torch.float32 and make is KERNELS["a polynomial"]:
-        with pytest.raises(NotPSDError):  # for want of a root of the noiseless matrix
-            work()
-        with autokern.enabled():
-            assert all(t.isfinite().all() for t in work()[1])
-        return
-    (_, stock), (plain, ours) = both(work)
-    assert plain
-    close(ours, stock, 1e-8 if dtype == torch.float64 else 5e-3)
 
 
 def test_a_sum_whose_noiseless_matrix_has_no_factor_is_served_without_the_warnings_of_a_root():

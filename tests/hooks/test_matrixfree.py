@@ -224,12 +224,6 @@ def test_an_elementwise_product_in_a_model_has_no_roots():
         torch.testing.assert_close(product @ torch.ones(N, 1).double(), expected.sum(-1, keepdim=True))
 
 
-def test_a_dense_form_that_does_not_fit_is_refused():
-    x = points(N)
-    with without_room(), pytest.raises(MemoryBudgetError, match=r"6 MiB may be taken \(AUTOKERN_MEMORY"):
-        RBFKernel().double()(x).to_dense()
-
-
 def test_where_not_even_tiles_fit_the_message_says_what_would():
     with autokern.enabled(), autokern.using(memory="100KiB"), pytest.raises(MemoryBudgetError) as caught:
         RBFKernel().double()(points(N)) @ torch.ones(N, 1).double()

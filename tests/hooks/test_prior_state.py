@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.models import ExactModel
@@ -108,16 +108,3 @@ def test_a_prior_whose_values_are_gone_is_refused(change):
             prior.covariance_matrix
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             by_mll(model, prior)
-
-
-def test_chains_leave_their_parameters_too():
-    def found():
-        model = Regression(n=450, kernel=ScaleKernel(MaternKernel(1.5)) + ScaleKernel(RBFKernel()))
-        prior = model(*model.train_inputs)
-        by_mll(model, prior).neg().backward()
-        adam(model)
-        return prior.covariance_matrix.detach()
-
-    expected = found()
-    with autokern.enabled(), autokern.using(force={"exact_log_prob": "fused"}):
-        torch.testing.assert_close(found(), expected)

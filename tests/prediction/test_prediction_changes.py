@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import threading
 from unittest import mock
 
 import gpytorch
-import psutil
 import pytest
 import torch
 from gpytorch import settings
@@ -265,18 +263,3 @@ def test_a_fantasy_keeps_the_hyperparameters_that_its_parent_had():
         change(parent)
         predicted(parent)
         assert_close(moments(imagined(points(6, seed=8))), expected)
-
-
-@pytest.mark.slow
-def test_memory_is_flat_over_updates_that_are_dropped():
-    process, resident = psutil.Process(), []
-    with ours(), torch.no_grad():
-        model = predicted(regression(200))
-        for i in range(300):
-            grown = fantasy(model, points(1, seed=i))
-            grown(points(9, seed=4)).variance
-            del grown
-            if i % 20 == 0:
-                gc.collect()
-                resident.append(process.memory_info().rss)
-    assert max(resident[8:]) - resident[7] < 8 * 2**20
