@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 
@@ -42,9 +43,15 @@ def model_of(n=12):
     return SingleTaskGP(x, (3 * x).sin().sum(-1, keepdim=True)).eval()
 
 
-def watch(model, seen, error=None):
-    """Note how many threads torch has where a model is asked."""
-    stock = model.posterior
+def optimised(acquisition, q=1, **kwargs):
+    torch.manual_seed(0)
+    given = {"num_restarts": 2, "raw_samples": 8, "options": {"maxiter": 5}, **kwargs}
+    return optimize_acqf(acquisition, BOUNDS, q=q, **given)
+
+
+def threads_of(acquisition, error=None, **given):
+    """How many threads torch has where the model of an acquisition is asked, which may raise an error."""
+    stock, seen = acquisition.model.posterior, set()
 
     def posterior(*args, **kwargs):
         seen.add(torch.get_num_threads())
@@ -52,43 +59,30 @@ def watch(model, seen, error=None):
             raise error
         return stock(*args, **kwargs)
 
-    model.posterior = posterior
-
-
-class Watched(PosteriorMean):
-    """Remembers how many threads torch has where its model is asked."""
-
-    __module__ = PosteriorMean.__module__
-
-    def __init__(self, model, error=None):
-        super().__init__(model)
-        self.seen = set()
-        watch(model, self.seen, error)
-
-
-def optimised(acquisition, q=1, **kwargs):
-    torch.manual_seed(0)
-    given = {"num_restarts": 2, "raw_samples": 8, "options": {"maxiter": 5}, **kwargs}
-    return optimize_acqf(acquisition, BOUNDS, q=q, **given)
+    acquisition.model.posterior = posterior
+    with pytest.raises(type(error)) if error else contextlib.nullcontext():
+        optimised(acquisition, **given)
+    return seen
 
 
 def test_small_ones_run_on_one_thread():
-    watched = Watched(model_of())
-    optimised(watched)
-    assert watched.seen == {2}
-    watched.seen.clear()
+    assert threads_of(PosteriorMean(model_of())) == {2}
     with autokern.enabled():
-        optimised(watched)
-    assert watched.seen == {1}
+        assert threads_of(PosteriorMean(model_of())) == {1}
+        assert threads_of(PosteriorMean(model_of()), KeyboardInterrupt()) == {1}
 
 
-def test_large_ones_keep_all_threads():
-    few = {"num_restarts": 1, "raw_samples": 2, "options": {"maxiter": 1}}
-    for n, given in ((513, few), (60, {"num_restarts": 1200, "raw_samples": 1200}), (60, {"raw_samples": 20_000})):
-        watched = Watched(model_of(n))
-        with autokern.enabled():
-            optimised(watched, **{**given, "options": {"maxiter": 1}})
-        assert watched.seen == {2}, n
+@pytest.mark.parametrize(
+    ("n", "given"),
+    [
+        (513, {"num_restarts": 1, "raw_samples": 2}),
+        (60, {"num_restarts": 1200, "raw_samples": 1200}),
+        (60, {"raw_samples": 20_000}),
+    ],
+)
+def test_large_ones_keep_all_threads(n, given):
+    with autokern.enabled():
+        assert threads_of(PosteriorMean(model_of(n)), **given, options={"maxiter": 1}) == {2}
 
 
 class Mine(PosteriorMean):
@@ -106,29 +100,19 @@ def test_what_is_not_known_keeps_all_threads():
         threads.append(torch.get_num_threads())
         return samples[..., 0]
 
-    known = Watched(model_of()).model
+    known, broken, perturbed = model_of(), model_of(), model_of()
     mine = MyModel(*known.train_inputs, known.train_targets.unsqueeze(-1)).eval()
-    perturbed = model_of()
+    broken.train_inputs = None
     perturbed.input_transform = InputPerturbation(torch.zeros(2, 2).double())
     with autokern.enabled():
-        optimised(qLogExpectedImprovement(model_of(), best_f=0.5, objective=GenericMCObjective(objective)))
+        optimised(qLogExpectedImprovement(known, best_f=0.5, objective=GenericMCObjective(objective)))
         assert set(threads) == {2}
-        for acquisition in (Mine(model_of()), PosteriorMean(mine)):
-            stock, seen = acquisition.model.posterior, set()
-            acquisition.model.posterior = lambda *args, s=stock, t=seen, **k: (
-                t.add(torch.get_num_threads()) or s(*args, **k)
-            )
-            optimised(acquisition)
-            assert seen == {2}
-        broken = Watched(model_of(), ValueError("mine"))
-        broken.model.train_inputs = None
-        with pytest.raises(ValueError, match="mine"):
-            optimised(broken)
-        assert broken.seen == {2}
-    assert acquisition_hook._is_small(inputs_of(PosteriorMean(model_of())))
-    assert acquisition_hook._is_small(inputs_of(qLogExpectedImprovement(model_of(), best_f=0.5)))
+        assert threads_of(Mine(model_of())) == threads_of(PosteriorMean(mine)) == {2}
+        assert threads_of(PosteriorMean(broken), ValueError("mine")) == {2}
+    assert acquisition_hook._is_small(inputs_of(PosteriorMean(known)))
+    assert acquisition_hook._is_small(inputs_of(qLogExpectedImprovement(known, best_f=0.5)))
     namesake = type("PosteriorMean", (PosteriorMean,), {"__module__": "analytic"})
-    assert not acquisition_hook._is_small(inputs_of(namesake(model_of())))
+    assert not acquisition_hook._is_small(inputs_of(namesake(known)))
     assert not acquisition_hook._is_small(inputs_of(PosteriorMean(perturbed)))
 
 
@@ -157,13 +141,6 @@ threads = [threading.Thread(target=go) for _ in range(4)]
 print(len(fine), botorch.optim.optimize._optimize_acqf_batch.__wrapped__ is not None)
 """
     assert said(program)[-2:] == ["4", "True"]
-
-
-def test_the_number_is_restored_after_errors():
-    broken = Watched(model_of(), KeyboardInterrupt())
-    with autokern.enabled(), pytest.raises(KeyboardInterrupt):
-        optimised(broken)
-    assert broken.seen == {1}
 
 
 @pytest.mark.parametrize(
