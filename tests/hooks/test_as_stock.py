@@ -14,7 +14,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.means import LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from support.models import ExactModel
+from support.models import ExactModel, points
 from support.outcomes import as_stock
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:The input matches")]
@@ -24,10 +24,6 @@ def regression(n=20, kernel=None, likelihood=None, kind=ExactModel):
     torch.manual_seed(0)
     x = torch.rand(n, 2, dtype=torch.float64)
     return kind(x, (4 * x.sum(-1)).sin(), kernel, likelihood, LinearMean(2)).to(x)
-
-
-def points(m=3):
-    return torch.rand(m, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 def halved(stock):
@@ -55,14 +51,14 @@ def test_a_class_that_is_patched(kind, name, kernel, seen):
     def read():
         model.train()
         loss = mll(model(*model.train_inputs), model.train_targets)
-        found = model.eval()(points())
+        found = model.eval()(points(3, seed=1))
         return loss, *torch.autograd.grad(loss, list(mll.parameters())), found.mean, found.variance
 
     if seen:
         read()
     with mock.patch.object(kind, name, halved(vars(kind)[name])):
         found = read()
-    return [*found, model.covar_module(points()).to_dense(), *read()]
+    return [*found, model.covar_module(points(3, seed=1)).to_dense(), *read()]
 
 
 class Shifted(MultivariateNormal):
@@ -78,14 +74,14 @@ class OfShifted(ExactModel):
 
 @as_stock()
 def test_a_distribution_that_defines_its_mean():
-    found = regression(kind=OfShifted).eval()(points())
+    found = regression(kind=OfShifted).eval()(points(3, seed=1))
     return found.mean, found.variance
 
 
 @as_stock()
 def test_a_model_made_in_inference_mode():
     with torch.inference_mode():
-        model, x = regression(), points()
+        model, x = regression(), points(3, seed=1)
     loss = ExactMarginalLogLikelihood(model.likelihood, model)(model(*model.train_inputs), model.train_targets)
     found = model.eval()(x)
     graphs = torch.tensor([loss.requires_grad, found.mean.requires_grad, found.variance.requires_grad])
@@ -99,9 +95,9 @@ def test_noise_of_fantasies_in_odd_shapes(shape):
     noise = torch.full(shape, 0.3, dtype=torch.float64)
     with torch.no_grad(), warnings.catch_warnings(record=True) as told, contextlib.ExitStack() as stack:
         warnings.simplefilter("always")
-        model(points())
+        model(points(3, seed=1))
         if len(shape) > 1:
             stack.enter_context(pytest.raises(RuntimeError, match="same number of dimensions"))
-        grown = model.get_fantasy_model(points(2), torch.ones(2, dtype=torch.float64), noise=noise)
-        return grown(points(5)).mean, torch.tensor(len({t.category for t in told}))
+        grown = model.get_fantasy_model(points(2, seed=1), torch.ones(2, dtype=torch.float64), noise=noise)
+        return grown(points(5, seed=1)).mean, torch.tensor(len({t.category for t in told}))
     return ()

@@ -17,6 +17,7 @@ from linear_operator.operators import (
     RootLinearOperator,
     TriangularLinearOperator,
 )
+from support.models import points
 
 import autokern
 from autokern.core.errors import MemoryBudgetError
@@ -24,10 +25,6 @@ from autokern.system import host
 
 FEW = 3000
 """Points whose kernel matrix takes 69 MiB in float64."""
-
-
-def points(n: int = FEW, d: int = 2) -> torch.Tensor:
-    return torch.rand(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
@@ -66,21 +63,21 @@ def test_a_matrix_that_no_machine_holds_is_refused_at_once(enabled):
 
 
 REFUSED = {
-    "evaluate_kernel": lambda: kernels.RBFKernel().double()(points()).evaluate_kernel(),
+    "evaluate_kernel": lambda: kernels.RBFKernel().double()(points(FEW)).evaluate_kernel(),
     "evaluate_kernel of AdditiveKernel": lambda: (
-        (kernels.RBFKernel() + kernels.RQKernel()).double()(points()).to_dense()
+        (kernels.RBFKernel() + kernels.RQKernel()).double()(points(FEW)).to_dense()
     ),
-    "covar_dist of Own": lambda: Own().double()(points()).to_dense(),
+    "covar_dist of Own": lambda: Own().double()(points(FEW)).to_dense(),
     "evaluate_kernel of RBFKernel, 600 x 600": lambda: (
-        kernels.keops.RBFKernel().double()(points(600, 20)).to_dense()  # without KeOps at this size
+        kernels.keops.RBFKernel().double()(points(600, d=20)).to_dense()  # without KeOps at this size
     ),
     "evaluate_kernel of SpectralMixtureKernel": lambda: (
         kernels.SpectralMixtureKernel(3, ard_num_dims=2).double()(points(900)).to_dense()
     ),
-    "to_dense of RootLinearOperator": lambda: RootLinearOperator(points()).to_dense(),
-    "to_dense of DiagLinearOperator": lambda: DiagLinearOperator(points()[:, 0]).to_dense(),
+    "to_dense of RootLinearOperator": lambda: RootLinearOperator(points(FEW)).to_dense(),
+    "to_dense of DiagLinearOperator": lambda: DiagLinearOperator(points(FEW)[:, 0]).to_dense(),
     "to_dense of KroneckerProductLinearOperator": lambda: KroneckerProductLinearOperator(
-        DenseLinearOperator(points(60, 60)), DenseLinearOperator(points(50, 50))
+        DenseLinearOperator(points(60, d=60)), DenseLinearOperator(points(50, d=50))
     ).to_dense(),
     "cholesky.m=3000": lambda: DenseLinearOperator(torch.eye(FEW, dtype=torch.float64))._cholesky(),
 }
@@ -98,11 +95,11 @@ def test_refused_at(position, enabled):
 def test_by_what_is_free_too(enabled, monkeypatch):
     monkeypatch.setattr(host, "memory_left", lambda: 60 * 2**20)
     with pytest.raises(MemoryBudgetError, match=r"60 MiB may be taken .the memory limit of the control group"):
-        Own().double()(points()).to_dense()
+        Own().double()(points(FEW)).to_dense()
 
 
 def test_caches_of_predictions(enabled):
-    x = points()
+    x = points(FEW)
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
     kernel = kernels.RBFKernel().double()
     prior = gpytorch.distributions.MultivariateNormal(torch.zeros(FEW, dtype=torch.float64), kernel(x))
@@ -126,9 +123,9 @@ def test_nobody_looks_for_small_calls(enabled, monkeypatch):
 
 def test_what_is_there_or_costs_nothing_is_not_refused(enabled):
     a = torch.rand(FEW, FEW, dtype=torch.float64)
-    lazy = kernels.RBFKernel().double()(points())
+    lazy = kernels.RBFKernel().double()(points(FEW))
     lazy.evaluate_kernel()
-    linear = kernels.LinearKernel().double()(points())
+    linear = kernels.LinearKernel().double()(points(FEW))
     with autokern.using(memory="1MiB"):
         assert DenseLinearOperator(a).to_dense() is a
         assert TriangularLinearOperator(a).to_dense() is a
@@ -145,7 +142,7 @@ def test_sizes_that_do_not_match_are_the_librarys_to_complain_about(enabled):
 
 
 def test_transformed_code_is_left_alone(enabled):
-    x = points()
+    x = points(FEW)
     with autokern.using(memory="1MiB"):
         found = torch.func.vmap(lambda x: RootLinearOperator(x).to_dense())(x.unsqueeze(0))
         with library.trace_mode():
@@ -164,7 +161,7 @@ def test_active_dimensions_survive_an_exception(enabled, inside):
         "product": lambda: other * failing,
     }[inside]().double()
     before = kernel.active_dims
-    x = points(20, 3)
+    x = points(20, d=3)
     lazy = kernel(x)
     for read in (lazy.evaluate_kernel, lazy.to_dense):
         with pytest.raises(ArithmeticError, match="told to"):

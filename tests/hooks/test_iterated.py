@@ -6,7 +6,7 @@ import gpytorch
 import pytest
 import torch
 from linear_operator.utils.errors import NotPSDError
-from support.models import rough_model
+from support.models import points, rough
 
 import autokern
 from autokern.core.decision import collecting
@@ -28,21 +28,13 @@ def large(monkeypatch):
     systems._latest.clear()
 
 
-def points(n, seed=0, dtype=torch.float64):
-    return torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
 def made(dtype=torch.float64, n=N):
-    x = points(n, dtype=dtype)
-    model = rough_model(x, (6 * x[:, 0]).sin() + x[:, 1]).to(dtype)
-    model.likelihood.noise = 1e-3
-    model.covar_module.base_kernel.lengthscale = 0.3
-    return model.eval()
+    return rough(n, dtype, 1e-3).eval()
 
 
 def exact(read, m, dtype=torch.float64):
     with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
-        return read(made()(points(m, 1)))
+        return read(made()(points(m, seed=1)))
 
 
 def factor_of(model):
@@ -61,13 +53,13 @@ def test_a_mean_needs_no_factor_and_variances_make_one_when_they_are_read(dtype,
         model = made(dtype)
         seen = []
         with collecting(seen.extend):
-            posterior = model(points(MANY, 1, dtype))
+            posterior = model(points(MANY, seed=1, dtype=dtype))
             close(posterior.mean, expected[0], atol=1e-3)
         assert factor_of(model) is None
         assert seen[-1].residual <= (1e-4 if dtype is torch.float32 else 1e-5)
         close(posterior.variance, expected[1], atol=1e-5)
         assert factor_of(model) is not None
-        again = model(points(MANY, 1, dtype))
+        again = model(points(MANY, seed=1, dtype=dtype))
         close(again.mean, expected[0], atol=1e-3)
         close(again.variance, expected[1], atol=1e-5)
 
@@ -76,7 +68,7 @@ def test_few_variances_are_iterated():
     expected = exact(lambda posterior: (posterior.mean, posterior.variance), FEW)
     with autokern.enabled(), torch.no_grad():
         model = made()
-        posterior = model(points(FEW, 1))
+        posterior = model(points(FEW, seed=1))
         close(posterior.mean, expected[0])
         close(posterior.variance, expected[1], atol=1e-6)
         assert factor_of(model) is None
@@ -94,7 +86,7 @@ def test_few_variances_are_iterated():
 def test_every_reading_is_that_of_a_factor(read):
     expected = exact(read, MANY)
     with autokern.enabled(), torch.no_grad():
-        close(read(made()(points(MANY, 1))), expected)
+        close(read(made()(points(MANY, seed=1))), expected)
 
 
 @pytest.mark.parametrize("change", ["lengthscale", "data", "nothing"])
@@ -102,11 +94,11 @@ def test_variances_read_late_are_those_of_the_call(change):
     expected = exact(lambda posterior: posterior.variance, MANY)
     with autokern.enabled(), torch.no_grad():
         model = made()
-        posterior = model(points(MANY, 1))
+        posterior = model(points(MANY, seed=1))
         if change == "lengthscale":
             model.covar_module.base_kernel.lengthscale = 0.1
         if change == "data":
-            model.set_train_data(points(N, 5), torch.ones(N, dtype=torch.float64))
+            model.set_train_data(points(N, seed=5), torch.ones(N, dtype=torch.float64))
         close(posterior.variance, expected, atol=1e-5)
 
 
@@ -116,7 +108,7 @@ def test_covariances_without_a_factor_are_iterated(monkeypatch):
 
     expected = exact(lambda posterior: posterior.variance, MANY)
     with autokern.enabled(), torch.no_grad():
-        posterior = made()(points(MANY, 1))
+        posterior = made()(points(MANY, seed=1))
         monkeypatch.setattr(factor_cache, "of", fails)
         close(posterior.variance, expected, atol=1e-5)
 
@@ -127,7 +119,7 @@ def products():
 
 def test_gradients_by_test_points_are_those_of_a_factor():
     def slopes():
-        x = points(MANY, 1).requires_grad_()
+        x = points(MANY, seed=1).requires_grad_()
         made()(x).mean.sum().backward()
         return x.grad
 
@@ -140,12 +132,12 @@ def test_gradients_by_test_points_are_those_of_a_factor():
 def test_a_matrix_that_leaves_no_room_for_a_factor_is_not_formed(monkeypatch):
     monkeypatch.setattr(memory, "_ITERATED", 10**9)
     with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
-        expected = made(n=3000)(points(MANY, 1)).mean
+        expected = made(n=3000)(points(MANY, seed=1)).mean
     with autokern.enabled(), autokern.using(memory="170MiB"), torch.no_grad():  # the matrix takes 69
         before = products()
         seen = []
         with collecting(seen.extend):
-            close(made(n=3000)(points(MANY, 1)).mean, expected)
+            close(made(n=3000)(points(MANY, seed=1)).mean, expected)
         assert seen[-1].preconditioner in ("pivoted", "vecchia")
         assert products() > before
 
@@ -154,4 +146,4 @@ def test_systems_on_which_iterations_fail_are_factorised(monkeypatch):
     monkeypatch.setattr(systems, "LONGEST", 1)
     expected = exact(lambda posterior: posterior.mean, MANY)
     with autokern.enabled(), torch.no_grad():
-        close(made()(points(MANY, 1)).mean, expected, atol=1e-8)
+        close(made()(points(MANY, seed=1)).mean, expected, atol=1e-8)

@@ -20,7 +20,7 @@ from gpytorch import beta_features
 from linear_operator import settings as library
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from support.losses import batch, sparse
-from support.models import rough_model
+from support.models import points, rough
 from support.outcomes import as_stock, assert_close, both
 from support.programs import QUIET, python
 
@@ -43,17 +43,6 @@ N = 300
 settings = gpytorch.settings
 
 
-def points(n=N, seed=0):
-    return torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def made(n=N):
-    x = points(n)
-    model = rough_model(x, (6 * x[:, 0]).sin() + x[:, 1]).double()
-    model.likelihood.noise, model.covar_module.base_kernel.lengthscale = 1e-2, 0.3
-    return model
-
-
 def training(model):
     """Return value and gradients of a step."""
     model.train()
@@ -67,7 +56,7 @@ def predictions(model):
     found = []
     for fast in (False, True):
         with torch.no_grad(), settings.fast_pred_var(fast):
-            posterior = made(len(model.train_targets)).eval()(points(7, 1))
+            posterior = rough(len(model.train_targets)).eval()(points(7, seed=1))
             found += [posterior.mean, posterior.variance]
     return found
 
@@ -89,7 +78,7 @@ def samples(model):
         prior = gpytorch.distributions.MultivariateNormal(
             torch.zeros(N).double(), model.covar_module(model.train_inputs[0])
         )
-        return [prior.rsample(torch.Size([3])), model(points(7, 1)).rsample(torch.Size([3]))]
+        return [prior.rsample(torch.Size([3])), model(points(7, seed=1)).rsample(torch.Size([3]))]
 
 
 def counted(monkeypatch):
@@ -112,7 +101,7 @@ def by_both(read, order, monkeypatch, n=N, bound=1e-5):
             products = counted(patch)
             order(stack)
             torch.manual_seed(0)
-            return [t.detach() for t in read(made(n))], products, torch.rand(1)
+            return [t.detach() for t in read(rough(n))], products, torch.rand(1)
 
     (expected, products, drawn), (found, own, random) = both(run)
     assert own == products
@@ -177,29 +166,29 @@ def test_the_default_of_linear_operator_is_an_order_where_botorch_has_set_anothe
 def test_a_kept_factor_does_not_serve_where_variances_are_ordered_to_be_iterated():
     def run():
         with torch.no_grad(), settings.eval_cg_tolerance(0.5), library.max_preconditioner_size(0):
-            return model(points(7, 1)).variance
+            return model(points(7, seed=1)).variance
 
-    model = made(820).eval()
+    model = rough(820).eval()
     with autokern.enabled(), torch.no_grad():
-        exact = model(points(7, 1)).variance
-        rough = run()
-    model = made(820).eval()
-    assert_close(rough, run(), rtol=1e-6)
-    assert not torch.allclose(rough, exact, rtol=1e-6)
+        exact = model(points(7, seed=1)).variance
+        found = run()
+    model = rough(820).eval()
+    assert_close(found, run(), rtol=1e-6)
+    assert not torch.allclose(found, exact, rtol=1e-6)
 
 
 @as_stock(rtol=1e-6)
 def test_variances_that_are_read_late_are_iterated_as_the_call_was_told():
-    model = made(820).eval()
+    model = rough(820).eval()
     with torch.no_grad():
         with settings.eval_cg_tolerance(0.5), library.max_cg_iterations(30), settings.max_eager_kernel_size(0):
-            posterior = model(points(7, 1))
+            posterior = model(points(7, seed=1))
         return posterior.variance, library.max_cg_iterations.value()
 
 
 def test_explain_tells_which_settings_a_candidate_does_not_obey():
     with autokern.enabled(), library.num_trace_samples(3), library.max_preconditioner_size(0):
-        training(made(820))
+        training(rough(820))
         found = next(
             d for d, _ in autokern.explain().decisions if d.problem.op == "exact_log_prob" and d.problem.orders
         )
@@ -248,7 +237,7 @@ def keops_kernel(see):
 
 def singular(see):
     """A density whose covariance needs jitter."""
-    model, x = made(40), points(20).repeat(2, 1)
+    model, x = rough(40), points(20).repeat(2, 1)
     model.set_train_data(x, model.train_targets, strict=False)
     model.likelihood.noise_covar.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(0.0))
     with torch.no_grad():

@@ -14,7 +14,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, PolynomialKernel, RBFKe
 from gpytorch.means import LinearMean
 from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
-from support.models import ExactModel
+from support.models import ExactModel, points
 from support.outcomes import as_stock, assert_close, both
 
 import autokern
@@ -38,10 +38,6 @@ KERNELS = {
     "a polynomial": lambda: ScaleKernel(PolynomialKernel(2)) + RBFKernel() + LinearKernel(),
 }
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
-
-
-def points(n, dtype=torch.float64, seed=0):
-    return 3 * torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def regression(x, make):
@@ -71,11 +67,11 @@ def updates(monkeypatch):
 def test_roots_samples_and_their_gradients_are_those_of_stock(make, n):
     def work():
         kernel = make().double()
-        k = kernel(points(n)).evaluate_kernel()
+        k = kernel(3 * points(n)).evaluate_kernel()
         root, inverse = k.root_decomposition().to_dense(), k.root_inv_decomposition().to_dense()
         gradients = torch.autograd.grad(root.sin().sum(), list(kernel.parameters()), allow_unused=True)
         torch.manual_seed(1)
-        prior = gpytorch.distributions.MultivariateNormal(torch.zeros(n, dtype=torch.float64), kernel(points(n)))
+        prior = gpytorch.distributions.MultivariateNormal(torch.zeros(n, dtype=torch.float64), kernel(3 * points(n)))
         draws = prior.rsample(torch.Size([3]))
         kept = sorted(key[0] for key in k.__dict__.get("_memoize_cache", ()))
         return type(k), kept, (root, inverse, draws), gradients
@@ -89,7 +85,7 @@ def test_roots_samples_and_their_gradients_are_those_of_stock(make, n):
 @as_stock()
 def test_copies_pickles_and_grown_matrices_have_the_roots():
     with torch.no_grad():
-        k = trend().double()(points(12)).evaluate_kernel()
+        k = trend().double()(3 * points(12)).evaluate_kernel()
         row, corner = torch.full((1, 12), 0.1, dtype=torch.float64), torch.full((1, 1), 9.0, dtype=torch.float64)
         copies = copy.deepcopy(k), pickle.loads(pickle.dumps(k)), k.cat_rows(row, corner)
         return [c.root_decomposition().root.to_dense() for c in copies]
@@ -97,7 +93,7 @@ def test_copies_pickles_and_grown_matrices_have_the_roots():
 
 def test_the_library_reads_and_pops_roots():
     with autokern.enabled():
-        caches = [trend().double()(points(9)).evaluate_kernel().__dict__["_memoize_cache"] for _ in range(2)]
+        caches = [trend().double()(3 * points(9)).evaluate_kernel().__dict__["_memoize_cache"] for _ in range(2)]
         key = next(iter(caches[0]))
         assert all(type(cache) is _Roots and len(cache) == 2 for cache in caches)
         assert type(caches[0][key]) is type(caches[1].pop(key)) is RootLinearOperator
@@ -115,7 +111,7 @@ def test_steps_and_predictions_read_no_root(make, n, updates):
             stock_updates.append(frame.f_locals["generate_roots"])
 
     with autokern.enabled():
-        model = regression(points(n), make)
+        model = regression(3 * points(n), make)
         sys.setprofile(called)
         try:
             with autokern.using(force={"objective": "stock", "exact_log_prob": "stock"}):
@@ -123,7 +119,7 @@ def test_steps_and_predictions_read_no_root(make, n, updates):
                 (-loss(model(*model.train_inputs), model.train_targets)).backward()
             model.eval()
             with torch.no_grad():
-                found = model(points(7, seed=1))
+                found = model(3 * points(7, seed=1))
                 found.variance, found.covariance_matrix
         finally:
             sys.setprofile(None)
@@ -132,7 +128,7 @@ def test_steps_and_predictions_read_no_root(make, n, updates):
 
 
 def test_a_sum_whose_noiseless_matrix_has_no_factor_is_served_without_the_warnings_of_a_root():
-    x = points(60)
+    x = 3 * points(60)
     x[30:] = x[:30]
 
     def work():
@@ -140,7 +136,7 @@ def test_a_sum_whose_noiseless_matrix_has_no_factor_is_served_without_the_warnin
         model.covar_module.kernels[0].base_kernel.lengthscale = 30.0
         with torch.no_grad(), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", NumericalWarning)
-            found = model(points(4, seed=1))
+            found = model(3 * points(4, seed=1))
         return len(told), (found.mean, found.variance)
 
     (theirs, stock), (told, ours) = both(work)

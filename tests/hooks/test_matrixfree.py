@@ -20,6 +20,7 @@ from gpytorch.kernels import (
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import DenseLinearOperator
 from support.exact_models import BATCH, NONE, Regression, assert_close
+from support.models import points
 
 import autokern
 from autokern.core.errors import MemoryBudgetError
@@ -41,10 +42,6 @@ class Formed(Regression):
 
     def forward(self, x):
         return MultivariateNormal(self.mean_module(x), self.form(self.covar_module.kernels, x))
-
-
-def points(*shape, seed=0, d=2):
-    return torch.rand(*shape, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def values(x):

@@ -19,7 +19,7 @@ from linear_operator.operators import (
     KroneckerProductLinearOperator,
 )
 from linear_operator.utils.warnings import NumericalWarning
-from support.models import ExactModel
+from support.models import points, rough
 
 import autokern
 from autokern.core.decision import collecting
@@ -41,14 +41,9 @@ def fresh():
     systems._latest.clear()
 
 
-def points(n=N, d=2, dtype=torch.float64, seed=0):
-    return torch.rand(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
 def predicted(kernel, dtype):
-    x = points(dtype=dtype)
-    model = ExactModel(x, (6 * x[:, 0]).sin(), ScaleKernel(kernel())).to(dtype)
-    model.likelihood.noise = 1e-3
+    model = rough(N, dtype, 1e-3)
+    model.covar_module.base_kernel = kernel().to(dtype)
     model.covar_module.base_kernel.lengthscale = 0.3
     with torch.no_grad():
         found = model.eval()(points(5, dtype=dtype, seed=1))
@@ -86,12 +81,17 @@ class System:
     """A covariance with noise whose leaves want gradients, a right-hand side, and how the covariance is made."""
 
     def __init__(self, kernel=MaternKernel, dtype=torch.float64, each=False, shape=(N, 3), wanted=True):
-        self.x = points(dtype=dtype)
+        self.x = points(N, dtype=dtype)
         self.kernel = ScaleKernel(kernel()).to(dtype).requires_grad_(wanted)
         self.kernel.base_kernel.lengthscale = 0.4
-        noise = 0.02 + 0.03 * points(N, 1, dtype)[:, 0] if each else self.x.new_full((1,), 0.03)
+        noise = 0.02 + 0.03 * points(N, d=1, dtype=dtype)[:, 0] if each else self.x.new_full((1,), 0.03)
         self.noise = noise.requires_grad_(wanted)
-        self.rhs = (points(shape[-2], 1, dtype, 1) + torch.arange(shape[-1]).to(dtype)).sin().expand(shape).clone()
+        self.rhs = (
+            (points(shape[-2], d=1, dtype=dtype, seed=1) + torch.arange(shape[-1]).to(dtype))
+            .sin()
+            .expand(shape)
+            .clone()
+        )
         self.rhs.requires_grad_(wanted)
         self.leaves = [*self.kernel.parameters(), self.noise, self.rhs]
 
@@ -169,7 +169,7 @@ def test_one_set_of_columns_for_a_batch_of_matrices_is_solved_in_both_passes():
     x = points(900)
     scales = torch.tensor([0.3, 0.5], dtype=torch.float64).view(2, 1, 1)
     k = torch.exp(-(torch.cdist(x, x) ** 2) / scales**2)
-    rhs, weights = points(900, 3, seed=1), points(900, 3, seed=2)
+    rhs, weights = points(900, d=3, seed=1), points(900, d=3, seed=2)
 
     def found(solve):
         noise = torch.tensor([[0.1], [0.2]], dtype=torch.float64).requires_grad_()
@@ -218,7 +218,7 @@ def test_what_is_kept_of_a_system_lives_as_long_as_its_covariance():
 
 
 def test_a_factor_in_single_precision_that_barely_exists_serves_while_its_residual_is_small():
-    x = points(N, 1)
+    x = points(N, d=1)
     k = torch.exp(-2 * torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist") ** 2).float()
     rhs = (6 * x).sin().float()
     operator = AddedDiagLinearOperator(DenseLinearOperator(k), DiagLinearOperator(torch.full((N,), 6e-5)))
@@ -244,7 +244,7 @@ def test_columns_reach_operators_with_a_structure_as_they_were_given(monkeypatch
     both = KroneckerProductLinearOperator(DenseLinearOperator(one), DenseLinearOperator(one)).expand(2, 1600, 1600)
     stock = type(both)._solve
     monkeypatch.setattr(type(both), "_solve", lambda s, rhs, *a, **k: seen.append(rhs.shape) or stock(s, rhs, *a, **k))
-    rhs = points(1600, 1).float()
+    rhs = points(1600, d=1).float()
     for switch in (contextlib.nullcontext, autokern.enabled):
         with switch(), torch.no_grad():
             both.solve(rhs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gpytorch
+import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
@@ -30,6 +31,19 @@ def step(model):
     return loss.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
+def points(*shape, d=2, seed=0, dtype=torch.float64):
+    """Points in the unit cube, the same in both precisions."""
+    return torch.rand(*shape, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
 def rough_model(x, y):
     """One of which iterations are long."""
     return ExactModel(x, y, ScaleKernel(MaternKernel(1.5)))
+
+
+def rough(n, dtype=torch.float64, noise=1e-2):
+    """One of a sine and a slope, with a short lengthscale."""
+    x = points(n, dtype=dtype)
+    model = rough_model(x, (6 * x[:, 0]).sin() + x[:, 1]).to(dtype)
+    model.likelihood.noise, model.covar_module.base_kernel.lengthscale = noise, 0.3
+    return model
