@@ -17,11 +17,11 @@ import linear_operator
 import pytest
 import torch
 from gpytorch import beta_features
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator import settings as library
-from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from support.losses import batch, sparse
-from support.models import points, rough
-from support.outcomes import as_stock, assert_close, both
+from support.models import loss_of, points, rough, step
+from support.outcomes import as_stock, assert_close
 from support.programs import QUIET, python
 
 import autokern
@@ -39,128 +39,169 @@ from autokern.core.registry import registered
 from autokern.model import libraries
 from autokern.ops._candidates import own_obeys
 
-N = 300
 settings = gpytorch.settings
 
 
-def training(model):
-    """Return value and gradients of a step."""
-    model.train()
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    loss = -mll(model(*model.train_inputs), model.train_targets)
-    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+def variational(see, likelihood=gpytorch.likelihoods.BernoulliLikelihood):
+    """An evidence lower bound and its gradients."""
+    mll = sparse(likelihood())
+    (x,), _ = batch(mll, 0)
+    loss = -mll(mll.model(x), (x[:, 0] > 0.5).double())
+    see("loss", loss)
+    see.grads("slopes", loss, mll)
 
 
-def predictions(model):
-    """Return mean and variances without the kept root, and with it."""
-    found = []
-    for fast in (False, True):
-        with torch.no_grad(), settings.fast_pred_var(fast):
-            posterior = rough(len(model.train_targets)).eval()(points(7, seed=1))
-            found += [posterior.mean, posterior.variance]
-    return found
+def sampled(see):
+    """What likelihoods compute by samples."""
+    likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_features=3, num_classes=2).double()
+    latent = gpytorch.distributions.MultitaskMultivariateNormal(torch.zeros(4, 3).double(), torch.eye(12).double())
+    variational(see, gpytorch.likelihoods.LaplaceLikelihood)
+    see("classes", likelihood(latent).probs)
 
 
-def solutions(model):
-    """Return a solution with a covariance, and its gradient."""
-    k = model.covar_module(model.train_inputs[0]).to_dense().detach().requires_grad_()
-    operator = AddedDiagLinearOperator(
-        DenseLinearOperator(k), ConstantDiagLinearOperator(k.new_full((1,), 1e-2), len(k))
-    )
-    found = operator.solve(model.train_targets.unsqueeze(-1))
-    return [found.detach(), *torch.autograd.grad(found.square().sum(), k)]
+def keops_kernel(see):
+    kernel = gpytorch.kernels.keops.MaternKernel(1.5).double()
+    see("matrix", kernel(points(30)).to_dense())
+    see("product", kernel(points(30)) @ points(30))
 
 
-def samples(model):
-    """Return samples of the prior, and of the posterior."""
-    model.eval()
-    with torch.no_grad(), settings.fast_pred_var():
-        prior = gpytorch.distributions.MultivariateNormal(
-            torch.zeros(N).double(), model.covar_module(model.train_inputs[0])
-        )
-        return [prior.rsample(torch.Size([3])), model(points(7, seed=1)).rsample(torch.Size([3]))]
+def density(see, model=None):
+    model = model or rough(820)
+    loss = loss_of(ExactMarginalLogLikelihood(model.likelihood, model.train()))
+    see("loss", loss)
+    see.grads("slopes", loss, model)
 
 
-def counted(monkeypatch):
-    """The columns in each product of the library's conjugate gradients from now on."""
-    products, stock = [], linear_operator.utils.linear_cg
-
-    def linear_cg(closure, rhs, *args, **kwargs):
-        multiply = closure.matmul if torch.is_tensor(closure) else closure
-        return stock(lambda v: products.append(v.shape[-1]) or multiply(v), rhs, *args, **kwargs)
-
-    monkeypatch.setattr(linear_operator.utils, "linear_cg", linear_cg)
-    return products
+def singular(see):
+    """A density whose covariance needs jitter."""
+    model, x = rough(40), points(20).repeat(2, 1)
+    model.set_train_data(x, model.train_targets, strict=False)
+    model.likelihood.noise_covar.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(0.0))
+    with torch.no_grad():
+        model.likelihood.noise = 1e-17
+    density(see, model)
 
 
-def by_both(read, order, monkeypatch, n=N, bound=1e-5):
-    """Assert that both find the same by the same products; return the columns of these, and the random numbers."""
-
-    def run():
-        with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
-            products = counted(patch)
-            order(stack)
-            torch.manual_seed(0)
-            return [t.detach() for t in read(rough(n))], products, torch.rand(1)
-
-    (expected, products, drawn), (found, own, random) = both(run)
-    assert own == products
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=bound, atol=bound * float(other.abs().max()))
-    return own, random, drawn
-
-
-def entered(*contexts):
-    """Return an order by context managers; iterating is ordered too, so that few points suffice."""
-
-    def order(stack):
-        stack.enter_context(library.max_cholesky_size(1))
-        for kind, value in contexts:
-            stack.enter_context(kind(value))
-
-    return order
-
-
+OWN = {of.__name__: Scenario(of.__name__, of) for of in (variational, sampled, keops_kernel, density, singular)}
+OWN["conditioned"] = dataclasses.replace(
+    TABLE["used, plain, conditioned, botorch"], may={"variance by z*": "stock's gradients are not those of the values"}
+)
+STEP, FIXED, POSTERIOR = "a step, scaled matern32", "a step, scaled matern52, fixed", "a posterior, scaled matern32"
+DRAWN = "what is read, drawn, m 8"
+PRECONDITIONED = lambda: library.min_preconditioning_size(10)  # noqa: E731
 ORDERS = {
     "max_cholesky_size": [],
-    "cg_tolerance": [(library.cg_tolerance, 5)],
-    "eval_cg_tolerance": [(settings.eval_cg_tolerance, 0.5)],
-    "max_cg_iterations": [(library.max_cg_iterations, 21), (library.cg_tolerance, 1e-8)],
-    "terminate_cg_by_size": [(library.terminate_cg_by_size, True)],
-    "max_preconditioner_size": [(library.max_preconditioner_size, 4), (library.min_preconditioning_size, 10)],
-    "min_preconditioning_size": [(library.min_preconditioning_size, 10)],
-    "preconditioner_tolerance": [(library.preconditioner_tolerance, 0.5), (library.min_preconditioning_size, 10)],
-    "num_trace_samples": [(library.num_trace_samples, 1)],
-    "max_lanczos_quadrature_iterations": [(library.max_lanczos_quadrature_iterations, 2)],
-    "deterministic_probes": [(library.deterministic_probes, True)],
-    "skip_logdet_forward": [(library.skip_logdet_forward, True)],
-    "max_root_decomposition_size": [(library.max_root_decomposition_size, 5)],
-    "tridiagonal_jitter": [(library.tridiagonal_jitter, 1e-2)],
+    "cg_tolerance": [lambda: library.cg_tolerance(5)],
+    "eval_cg_tolerance": [lambda: settings.eval_cg_tolerance(0.5)],
+    "max_cg_iterations": [lambda: library.max_cg_iterations(21), lambda: library.cg_tolerance(1e-8)],
+    "terminate_cg_by_size": [lambda: library.terminate_cg_by_size(True)],
+    "max_preconditioner_size": [lambda: library.max_preconditioner_size(4), PRECONDITIONED],
+    "min_preconditioning_size": [PRECONDITIONED],
+    "preconditioner_tolerance": [lambda: library.preconditioner_tolerance(0.5), PRECONDITIONED],
+    "num_trace_samples": [lambda: library.num_trace_samples(1)],
+    "max_lanczos_quadrature_iterations": [lambda: library.max_lanczos_quadrature_iterations(2)],
+    "deterministic_probes": [lambda: library.deterministic_probes(True)],
+    "skip_logdet_forward": [lambda: library.skip_logdet_forward(True)],
+    "max_root_decomposition_size": [lambda: library.max_root_decomposition_size(5)],
+    "tridiagonal_jitter": [lambda: library.tridiagonal_jitter(1e-2)],
 }
-READ = {"training": training, "predictions": predictions, "solutions": solutions, "samples": samples}
+ITERATED = {
+    "training": "a size, scaled matern52, n 130",
+    "predictions": "sizes, n 130, m 70",
+    "roots": "a posterior, scaled matern32, fast",
+    "solutions": "operated, plus a constant",
+    "samples": "what is read, drawn, m 8",
+}
+VALUES = {
+    "sgpr_diagonal_correction": ("a posterior, inducing", lambda: settings.sgpr_diagonal_correction(False)),
+    "variational_cholesky_jitter": ("variational", lambda: settings.variational_cholesky_jitter(1e-2, 1e-2)),
+    "_linalg_dtype_cholesky": ("variational", lambda: settings.linalg_dtypes(cholesky=torch.float32)),
+    "num_gauss_hermite_locs": ("variational", lambda: settings.num_gauss_hermite_locs(3)),
+    "num_likelihood_samples": ("sampled", lambda: settings.num_likelihood_samples(3)),
+    "min_fixed_noise": (FIXED, lambda: settings.min_fixed_noise(0.3, 0.3)),
+    "use_keops": ("keops_kernel", lambda: settings.use_keops(False)),
+    "propagate_grads": ("conditioned", botorch.settings.propagate_grads),
+    "_fast_log_prob": ("density", lambda: settings.fast_computations(log_prob=False)),
+    "_fast_solves": (POSTERIOR, lambda: settings.fast_computations(solves=False)),
+    "_fast_covar_root_decomposition": (
+        "a posterior, scaled matern32, fast", lambda: settings.fast_computations(covar_root_decomposition=False),
+    ),
+    "cholesky_jitter": ("singular", lambda: library.cholesky_jitter(1e-3, 1e-3)),
+    "cholesky_max_tries": ("factors, -1e-7", lambda: library.cholesky_max_tries(1)),
+    "min_variance": (POSTERIOR, lambda: settings.min_variance(0.3, 0.3)),
+    "observation_nan_policy": ("missing targets, mask, gaussian",),
+    "ciq_samples": (DRAWN, library.ciq_samples),
+    "num_contour_quadrature": (DRAWN, lambda: library.num_contour_quadrature(5), library.ciq_samples),
+    "minres_tolerance": (DRAWN, lambda: library.minres_tolerance(0.3), library.ciq_samples),
+    "fast_pred_samples": (DRAWN, settings.fast_pred_samples),
+    "fast_pred_var": (POSTERIOR, settings.fast_pred_var),
+    "memory_efficient": (POSTERIOR, settings.memory_efficient),
+    "linear_operator.memory_efficient": (POSTERIOR, library.memory_efficient),
+    "lazily_evaluate_kernels": (POSTERIOR, lambda: settings.lazily_evaluate_kernels(False)),
+    "detach_test_caches": (POSTERIOR, lambda: settings.detach_test_caches(False)),
+    "debug": (POSTERIOR, lambda: settings.debug(False)),
+    "linear_operator.debug": (POSTERIOR, lambda: library.debug(False)),
+    "prior_mode": (POSTERIOR, settings.prior_mode),
+    "skip_posterior_variances": (POSTERIOR, settings.skip_posterior_variances),
+    "trace_mode": (POSTERIOR, settings.trace_mode),
+    "linear_operator.trace_mode": (POSTERIOR, library.trace_mode),
+    "max_eager_kernel_size": (POSTERIOR, lambda: settings.max_eager_kernel_size(10)),
+    "fast_computations": (POSTERIOR, lambda: settings.fast_computations(False, False, False)),
+    "_linalg_dtype_symeig": (POSTERIOR, lambda: settings.linalg_dtypes(torch.float32)),
+    "use_toeplitz": (POSTERIOR, lambda: library.use_toeplitz(False)),
+    "stable_qr_cpu_threshold": (POSTERIOR, lambda: library.stable_qr_cpu_threshold(1)),
+    "checkpoint_kernel": (STEP, lambda: beta_features.checkpoint_kernel(20)),
+}  # fmt: skip
+"""A scenario of the differential table for each setting, and the setting."""
+
+
+def ordered(of, *contexts):
+    """A scenario under some settings, which tells the columns of each product of conjugate gradients as well."""
+    plain, stock = (TABLE | OWN)[of], linear_operator.utils.linear_cg
+
+    def program(see):
+        products = []
+
+        def linear_cg(closure, rhs, *args, **kwargs):
+            multiply = closure.matmul if torch.is_tensor(closure) else closure
+            return stock(lambda v: products.append(v.shape[-1]) or multiply(v), rhs, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+            patch.setattr(linear_operator.utils, "linear_cg", linear_cg)
+            for context in contexts:
+                stack.enter_context(context())
+            plain.program(see)
+        see("products", str(products))
+
+    return dataclasses.replace(plain, program=program)
+
+
+def agrees(scenario):
+    """Assert that a scenario differs in nothing from stock, and return what stock told."""
+    known = references(scenario)
+    with ways.enabled(), ways.session():
+        assert not differences(scenario, known, ways.told(scenario))
+    return known[0].stock.facts
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("what", READ)
+@pytest.mark.parametrize("what", ITERATED)
 @pytest.mark.parametrize("name", ORDERS)
-def test_an_order_has_the_effect_that_it_has_in_stock(name, what, monkeypatch):
-    """Values, gradients, products with their columns and random numbers are stock's."""
-    _, random, drawn = by_both(READ[what], entered(*ORDERS[name]), monkeypatch, bound=1e-6)
-    assert torch.equal(random, drawn)
+def test_an_order_has_the_effect_that_it_has_in_stock(name, what):
+    """Iterating is ordered too, so that few points suffice."""
+    agrees(ordered(ITERATED[what], lambda: library.max_cholesky_size(1), *ORDERS[name]))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_default_of_linear_operator_is_an_order_where_botorch_has_set_another(monkeypatch):
-    for kind in (library._fast_log_prob, library._fast_solves, library._fast_covar_root_decomposition):
-        monkeypatch.setattr(kind, "_default", False)  # as the import of BoTorch does
-    monkeypatch.setattr(library.max_cholesky_size, "_global_value", 4096)
+@pytest.mark.parametrize("name", VALUES)
+def test_a_setting_of_values_holds(name):
+    agrees(ordered(*VALUES[name]))
 
-    def order(stack):
-        stack.enter_context(library.fast_computations())
-        stack.enter_context(library.max_cholesky_size(800))
 
-    own, *_ = by_both(training, order, monkeypatch, 820)
-    assert own
+@pytest.mark.filterwarnings("ignore")
+def test_the_default_of_linear_operator_is_an_order_where_botorch_has_set_another():
+    of = ordered("density", library.fast_computations, lambda: library.max_cholesky_size(800))
+    assert agrees(dataclasses.replace(of, library="botorch"))["products"] != "[]"
 
 
 def test_a_kept_factor_does_not_serve_where_variances_are_ordered_to_be_iterated():
@@ -188,7 +229,7 @@ def test_variances_that_are_read_late_are_iterated_as_the_call_was_told():
 
 def test_explain_tells_which_settings_a_candidate_does_not_obey():
     with autokern.enabled(), library.num_trace_samples(3), library.max_preconditioner_size(0):
-        training(rough(820))
+        step(rough(820))
         found = next(
             d for d, _ in autokern.explain().decisions if d.problem.op == "exact_log_prob" and d.problem.orders
         )
@@ -210,107 +251,6 @@ def test_a_prediction_that_is_iterated_by_order_is_explained():
 def test_explain_knows_only_settings_that_there_are(word):
     with pytest.raises(SettingsError, match="an order is NAME=NUMBER of max_cholesky_size, "):
         autokern.explain("exact_log_prob", n=820, variant=word)
-
-
-def variational(see, likelihood=gpytorch.likelihoods.BernoulliLikelihood):
-    """An evidence lower bound and its gradients."""
-    mll = sparse(likelihood())
-    (x,), _ = batch(mll, 0)
-    loss = -mll(mll.model(x), (x[:, 0] > 0.5).double())
-    see("loss", loss)
-    see.grads("slopes", loss, mll)
-
-
-def sampled(see):
-    """What likelihoods compute by samples."""
-    likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_features=3, num_classes=2).double()
-    latent = gpytorch.distributions.MultitaskMultivariateNormal(torch.zeros(4, 3).double(), torch.eye(12).double())
-    variational(see, gpytorch.likelihoods.LaplaceLikelihood)
-    see("classes", likelihood(latent).probs)
-
-
-def keops_kernel(see):
-    kernel = gpytorch.kernels.keops.MaternKernel(1.5).double()
-    see("matrix", kernel(points(30)).to_dense())
-    see("product", kernel(points(30)) @ points(30))
-
-
-def singular(see):
-    """A density whose covariance needs jitter."""
-    model, x = rough(40), points(20).repeat(2, 1)
-    model.set_train_data(x, model.train_targets, strict=False)
-    model.likelihood.noise_covar.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(0.0))
-    with torch.no_grad():
-        model.likelihood.noise = 1e-17
-    see("step", training(model))
-
-
-OWN = {of.__name__: Scenario(of.__name__, of) for of in (variational, sampled, keops_kernel, singular)}
-OWN["conditioned"] = dataclasses.replace(
-    TABLE["used, plain, conditioned, botorch"], may={"variance by z*": "stock's gradients are not those of the values"}
-)
-STEP, FIXED, POSTERIOR = "a step, scaled matern32", "a step, scaled matern52, fixed", "a posterior, scaled matern32"
-DRAWN = "what is read, drawn, m 8"
-ciq = library.ciq_samples
-VALUES = {
-    "sgpr_diagonal_correction": ("a posterior, inducing", lambda: settings.sgpr_diagonal_correction(False)),
-    "variational_cholesky_jitter": ("variational", lambda: settings.variational_cholesky_jitter(1e-2, 1e-2)),
-    "_linalg_dtype_cholesky": ("variational", lambda: settings.linalg_dtypes(cholesky=torch.float32)),
-    "num_gauss_hermite_locs": ("variational", lambda: settings.num_gauss_hermite_locs(3)),
-    "num_likelihood_samples": ("sampled", lambda: settings.num_likelihood_samples(3)),
-    "min_fixed_noise": (FIXED, lambda: settings.min_fixed_noise(0.3, 0.3)),
-    "use_keops": ("keops_kernel", lambda: settings.use_keops(False)),
-    "propagate_grads": ("conditioned", botorch.settings.propagate_grads),
-    "_fast_log_prob": ("beyond 800, scaled rbf, n 820", lambda: settings.fast_computations(log_prob=False)),
-    "_fast_solves": (POSTERIOR, lambda: settings.fast_computations(solves=False)),
-    "_fast_covar_root_decomposition": (
-        "a posterior, scaled matern32, fast", lambda: settings.fast_computations(covar_root_decomposition=False),
-    ),
-    "cholesky_jitter": ("singular", lambda: library.cholesky_jitter(1e-3, 1e-3)),
-    "cholesky_max_tries": ("factors, -1e-7", lambda: library.cholesky_max_tries(1)),
-    "min_variance": (POSTERIOR, lambda: settings.min_variance(0.3, 0.3)),
-    "observation_nan_policy": ("missing targets, mask, gaussian",),
-    "ciq_samples": (DRAWN, ciq),
-    "num_contour_quadrature": (DRAWN, lambda: library.num_contour_quadrature(5), ciq),
-    "minres_tolerance": (DRAWN, lambda: library.minres_tolerance(0.3), ciq),
-    "fast_pred_samples": (DRAWN, settings.fast_pred_samples),
-    "fast_pred_var": (POSTERIOR, settings.fast_pred_var),
-    "memory_efficient": (POSTERIOR, settings.memory_efficient),
-    "linear_operator.memory_efficient": (POSTERIOR, library.memory_efficient),
-    "lazily_evaluate_kernels": (POSTERIOR, lambda: settings.lazily_evaluate_kernels(False)),
-    "detach_test_caches": (POSTERIOR, lambda: settings.detach_test_caches(False)),
-    "debug": (POSTERIOR, lambda: settings.debug(False)),
-    "linear_operator.debug": (POSTERIOR, lambda: library.debug(False)),
-    "prior_mode": (POSTERIOR, settings.prior_mode),
-    "skip_posterior_variances": (POSTERIOR, settings.skip_posterior_variances),
-    "trace_mode": (POSTERIOR, settings.trace_mode),
-    "linear_operator.trace_mode": (POSTERIOR, library.trace_mode),
-    "max_eager_kernel_size": (POSTERIOR, lambda: settings.max_eager_kernel_size(10)),
-    "fast_computations": (POSTERIOR, lambda: settings.fast_computations(False, False, False)),
-    "_linalg_dtype_symeig": (POSTERIOR, lambda: settings.linalg_dtypes(torch.float32)),
-    "use_toeplitz": (POSTERIOR, lambda: library.use_toeplitz(False)),
-    "stable_qr_cpu_threshold": (POSTERIOR, lambda: library.stable_qr_cpu_threshold(1)),
-    "checkpoint_kernel": (STEP, lambda: beta_features.checkpoint_kernel(20)),
-}  # fmt: skip
-"""A scenario of the differential table for each setting, and the setting."""
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", VALUES)
-def test_a_setting_of_values_holds(name):
-    of, *contexts = VALUES[name]
-    plain = (TABLE | OWN)[of]
-
-    def program(see):
-        with contextlib.ExitStack() as stack:
-            for context in contexts:
-                stack.enter_context(context())
-            plain.program(see)
-
-    ordered = dataclasses.replace(plain, program=program)
-    known = references(ordered)
-    with ways.enabled(), ways.session():
-        assert not differences(ordered, known, ways.told(ordered))
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "promises.md"
