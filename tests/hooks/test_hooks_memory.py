@@ -27,8 +27,8 @@ FEW = 3000
 """Points whose kernel matrix takes 69 MiB in float64."""
 
 
-@pytest.fixture
-def enabled():
+@pytest.fixture(autouse=True)
+def _enabled():
     with autokern.enabled():
         yield
 
@@ -53,7 +53,7 @@ class Failing(kernels.RBFKernel):
         return super().forward(x1, x2, diag=diag, **params)
 
 
-def test_a_matrix_that_no_machine_holds_is_refused_at_once(enabled):
+def test_a_matrix_that_no_machine_holds_is_refused_at_once():
     kernel, x = kernels.ScaleKernel(kernels.RBFKernel()).double(), points(400_000)
     for call in (kernel(x).to_dense, kernel(x, x[:-1]).to_dense, kernel(x).cholesky):
         before = time.process_time()
@@ -84,7 +84,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("position", REFUSED)
-def test_refused_at(position, enabled):
+def test_refused_at(position):
     factorised = gpytorch.settings.max_cholesky_size(10**6)  # what is only multiplied goes matrix-free instead
     refused = pytest.raises(MemoryBudgetError, match=f"{position}.*may be taken")
     with factorised, autokern.using(memory="65MiB"), refused:
@@ -92,13 +92,13 @@ def test_refused_at(position, enabled):
     assert REFUSED[position]().shape[-1] > 1
 
 
-def test_by_what_is_free_too(enabled, monkeypatch):
+def test_by_what_is_free_too(monkeypatch):
     monkeypatch.setattr(host, "memory_left", lambda: 60 * 2**20)
     with pytest.raises(MemoryBudgetError, match=r"60 MiB may be taken .the memory limit of the control group"):
         Own().double()(points(FEW)).to_dense()
 
 
-def test_caches_of_predictions(enabled):
+def test_caches_of_predictions():
     x = points(FEW)
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
     kernel = kernels.RBFKernel().double()
@@ -111,7 +111,7 @@ def test_caches_of_predictions(enabled):
         assert strategy.mean_cache.isfinite().all()
 
 
-def test_nobody_looks_for_small_calls(enabled, monkeypatch):
+def test_nobody_looks_for_small_calls(monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda device: pytest.fail("somebody looked"))
     x = points(300)
     for kernel in (kernels.RBFKernel(), kernels.RQKernel() + kernels.PeriodicKernel(), Own()):
@@ -121,7 +121,7 @@ def test_nobody_looks_for_small_calls(enabled, monkeypatch):
     kernels.SpectralMixtureKernel(2, ard_num_dims=2).double()(points(100)).to_dense()
 
 
-def test_what_is_there_or_costs_nothing_is_not_refused(enabled):
+def test_what_is_there_or_costs_nothing_is_not_refused():
     a = torch.rand(FEW, FEW, dtype=torch.float64)
     lazy = kernels.RBFKernel().double()(points(FEW))
     lazy.evaluate_kernel()
@@ -135,13 +135,13 @@ def test_what_is_there_or_costs_nothing_is_not_refused(enabled):
         lazy.diagonal()
 
 
-def test_sizes_that_do_not_match_are_the_librarys_to_complain_about(enabled):
+def test_sizes_that_do_not_match_are_the_librarys_to_complain_about():
     kernel = kernels.RBFKernel(batch_shape=torch.Size([3])).double()
     with pytest.raises(RuntimeError, match=r"(?i)not broadcastable|size|match"):
         kernel(torch.rand(2, 500, 1, dtype=torch.float64)).to_dense()
 
 
-def test_transformed_code_is_left_alone(enabled):
+def test_transformed_code_is_left_alone():
     x = points(FEW)
     with autokern.using(memory="1MiB"):
         found = torch.func.vmap(lambda x: RootLinearOperator(x).to_dense())(x.unsqueeze(0))
@@ -151,7 +151,7 @@ def test_transformed_code_is_left_alone(enabled):
 
 
 @pytest.mark.parametrize("inside", ["alone", "scale", "sum", "product"])
-def test_active_dimensions_survive_an_exception(enabled, inside):
+def test_active_dimensions_survive_an_exception(inside):
     failing = Failing(active_dims=[2])
     other = kernels.RBFKernel(active_dims=[0])
     kernel = {
@@ -179,6 +179,6 @@ def test_active_dimensions_survive_an_exception(enabled, inside):
         autokern.enable()
 
 
-def test_batch_shapes_may_be_plain_tuples(enabled):
+def test_batch_shapes_may_be_plain_tuples():
     kernel = kernels.ConstantKernel(batch_shape=(2,))
     assert kernel(torch.rand(2, 3, 1)).to_dense().shape == (2, 3, 3)

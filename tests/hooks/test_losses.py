@@ -13,11 +13,7 @@ import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import RBFKernel, RBFKernelGrad, RQKernel, ScaleKernel
-from gpytorch.likelihoods import (
-    FixedNoiseGaussianLikelihood,
-    MultitaskGaussianLikelihood,
-    StudentTLikelihood,
-)
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, MultitaskGaussianLikelihood, StudentTLikelihood
 from gpytorch.means import ConstantMeanGrad, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, PredictiveLogLikelihood
 from gpytorch.variational import (

@@ -27,11 +27,7 @@ def test_batches_of_other_sizes_and_branches_are_left_to_the_library(likelihood)
 @as_library(bound=1e-8)
 def test_predictions_after_training_are_those_of_the_parameters():
     mll = sparse()
-    optimizer = torch.optim.Adam(mll.parameters(), lr=0.02)
-    for at in range(12):
-        optimizer.zero_grad()
-        (-called(mll, at)[0]).backward()
-        optimizer.step()
+    trained(lambda: mll, steps=12)
     mll.eval()
     with torch.no_grad():
         prediction = mll.model(MANY[:7])

@@ -267,6 +267,7 @@ PLAIN = {
     "linear": (LinearKernel, False),
     "linear and rbf": (lambda: ScaleKernel(LinearKernel()) + RBFKernel(), True),
     "rbf and linear": (lambda: RBFKernel() + ScaleKernel(LinearKernel()), True),
+    "a scaled sum": (lambda: ScaleKernel(RBFKernel() + LinearKernel()), True),
 }
 
 
