@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from pathlib import Path
 
 import pytest
+import support
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -77,24 +79,14 @@ def scripted():
 
 @pytest.mark.slow
 def test_a_program_needs_no_computer_algebra():
-    program = """
+    program = f"""
 import sys
-import torch, gpytorch
+sys.path.insert(0, {str(Path(support.__path__[0]).parent)!r})
 import autokern.auto
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-x = torch.rand(20, 2)
-model = Model(x, x.sum(-1), gpytorch.likelihoods.GaussianLikelihood())
-mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model).train()
-(-mll(model(x), x.sum(-1))).backward()
-mll.eval()
-with torch.no_grad():
-    model.likelihood(model(torch.rand(5, 2))).variance
+from support.models import points, rough, step
+model = rough(20)
+step(model)
+model.likelihood(model.eval()(points(5))).variance
 print("sympy" in sys.modules)
 """
     assert said(program)[-1] == "False"
