@@ -5,13 +5,11 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
-from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
+from support.botorch_models import F64, KNOWN, D, single
 from support.outcomes import as_stock, both
 
 import autokern
-
-F64 = {"dtype": torch.float64}
 
 
 class Counted(gpytorch.kernels.RBFKernel):
@@ -27,9 +25,7 @@ class Counted(gpytorch.kernels.RBFKernel):
 
 
 def made(kernel=None, known=False):
-    x = torch.rand(8, 2, generator=torch.Generator().manual_seed(0), **F64)
-    noise = torch.full((8, 1), 0.1, **F64) if known else None
-    return SingleTaskGP(x, x.sum(-1, keepdim=True), noise, covar_module=kernel, input_transform=Normalize(2))
+    return single(covar_module=kernel, train_Yvar=KNOWN if known else None, input_transform=Normalize(D))()
 
 
 def state(model):
@@ -75,9 +71,9 @@ def test_nothing_moves_where_nothing_has_to():
 
 def test_modules_of_the_user_are_asked():
     def calls():
-        kernel = Counted()
-        made(kernel).eval().eval().to(torch.float64).to(torch.float64)
-        return kernel.calls
+        model = made(Counted())
+        model.eval().eval().to(torch.float64).to(torch.float64)
+        return model.covar_module.calls
 
     stock, ours = both(calls)
     assert stock == ours > 3
