@@ -7,7 +7,6 @@ import contextlib
 import pytest
 import torch
 from gpytorch import settings
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
     ConstantKernel,
     LinearKernel,
@@ -19,7 +18,7 @@ from gpytorch.kernels import (
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import DenseLinearOperator
-from support.exact_models import BATCH, NONE, Regression, assert_close
+from support.exact_models import BATCH, NONE, Formed, Regression, assert_close
 from support.models import points
 
 import autokern
@@ -35,13 +34,6 @@ N, ORDER = 1100, "6MiB"
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch):
     monkeypatch.setattr(memory, "LARGE", 2**20)
-
-
-class Formed(Regression):
-    """A model that puts its covariance together itself."""
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.form(self.covar_module.kernels, x))
 
 
 def values(x):
@@ -65,8 +57,10 @@ MODELS = {
     "batch": lambda: regression(
         ScaleKernel(RBFKernel(batch_shape=BATCH), batch_shape=BATCH), n=900, batch=BATCH
     ),
-    "own product": lambda: regression(MaternKernel(0.5) * MaternKernel(1.5), form=lambda k, x: k[0](x) * k[1](x)),
-    "own sum": lambda: regression(RBFKernel() + MaternKernel(1.5), form=lambda k, x: k[0](x) + k[1](x)),
+    "own product": lambda: regression(
+        MaternKernel(0.5) * MaternKernel(1.5), form=lambda k, x: k.kernels[0](x) * k.kernels[1](x)
+    ),
+    "own sum": lambda: regression(RBFKernel() + MaternKernel(1.5), form=lambda k, x: k.kernels[0](x) + k.kernels[1](x)),
 }  # fmt: skip
 each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 

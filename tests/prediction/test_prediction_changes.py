@@ -10,7 +10,6 @@ import gpytorch
 import pytest
 import torch
 from gpytorch import settings
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from support.exact_models import (
@@ -57,19 +56,9 @@ def test_noise_written_through_data_is_not_seen_by_fast_variances():
             assert_close(moments(model(x)), moments(refitted(model)(x)))
 
 
-class Twice(Regression):
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x) + self.covar_module(x))
-
-
-class Jittered(Regression):
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x).add_jitter(1e-3))
-
-
 LATE_MODELS = MODELS | {
-    "sum of operators": lambda: regression(kind=Twice),
-    "jitter in forward": lambda: regression(kind=Jittered),
+    "sum of operators": lambda: regression(form=lambda k, x: k(x) + k(x)),
+    "jitter in forward": lambda: regression(form=lambda k, x: k(x).add_jitter(1e-3)),
     "independent": lambda: Several("independent"),  # of a Kronecker product stock forgets the old values itself
     "hadamard": lambda: Several("hadamard"),
 }

@@ -227,18 +227,15 @@ def test_a_solve_is_differentiated_with_its_own_factor():
 def evaluated():
     """The shapes of kernel matrices that are evaluated, and of posterior covariances that are formed."""
     shapes = []
+    with contextlib.ExitStack() as stack:
+        for kind, name in ((memory, "_stock_evaluate_kernel"), (PosteriorCovariance, "formed")):
+            real = getattr(kind, name)
 
-    def watching(kind, name):
-        real = getattr(kind, name)
+            def watched(self, *args, real=real, **kwargs):
+                shapes.append(tuple(self.shape[-2:]))
+                return real(self, *args, **kwargs)
 
-        @functools.wraps(real)
-        def watched(self, *args, **kwargs):
-            shapes.append(tuple(self.shape[-2:]))
-            return real(self, *args, **kwargs)
-
-        return mock.patch.object(kind, name, watched)
-
-    with watching(memory, "_stock_evaluate_kernel"), watching(PosteriorCovariance, "formed"):
+            stack.enter_context(mock.patch.object(kind, name, functools.wraps(real)(watched)))
         yield shapes
 
 
