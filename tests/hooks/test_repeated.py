@@ -20,7 +20,7 @@ from botorch.optim import optimize_acqf
 from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.sampling.stochastic_samplers import StochasticSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from support.acquisitions import DOUBLE, SAMPLER, asked, noisy, points, single, wrapper
+from support.acquisitions import DOUBLE, SAMPLER, asked, improvement, noisy, points, single, wrapper
 from support.outcomes import count
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -61,8 +61,8 @@ def kronecker():
     return noisy(KroneckerMultiTaskGP(points(8), torch.stack([points(8).sum(-1), points(8).prod(-1)], -1)))
 
 
-def scalar(samples, X=None):
-    return -(samples - 0.5).square().sum(-1)
+def of_samples(function):
+    return objectives.GenericMCObjective(lambda samples, X=None: function(samples))
 
 
 def constrained():
@@ -84,10 +84,6 @@ def perturbed():
     return acquisitions.qNoisyExpectedImprovement(model, points(), SAMPLER(), VaR(0.5, 4))
 
 
-def pending():
-    return acquisitions.qLogExpectedImprovement(single(), 0.3, SAMPLER(), X_pending=2 + points(2, seed=5))
-
-
 def fidelities():
     x = torch.cat([points(), points(10, 1, seed=4)], -1)
     return acquisitions.PosteriorMean(SingleTaskMultiFidelityGP(x, x.sum(-1, keepdim=True).sin(), data_fidelities=[2]))
@@ -97,17 +93,16 @@ CASES = {
     "log_ei": (lambda: acquisitions.LogExpectedImprovement(single(), 0.3), 1),
     "ucb": (lambda: acquisitions.UpperConfidenceBound(single(), 2.0), 1),
     "single precision": (lambda: acquisitions.LogExpectedImprovement(single(torch.float32), 0.3), 1),
-    "q_log_ei": (lambda: acquisitions.qLogExpectedImprovement(single(), 0.3, SAMPLER()), 2),
+    "q_log_ei": (improvement, 2),
     "q_log_nei": (lambda: acquisitions.qLogNoisyExpectedImprovement(single(), points(), SAMPLER()), 2),
     "q_ucb": (lambda: acquisitions.qUpperConfidenceBound(single(), 2.0, SAMPLER()), 3),
     "own objective": (
-        lambda: acquisitions.qLogExpectedImprovement(
-            kronecker(), -0.1, SAMPLER(), objectives.GenericMCObjective(scalar)
-        ), 2,
+        lambda: improvement(kronecker(), -0.1, objective=of_samples(lambda z: -(z - 0.5).square().sum(-1))), 2,
     ),
+    "pending": (lambda: improvement(X_pending=2 + points(2, seed=5)), 2),
     "knowledge gradient": (lambda: acquisitions.qKnowledgeGradient(single(), 3), 4),
     "entropy": (lambda: acquisitions.qLowerBoundMaxValueEntropy(single(), points(40, seed=2)), 1),
-    "constraints": (constrained, 2), "perturbed": (perturbed, 1), "pending": (pending, 2),
+    "constraints": (constrained, 2), "perturbed": (perturbed, 1),
     "fidelities": (fidelities, 1), "hypervolume": (pareto, 2),
 }  # fmt: skip
 
@@ -137,7 +132,7 @@ class Warning(acquisitions.PosteriorMean):
 
 REFUSED = {
     "sparse": (lambda: acquisitions.LogExpectedImprovement(tasks(), 0.3), 1),
-    "random": (lambda: acquisitions.qLogExpectedImprovement(single(), 0.3, StochasticSampler(torch.Size([4]))), 2),
+    "random": (lambda: improvement(sampler=StochasticSampler(torch.Size([4]))), 2),
     "warning": (lambda: Warning(single()), 1),
     "few": (lambda: acquisitions.PosteriorMean(single()), 1),
     "a setting": (lambda: acquisitions.PosteriorMean(single()), 1),
@@ -179,12 +174,7 @@ def test_replays_are_what_stock_computes(name):
 
 def test_a_user_s_objective_is_called_as_often_as_by_stock():
     calls = []
-
-    def counted(samples, X=None):
-        calls.append(1)
-        return samples.sum(-1)
-
-    acquisition = acquisitions.qLogExpectedImprovement(single(), 0.1, SAMPLER(), objectives.GenericMCObjective(counted))
+    acquisition = improvement(best_f=0.1, objective=of_samples(lambda z: calls.append(1) or z.sum(-1)))
     asked(wrapper(acquisition, 2, 2), range(8), 2)
     assert len(calls) == 8
 
@@ -210,10 +200,7 @@ def test_errors_of_the_user_pass_and_leave_no_mode():
 def test_optimisations_leave_the_random_state_and_end_where_stock_ends():
     def run():
         torch.manual_seed(3)
-        found = optimize_acqf(
-            acquisitions.qLogExpectedImprovement(single(), 0.3, SAMPLER()), BOUNDS, q=2, num_restarts=3, raw_samples=8
-        )
-        return *found, torch.rand(1)
+        return *optimize_acqf(improvement(), BOUNDS, q=2, num_restarts=3, raw_samples=8), torch.rand(1)
 
     before = served()
     ours = run()
@@ -273,7 +260,7 @@ def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():
 
 def test_sets_that_depend_on_each_other_are_noticed_where_one_is_dropped():
     """A loss that centres over all sets is another function of fewer sets."""
-    objective = objectives.GenericMCObjective(lambda samples, X=None: samples[..., 0] - samples[..., 0].mean())
+    objective = of_samples(lambda z: z[..., 0] - z[..., 0].mean())
     acquisition = acquisitions.qExpectedImprovement(single(), best_f=-1.0, sampler=SAMPLER(), objective=objective)
     call, before = wrapper(acquisition, 2, 2), served()
     asked(call, range(8), 2)

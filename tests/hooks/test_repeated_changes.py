@@ -9,13 +9,13 @@ import autokern
 
 pytest.importorskip("botorch")
 
-from botorch.acquisition import LinearMCObjective, qLogExpectedImprovement
+from botorch.acquisition import LinearMCObjective
 from botorch.acquisition.objective import GenericMCObjective
 from botorch.models import SingleTaskGP
 from botorch.optim.closures import get_loss_closure_with_grads
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import LeaveOneOutPseudoLikelihood
-from support.acquisitions import DOUBLE, SAMPLER, asked, points, single, wrapper
+from support.acquisitions import DOUBLE, asked, improvement, points, wrapper
 from support.outcomes import assert_close
 
 from autokern.core.replay.recording import Replay
@@ -48,10 +48,6 @@ def by_stock(run):
         autokern.enable()
 
 
-def acquisition(objective=None):
-    return qLogExpectedImprovement(single(), best_f=0.5, sampler=SAMPLER(), objective=objective)
-
-
 CHANGES = {
     "nothing": lambda acq: None,
     "best value": lambda acq: setattr(acq, "best_f", torch.tensor(0.9, dtype=DOUBLE)),
@@ -70,7 +66,7 @@ def test_nothing_is_served_after_a_change_from_outside(change, replays):
     objective = LinearMCObjective(torch.ones(1, dtype=DOUBLE))
     if change == "list":
         objective = GenericMCObjective(lambda samples, X=None: samples[..., 0] * WEIGHTS[0])
-    acq = acquisition(objective)
+    acq = improvement(best_f=0.5, objective=objective)
     evaluate = wrapper(acq, 2)
     asked(evaluate, range(7), 2)
     assert len(replays) == 4
@@ -83,7 +79,7 @@ def test_nothing_is_served_after_a_change_from_outside(change, replays):
 
 @pytest.mark.parametrize("off", ["disabled", "anomalies"])
 def test_nothing_is_served_where_autokern_stays_out(off, replays):
-    evaluate = wrapper(acquisition(), 2)
+    evaluate = wrapper(improvement(), 2)
     asked(evaluate, range(7), 2)
     before = len(replays)
     if off == "disabled":

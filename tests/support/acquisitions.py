@@ -6,6 +6,7 @@ import functools
 
 import botorch.generation.gen as gen
 import torch
+from botorch.acquisition import qLogExpectedImprovement
 from botorch.models import SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 
@@ -26,6 +27,11 @@ def noisy(model):
     """Let a model that is not fitted have a covariance that is well conditioned."""
     model.likelihood.noise = 0.1
     return model.eval()
+
+
+def improvement(model=None, best_f=0.3, sampler=None, **options):
+    """The logarithm of an expected improvement, by samples."""
+    return qLogExpectedImprovement(model or single(), best_f, sampler or SAMPLER(), **options)
 
 
 def wrapper(acquisition, q, d=2, dtype=DOUBLE, sets=4):
