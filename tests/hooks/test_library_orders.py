@@ -84,7 +84,7 @@ def singular(see):
 
 OWN = {of.__name__: Scenario(of.__name__, of) for of in (variational, sampled, keops_kernel, density, singular)}
 OWN["conditioned"] = dataclasses.replace(
-    TABLE["used, plain, conditioned, botorch"], may={"variance by z*": "stock's gradients are not those of the values"}
+    TABLE["used, usual, conditioned, botorch"], may={"variance by z*": "stock's gradients are not those of the values"}
 )
 STEP, FIXED, POSTERIOR = "a step, scaled matern32", "a step, scaled matern52, fixed", "a posterior, scaled matern32"
 DRAWN = "what is read, drawn, m 8"
@@ -106,8 +106,8 @@ ORDERS = {
     "tridiagonal_jitter": [lambda: library.tridiagonal_jitter(1e-2)],
 }
 ITERATED = {
-    "training": "a size, scaled matern52, n 130",
-    "predictions": "sizes, n 130, m 70",
+    "training": "a step, scaled matern52, n 130",
+    "predictions": "a posterior, n 130, m 70",
     "roots": "a posterior, scaled matern32, fast",
     "solutions": "operated, plus a constant",
     "samples": "what is read, drawn, m 8",
