@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import synthetic
 from support.bases import fit_base
+from support.clocks import Clock
 from support.fakes import as_if_of_autokern
 
 import autokern
@@ -36,41 +37,15 @@ def trials(op: str, **ratios: float) -> list[Trial]:
     return synthetic.trials(ratios, synthetic.SIZES[:5], 0.001, op=op)
 
 
-class World:
-    """Fake ops in which candidates take the microseconds of a table, by a clock that tasks and timer share.
-
-    Attributes
-    ----------
-    seconds : dict
-        Microseconds by candidate, as they are; profiles may say otherwise.
-    noise, disturbed : float
-        What the timer tells of the comparison of the shipped and the new choices with stock.
-    compared : list
-        The names of what was timed, for each call of the timer.
-    """
+class World(Clock):
+    """Fake ops whose candidates take the seconds of a table, as they are; profiles may say otherwise."""
 
     def __init__(self) -> None:
-        self.now, self.noise, self.disturbed = 0.0, 0.001, 0.0
+        super().__init__()
         self.seconds = {"stock": 1.0, "fast": 0.5, "other": 0.5}
-        self.compared: list[tuple[str, ...]] = []
 
     def candidate(self, name: str):
-        def run(a):
-            self.now += self.seconds[name]
-            return 2 * a
-
-        return run
-
-    def compare(self, calls, **_):
-        self.compared.append(tuple(calls))
-        seconds = {}
-        for name, call in calls.items():
-            before = self.now
-            call()
-            seconds[name] = round(self.now - before, 6)
-        stock = next(iter(seconds.values()))
-        more = {"noise": self.noise, "rounds": 5, "disturbed": self.disturbed}
-        return {name: Timing(1e-6 * s, s / stock, **more) for name, s in seconds.items()}
+        return self.takes(lambda: self.seconds[name])
 
 
 @pytest.fixture
@@ -135,7 +110,7 @@ def test_choices_that_lose_beyond_the_noise_give_way(world, known, seconds, nois
 @pytest.fixture
 def whole(world, make_op):
     """An op around the part, whose direct candidate takes longer than profiles say."""
-    found = make_op("whole", nesting=3, composite=True, problem_of=lambda a: square(a.shape[0], "whole"))
+    found = make_op("whole", nesting=3, composite=True)
     found.candidate("stock")(world.route)
     found.candidate("direct")(world.candidate("direct"))
     world.seconds["direct"] = 2.0

@@ -1,18 +1,31 @@
-"""Where autokern stays out of the way: modes that are not its business, and arguments that it cannot read."""
+"""Where autokern stays out of the way: modes that are not its business, and calls so small that stock serves all.
+
+Those are left to stock before anything is asked, unless the user orders something.
+"""
 
 from __future__ import annotations
 
 import warnings
 
+import linear_operator
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from msgspec import structs
 from support.models import ExactModel, loss_of
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import autokern
-from autokern.runtime import dispatch
+from autokern.core.problem import Problem
+from autokern.core.registry import get
+from autokern.core.settings import Settings
+from autokern.runtime import dispatch, memo
+from autokern.system import host
+from autokern.tuning import store
+from autokern.tuning.chooser import HIGHEST, fitted, floor
+from autokern.tuning.profile import Profile, Timing, Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FORCED = {"kernel_matrix": "gemm", "exact_log_prob": "fused"}
@@ -80,3 +93,131 @@ def test_saved_tensors_that_are_kept_elsewhere_are_those_of_stock():
     expected = packed()
     with autokern.enabled(), autokern.using(force=FORCED):
         assert packed() == expected
+
+
+WON_FROM = 4096
+SMALL, LARGE = torch.randn(32, 8, dtype=torch.float64), torch.randn(1024, 64, dtype=torch.float64)
+
+
+def profile(candidate="choleskyqr2", won_from=WON_FROM):
+    """Measurements by which a candidate is twice as fast as stock from so many elements on, and half as fast below."""
+    found = []
+    for m in (16, 32, 64, 128, 256, 512, 1024, 2048):
+        for n in (m // 8, m // 4, m // 2):
+            for dtype in ("float32", "float64"):
+                ratio = 0.5 if m * n >= won_from else 2.0
+                timings = {"stock": Timing(1e-4, rounds=9), candidate: Timing(1e-4 * ratio, ratio, 0.01, 9)}
+                found += [Trial(Problem(op="qr", m=m, n=n, dtype=dtype, grad=grad), timings) for grad in ("", "a")]
+    return fitted(Profile(trials=found))
+
+
+def qr(a):
+    return linear_operator.utils.qr.stable_qr(a)
+
+
+def calls_of_qr():
+    return autokern.stats().get("qr", {})
+
+
+@pytest.fixture
+def measured():
+    """Hooks with such a profile in force."""
+    with autokern.enabled():
+        dispatch.session().adopt(profile())
+        yield memo.floor_of("qr")
+
+
+def test_below_the_floor_no_decision_is_taken_and_above_it_one_is(measured):
+    assert WON_FROM // 8 <= measured.cpu <= WON_FROM
+    assert measured.cuda == 0
+    q, r = qr(SMALL)
+    assert torch.equal(q, torch.linalg.qr(SMALL)[0])
+    torch.testing.assert_close(q @ r, SMALL)
+    assert calls_of_qr() == {}
+    assert autokern.explain().decisions == []
+    qr(LARGE)
+    assert calls_of_qr() == {"choleskyqr2": 1}
+
+
+QR = {"force": {"qr": "choleskyqr2"}}
+ORDERS = [
+    (QR, {"force": (("qr", "choleskyqr2"),)}),
+    ({"force": "random:3"}, {"random_seed": 3}),
+    ({"exclude": ["choleskyqr2"]}, {"exclude": frozenset({"qr=choleskyqr2"})}),
+    ({"memory": "1GiB"}, {"memory": 2**30}),
+    *((order, order) for order in ({"accuracy": "approximate"}, {"calls": 100})),
+    *((None, order) for order in ({"threshold": (("qr", "cuda", 512),)}, {"calibrate": "first-use"})),
+]
+
+
+@pytest.mark.parametrize(("of_a_block", "of_the_settings"), ORDERS)
+def test_an_order_is_obeyed_below_the_floor(measured, of_a_block, of_the_settings):
+    for block in [] if of_a_block is None else [of_a_block]:
+        with autokern.using(**block):
+            qr(SMALL)
+            assert sum(calls_of_qr().values()) == 1
+            assert block is not QR or calls_of_qr() == {"choleskyqr2": 1}
+        qr(SMALL)
+        assert sum(calls_of_qr().values()) == 1
+    dispatch.reset(Settings(**{"calibrate": "never", **of_the_settings})).adopt(profile())
+    assert measured.cpu == 0
+    qr(SMALL)
+    assert sum(calls_of_qr().values()) == 1
+    assert of_a_block is not QR or calls_of_qr() == {"choleskyqr2": 1}
+
+
+def test_a_candidate_of_a_plugin_lowers_the_floor_once_it_is_measured(measured):
+    op = get("qr")
+    before = list(op.listed)
+    op.candidate("theirs")(torch.linalg.qr)
+    try:
+        dispatch.session().adopt(profile(candidate="theirs", won_from=64))
+        assert measured.cpu <= 64
+        qr(SMALL)
+        assert calls_of_qr() == {"theirs": 1}
+    finally:
+        op.listed[:] = before
+
+
+def test_a_floor_belongs_to_the_choices_in_force(measured):
+    found = measured.cpu
+    old = dispatch.session()
+    dispatch.reset(Settings(calibrate="never"))
+    assert measured.cpu == 0
+    old.adopt(profile())  # a thread of before may still measure
+    assert measured.cpu == 0
+    dispatch.session().adopt(profile(won_from=2**30))
+    assert measured.cpu == HIGHEST > found
+    dispatch.session().adopt(Profile())
+    assert measured.cpu == 0
+
+
+def test_floors_follow_from_a_profile_that_is_loaded(tmp_path):
+    known, here = profile(), host.current()
+    store.save(Settings(home=tmp_path), structs.replace(known, host=here.fields, fingerprint=here.fingerprint))
+    with autokern.enabled():
+        dispatch.reset(Settings(calibrate="never", home=tmp_path))
+        assert memo.floor_of("qr").cpu == 0
+        qr(LARGE)
+        assert memo.floor_of("qr").cpu == known.forests["qr@cpu"].floor > 0
+
+
+def test_subclasses_modes_and_compilers_meet_what_they_met(measured):
+    class Own(torch.Tensor):
+        pass
+
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            names.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    names = []
+    assert type(qr(SMALL.as_subclass(Own))[0]) is Own
+    with Seen():
+        qr(SMALL)
+    assert "linalg_qr" in names
+    torch.testing.assert_close(torch.compile(qr, backend="eager")(SMALL)[1], torch.linalg.qr(SMALL)[1])
+
+
+def test_an_op_that_may_choose_something_unmeasured_has_no_floor():
+    assert floor(get("solve"), profile().forests["qr@cpu"], "cpu") == 0

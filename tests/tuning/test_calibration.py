@@ -38,8 +38,7 @@ def ops(make_op, make_pair):
         seen["direct"].append(inside.active)
         return 2 * a
 
-    own = {"composite": True, "nesting": 1, "problem_of": lambda a: Problem(op="whole", m=a.shape[0], n=a.shape[1])}
-    whole = make_op("whole", **own)
+    whole = make_op("whole", composite=True, nesting=1)
     whole.candidate("stock")(stock)
     whole.candidate("direct")(direct)
     return part, whole, seen

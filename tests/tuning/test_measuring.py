@@ -179,9 +179,8 @@ def case(request):
     op = get("exact_log_prob")
     problem = Problem(op="exact_log_prob", m=n, n=n, d=2, grad="theta", variant=f"{families}/cholesky")
     args = op.sample(problem, torch.Generator().manual_seed(seed))
-    inside.active = True
-    yield op, problem, args, trial(op, op.stock.run, problem, args)()
-    inside.active = False
+    with inside.having(active=True):
+        yield op, problem, args, trial(op, op.stock.run, problem, args)()
 
 
 @pytest.mark.parametrize("name", ["arrays", "fused"])
@@ -219,10 +218,6 @@ def test_a_calibration_bans_nobody_for_a_check_of_its_own():
     op = get("exact_log_prob")
     problem = Problem(op="exact_log_prob", m=1050, n=1050, d=3, grad="theta", variant="matern52/cg")
     measurer = Measurer("quick", [])
-    with install.enabled():
-        inside.active = True
-        try:
-            measurer.timings(op, problem, [op["stock"], op["fused"], op["mixed-inverse"]], 0.1)
-        finally:
-            inside.active = False
+    with install.enabled(), inside.having(active=True):
+        measurer.timings(op, problem, [op["stock"], op["fused"], op["mixed-inverse"]], 0.1)
     assert measurer.banned == []

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support.clocks import Clock
 
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
@@ -18,7 +19,7 @@ from autokern.runtime.session import Session
 from autokern.tuning import timer
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.measuring import trial
-from autokern.tuning.profile import Profile, Timing
+from autokern.tuning.profile import Profile
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,13 +58,9 @@ def test_an_op_is_measured_after_those_that_its_candidates_ask(op, candidate, as
         dispatch.session().forget()
         asked.clear()
         args = op.sample(problem, torch.Generator().manual_seed(1))
-        with install.enabled(), warnings.catch_warnings():
+        with install.enabled(), warnings.catch_warnings(), inside.having(active=True, measuring=True):
             warnings.simplefilter("ignore")
-            inside.active = inside.measuring = True
-            try:
-                trial(op, candidate.run, problem, args)()
-            finally:
-                inside.active = inside.measuring = False
+            trial(op, candidate.run, problem, args)()
         for part, asking in asked:
             if part is op:  # a closure asks for the value alone, as another problem
                 assert (op.name, problem.grad, asking.grad) == ("objective", "", "theta"), problem
@@ -77,23 +74,6 @@ def test_ops_without_parts_are_innermost_and_all_levels_are_there():
     others = [op for op in registered() if op.nesting == 0]
     assert not any(op.composite or any(c.parts for c in op.listed) for op in others)
     assert {op.nesting for op in registered()} == set(range(5))
-
-
-class Clock:
-    """Seconds that pass only where a candidate says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def of(self, call) -> float:
-        before = self.now
-        call()
-        return self.now - before
-
-    def compare(self, calls, **_) -> dict[str, Timing]:
-        seconds = {name: self.of(call) for name, call in calls.items()}
-        stock = next(iter(seconds.values()))
-        return {name: Timing(s, s / stock, 0.001, 5) for name, s in seconds.items()}
 
 
 @pytest.fixture
@@ -110,25 +90,15 @@ def nested(make_op, clock):
     Parts take 10 seconds by stock and 1 by the other candidate: then wholes are faster by parts, at 2 and 4 seconds.
     """
 
-    def takes(seconds: float, call=lambda a: 2 * a, times: int = 1):
-        def run(a):
-            clock.now += seconds
-            for _ in range(times):
-                out = call(a)
-            return out
-
-        return run
-
     def make(*nesting: int) -> list[Op]:
         part = make_op("part", nesting=nesting[0])
-        part.candidate("stock")(takes(10.0))
-        part.candidate("quick")(takes(1.0))
+        part.candidate("stock")(clock.takes(lambda: 10.0))
+        part.candidate("quick")(clock.takes(lambda: 1.0))
         ops = [part]
         for name, level, seconds in (("middle", nesting[1], 5.0), ("whole", nesting[2], 8.0)):
-            problem_of = lambda a, name=name: Problem(op=name, m=a.shape[0], n=a.shape[1])  # noqa: E731
-            op = make_op(name, nesting=level, composite=True, problem_of=problem_of)
-            op.candidate("stock")(takes(0.0, dispatch.route(ops[-1]), times=2))
-            op.candidate("direct")(takes(seconds))
+            op = make_op(name, nesting=level, composite=True)
+            op.candidate("stock")(clock.takes(lambda: 0.0, dispatch.route(ops[-1]), times=2))
+            op.candidate("direct")(clock.takes(lambda seconds=seconds: seconds))
             ops.append(op)
         return ops
 
