@@ -16,8 +16,8 @@ from botorch.optim.closures.core import NdarrayOptimizationClosure
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.botorch_models import MODELS
-from support.models import ExactModel
-from support.outcomes import count
+from support.models import ExactModel, loss_of, points, step
+from support.outcomes import assert_close, serving
 
 import autokern
 from autokern.model.parameters import Mirrors, fetched, placed
@@ -45,6 +45,12 @@ def closure(model):
     return mll, parameters, inner, NdarrayOptimizationClosure(inner, parameters)
 
 
+CASES = {
+    "float32": ("usual", torch.float32),
+    **{name: (name,) for name in ("usual", "two outputs", "known noise", "normalised inputs", "scaled")},
+}
+
+
 def evaluations(side, device, *of):
     """Losses and gradients at some vectors, and after changes that no vector tells of."""
     model = fitted(device, *of)
@@ -70,11 +76,10 @@ def evaluations(side, device, *of):
 
 
 @on_every_device
-@pytest.mark.parametrize("case", ["usual", "float32", "two outputs", "known noise", "normalised inputs", "scaled"])
+@pytest.mark.parametrize("case", CASES)
 def test_closures_are_those_of_stock(case, device):
-    of = ("usual", torch.float32) if case == "float32" else (case,)
     loose = {"rtol": 2e-3, "atol": 1e-4} if case == "float32" else {"rtol": 1e-8, "atol": 1e-9}
-    for one, other in zip(*(evaluations(side, device, *of) for side in SIDES), strict=True):
+    for one, other in zip(*(evaluations(side, device, *CASES[case]) for side in SIDES), strict=True):
         np.testing.assert_allclose(one, other, **loose)
 
 
@@ -92,32 +97,33 @@ def test_a_gradient_that_autograd_wrote_last_is_the_one_that_is_told(device):
     np.testing.assert_allclose(ours, stock, rtol=1e-8, atol=1e-10)
 
 
+def agree(run):
+    """What arrays compute is what stock does."""
+    assert_close(run("arrays"), run("stock"), rtol=1e-6, atol=1e-8)
+
+
 @on_every_device
-@pytest.mark.parametrize("points", [1, 2, 40])
-def test_steps_and_their_second_derivatives_are_those_of_stock(points, device):
-    found = {}
-    for side in SIDES:
+@pytest.mark.parametrize("n", [1, 2, 40])
+def test_steps_and_their_second_derivatives_are_those_of_stock(n, device):
+    def run(side):
         torch.manual_seed(1)
-        x = torch.rand(points, 2, dtype=torch.float64).to(device).requires_grad_()
+        x = points(n).to(device).requires_grad_()
         y = (4 * x.detach().sum(-1)).sin().requires_grad_()
         kernel = ScaleKernel(MaternKernel(2.5, ard_num_dims=2)) + ScaleKernel(RBFKernel() * PeriodicKernel())
         noisy = gpytorch.likelihoods.GaussianLikelihood(gpytorch.priors.GammaPrior(1.1, 0.05))
         model = ExactModel(x, y, kernel, noisy, gpytorch.means.LinearMean(2)).to(x)
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
         with autokern.using(force={"objective": side, "exact_log_prob": "stock"}):
             for _ in range(2):
-                mll.zero_grad()
-                (-mll(model(x), y)).backward()
+                step(model)
                 for parameter in model.parameters():
                     parameter.data.sub_(0.01 * parameter.grad)
-            loss = -mll(model(x), y)
+            loss = loss_of(ExactMarginalLogLikelihood(model.likelihood, model))
             assert loss.device.type == device
             first = torch.autograd.grad(loss, [x, y, *model.parameters()], create_graph=True)
             total = sum(gradient.square().sum() for gradient in first)
-            second = torch.autograd.grad(total, [*model.parameters()], allow_unused=True)
-        found[side] = [loss, *first, *(torch.zeros(()) if g is None else g for g in second)]
-    for ours, stock in zip(found["arrays"], found["stock"], strict=True):
-        torch.testing.assert_close(ours, stock, rtol=1e-6, atol=1e-8)
+            return loss, first, torch.autograd.grad(total, [*model.parameters()], materialize_grads=True)
+
+    agree(run)
 
 
 @on_every_device
@@ -125,27 +131,25 @@ def test_steps_and_their_second_derivatives_are_those_of_stock(points, device):
 @pytest.mark.parametrize("default", [False, True])
 def test_posteriors_are_those_of_stock(name, default, device):
     model = fitted(device, name).eval()
-    found = {}
-    for side in SIDES:
-        with autokern.using(force={"posterior": side}):
-            generator = torch.Generator("cpu").manual_seed(3)
-            x = torch.rand(5, 4, 3, dtype=torch.float64, generator=generator, device="cpu").to(device).requires_grad_()
-            before = count("posterior", side)
 
-            def asked(x=x):
-                posterior = model.posterior(x)
-                return posterior.mean.square().sum() + posterior.variance.sum()
+    def run(side):
+        x = points(5, 4, d=3).to(device).requires_grad_()
 
+        def asked():
+            posterior = model.posterior(x)
+            return posterior.mean.square().sum() + posterior.variance.sum()
+
+        with serving("posterior", side):
             with torch.device(device) if default else contextlib.nullcontext():  # a default device, or none
                 value = asked()
             (first,) = torch.autograd.grad(value, x, create_graph=True)
             (second,) = torch.autograd.grad(first.square().sum(), x)
             slopes = torch.autograd.grad(asked(), [*model.covar_module.parameters()])
-            assert count("posterior", side) > before
-        found[side] = [value, first, second, *slopes]
-        assert all(t.device.type == device for t in found[side])
-    for ours, stock in zip(found["arrays"], found["stock"], strict=True):
-        torch.testing.assert_close(ours, stock, rtol=1e-6, atol=1e-8)
+        found = [value, first, second, *slopes]
+        assert all(t.device.type == device for t in found)
+        return found
+
+    agree(run)
 
 
 @on_every_device

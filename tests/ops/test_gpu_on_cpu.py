@@ -114,7 +114,7 @@ kernels = (
     lambda: ScaleKernel(RBFKernel() * PeriodicKernel()),
 )
 steps = [lambda d=dtype, k=kernel: step(d, k) for dtype in (torch.float32, torch.float64) for kernel in kernels]
-closures = [lambda case=case: closure(fitted("cuda", **CASES[case]()))[3] for case in CASES]
+closures = [lambda case=case: closure(fitted("cuda", *CASES[case]))[3] for case in CASES]
 with autokern.enabled():
     for made in (steps, closures):
         for side in ("stock", "arrays"):
