@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import signal
 import sys
-import types
 
 import gpytorch
 import pytest
@@ -14,7 +14,8 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from support.models import rough_model
+from support.fakes import as_if_of_autokern
+from support.models import loss_of, rough_model
 
 import autokern
 from autokern.runtime import dispatch
@@ -28,16 +29,11 @@ pytestmark = [
 N, D = 30, 2
 _PLACES = 30
 
-# the frame that raises the signal must not be one of the user's
-_counting = types.ModuleType("autokern.counting")
-exec(
-    """
-import inspect
-import signal
-
 # modules that end call _dynamo back once it is imported; NumPy's array_equal takes any error for "not equal"
 _THEIRS = ("_dynamo", "numpy")
 
+
+@as_if_of_autokern  # the frame that raises the signal must not be one of the user's
 def counter(last):
     count = 0
 
@@ -55,9 +51,6 @@ def counter(last):
                 signal.raise_signal(signal.SIGALRM)
 
     return profile, lambda: count
-""",
-    _counting.__dict__,
-)
 
 
 def points(n, seed=0):
@@ -72,7 +65,7 @@ def stepping():
     model = rough_model(points(N), values(points(N))).double().train()
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     for _ in range(2):
-        (-mll(model(*model.train_inputs), model.train_targets)).backward()
+        loss_of(mll).backward()
     del model, mll
     gc.collect()
 
@@ -132,7 +125,7 @@ def in_a_callback_of_others(unraisable):
 
 def run(work, last, monkeypatch):
     """Run some work whose call of this number is interrupted; return whether that call was reached, and all calls."""
-    profile, count = _counting.counter(last)
+    profile, count = counter(last)
     dropped, before = [], sys.unraisablehook
     monkeypatch.setattr(
         sys, "unraisablehook", lambda each: (dropped.append if in_a_callback_of_others(each) else before)(each)

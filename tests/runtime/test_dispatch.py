@@ -93,16 +93,20 @@ def test_a_call_is_decided_once(toy, monkeypatch):
     assert len(decided) == 2
 
 
-def test_the_memo_is_bounded_and_counts_survive(toy, monkeypatch):
+def test_the_memo_and_what_is_told_are_bounded_and_counts_survive(toy, monkeypatch):
     monkeypatch.setattr(session_module, "_MOST_KEYS", 5)
-    for n in range(1, 24):
-        toy.call(matrix(n))
+    for n in range(1, 301):
+        toy.call(torch.ones(n, 1))
         assert len(dispatch.session().memo["double"]) <= 5
-    assert sum(autokern.stats()["double"].values()) == 23
     with autokern.using(exclude=["fast"]):
         for n in range(1, 24):
             toy.call(matrix(n))
         assert len(memo.current.get().memo["double"]) <= 5
+    assert autokern.stats()["double"] == {"fast": 300, "other": 23}
+    dispatch.session().adopt(Profile())
+    sizes = [decision.problem.m for decision, _ in dispatch.decisions()]
+    assert len(sizes) == 200
+    assert {300, *range(1, 24)} <= {*sizes}, "the latest ones"
 
 
 def test_switched_off_means_stock(make_toy):
@@ -266,7 +270,20 @@ def test_what_was_decided_is_not_trusted_when_memory_has_become_short(make_toy, 
 
 
 @pytest.fixture
-def measured(monkeypatch):
+def begin(monkeypatch):
+    """A function that sets variables and begins anew, as another process does."""
+
+    def begin(**variables):
+        for name, text in variables.items():
+            monkeypatch.setenv(name, str(text))
+        store._reported.clear()
+        return dispatch.reset()
+
+    return begin
+
+
+@pytest.fixture
+def measured(monkeypatch, begin):
     """First-use calibration is on; the list holds the names of the ops that were measured."""
     seen = []
     honest = calibration.calibrate
@@ -276,27 +293,30 @@ def measured(monkeypatch):
         return honest(ops, *args, **more)
 
     monkeypatch.setattr(calibration, "calibrate", noted)
-    monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
-    monkeypatch.setenv("AUTOKERN_BUDGET", "60")
-    dispatch.reset()
+    begin(AUTOKERN_CALIBRATE="first-use", AUTOKERN_BUDGET=60)
     return seen
 
 
-def test_the_first_use_measures_once_and_saves(make_op, measured):
-    toy = Toy(make_op)
-    assert toy.call(matrix()).equal(2 * matrix())
+@pytest.fixture
+def new(make_op):
+    """A toy of which nothing is measured."""
+    return Toy(make_op)
+
+
+def test_the_first_use_measures_once_and_saves(new, begin, measured):
+    assert new.call(matrix()).equal(2 * matrix())
     assert measured == ["double"]
     found = dispatch.session().profile
     assert len({t.problem.n for t in found.trials}) > 2
     assert set(found.trials[0].timings) == {"stock", "fast", "other"}
     assert all("stock" in t.timings for t in found.trials)
     for n in (4, 5, 6):
-        toy.call(matrix(n))
+        new.call(matrix(n))
     assert measured == ["double"]
     kept = store.load(dispatch.session().settings, found.fingerprint)
     assert kept.trials == found.trials
-    assert dispatch.reset().profile == found
-    toy.call(matrix())
+    assert begin().profile == found
+    new.call(matrix())
     assert measured == ["double"]
 
 
@@ -308,33 +328,29 @@ ORDERS = {
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_nothing_is_measured_against_orders_by_one_of_several_ranks_in_a_fork_or_beside_a_pinned_profile(
-    make_op, measured, monkeypatch, tmp_path, name
+    new, begin, measured, monkeypatch, tmp_path, name
 ):
-    toy, path = Toy(make_op), tmp_path / "pinned.json"
-    store.write_file(path, toy.profile())
-    monkeypatch.setenv(name, ORDERS[name] or str(path))
+    path = tmp_path / "pinned.json"
+    store.write_file(path, profiled({"fast": 0.3}, (2, 4, 8, 30), op="double"))  # too few to count as measured
     monkeypatch.setattr("autokern.runtime.review.forked", lambda: name == "forked")
-    dispatch.reset()
-    toy.call(matrix())
-    toy.call(torch.ones(3, 3, dtype=torch.float32))
-    assert (measured, toy.runs) == ([], ["fast" if name == "AUTOKERN_PROFILE" else "stock"] * 2)
+    begin(**{name: ORDERS[name] or path})
+    new.call(matrix())
+    new.call(torch.ones(3, 3, dtype=torch.float32))
+    assert (measured, new.runs) == ([], ["fast" if name == "AUTOKERN_PROFILE" else "stock"] * 2)
 
 
 @pytest.mark.parametrize("name", ["", "missing.json", "broken.json"])
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_pinned_profile_that_is_none_is_named_once_and_not_used(make_op, monkeypatch, tmp_path, name, strict):
+def test_a_pinned_profile_that_is_none_is_named_once_and_not_used(new, begin, tmp_path, name, strict):
     (tmp_path / "broken.json").write_bytes(b"{")
-    monkeypatch.setenv("AUTOKERN_PROFILE", str(tmp_path / name))
-    monkeypatch.setenv("AUTOKERN_STRICT", str(int(strict)))
-    store._reported.clear()
-    dispatch.reset()
-    toy, told = Toy(make_op), rf"asked for the profile in .*{name}; found: .*Name one file"
+    begin(AUTOKERN_PROFILE=tmp_path / name, AUTOKERN_STRICT=int(strict))
+    told = rf"asked for the profile in .*{name}; found: .*Name one file"
     with pytest.raises(ProfileError, match=told) if strict else pytest.warns(AutokernWarning, match=told):
-        toy.call(matrix())
+        new.call(matrix())
     if not strict:
         dispatch.reset()
-        toy.call(matrix())
-        assert toy.runs == ["stock"] * 2
+        new.call(matrix())
+        assert new.runs == ["stock"] * 2
 
 
 HOMES = {
@@ -350,17 +366,14 @@ HOMES = {
 
 
 @pytest.mark.parametrize("home", HOMES.values(), ids=HOMES)
-def test_a_home_that_is_none_costs_one_warning(make_op, measured, monkeypatch, tmp_path, home):
+def test_a_home_that_is_none_costs_one_warning(new, begin, measured, monkeypatch, tmp_path, home):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     if home == "new":
         monkeypatch.setattr(os, "mkdir", as_if_of_autokern(read_only))
-    monkeypatch.setenv("AUTOKERN_HOME", str(tmp_path / home))
-    store._reported.clear()
-    dispatch.reset()
-    toy = Toy(make_op)
+    begin(AUTOKERN_HOME=tmp_path / home)
     with pytest.warns(AutokernWarning) as told:
-        found = [toy.call(matrix(n)) for n in (4, 4, 5)]
+        found = [new.call(matrix(n)) for n in (4, 4, 5)]
     assert len(told) == 1
     assert all(one.equal(2 * matrix(len(one))) for one in found)
     assert measured == ["double"]
@@ -372,52 +385,49 @@ def read_only(path, *args, **options):
 
 
 @pytest.mark.parametrize("tried", [False, True], ids=["measured", "tried in vain"])
-def test_what_another_process_measured_since_the_profile_was_read_is_used(make_op, measured, tried):
-    toy, here = Toy(make_op), dispatch.session().profile
-    found = toy.profile() if not tried else Profile(fruitless={"double/float64@cpu": dated()})
+def test_what_another_process_measured_since_the_profile_was_read_is_used(new, measured, tried):
+    here = dispatch.session().profile
+    found = new.profile() if not tried else Profile(fruitless={"double/float64@cpu": dated()})
     store.save(dispatch.session().settings, structs.replace(found, host=here.host, fingerprint=here.fingerprint))
-    toy.call(matrix())
-    toy.call(matrix(5))
+    new.call(matrix())
+    new.call(matrix(5))
     assert measured == []
-    assert toy.runs[-1] == ("stock" if tried else "fast")
+    assert new.runs[-1] == ("stock" if tried else "fast")
 
 
-def test_other_threads_do_not_wait_for_a_calibration(make_op, measured):
-    toy, started, proceed = Toy(make_op), threading.Event(), threading.Event()
+def test_other_threads_do_not_wait_for_a_calibration(new, measured):
+    started, proceed = threading.Event(), threading.Event()
 
     def slow(a):
         started.set()
         assert proceed.wait(60)
         return 2 * a
 
-    toy.op.candidate("slow")(slow)
-    thread = threading.Thread(target=toy.call, args=(matrix(),))
+    new.op.candidate("slow")(slow)
+    thread = threading.Thread(target=new.call, args=(matrix(),))
     thread.start()
     assert started.wait(60)
-    toy.runs.clear()
-    assert toy.call(matrix()).equal(2 * matrix())
-    assert toy.runs == ["stock"]
+    new.runs.clear()
+    assert new.call(matrix()).equal(2 * matrix())
+    assert new.runs == ["stock"]
     proceed.set()
     thread.join()
     assert measured == ["double"]
 
 
-def test_an_op_of_which_nothing_can_be_measured_in_time_is_left_alone_for_a_day(make_op, measured, monkeypatch):
-    monkeypatch.setenv("AUTOKERN_BUDGET", "1e-6")
-    dispatch.reset()
-    toy = Toy(make_op)
-    toy.call(matrix())
+def test_an_op_of_which_nothing_can_be_measured_in_time_is_left_alone_for_a_day(new, measured, begin, monkeypatch):
+    begin(AUTOKERN_BUDGET=1e-6)
+    new.call(matrix())
     assert measured == ["double"]
     assert set(dispatch.session().profile.fruitless) == {"double/float64@cpu"}
-    monkeypatch.setenv("AUTOKERN_BUDGET", "60")
     for _ in range(2):
-        dispatch.reset()
-        toy.call(matrix())
+        begin(AUTOKERN_BUDGET=60)
+        new.call(matrix())
     assert measured == ["double"]
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 25 * 3600)
-    dispatch.reset()
-    toy.call(matrix())
+    begin()
+    new.call(matrix())
     assert measured == ["double", "double"]
     found = dispatch.session().profile
     assert found.trials
@@ -425,8 +435,7 @@ def test_an_op_of_which_nothing_can_be_measured_in_time_is_left_alone_for_a_day(
     assert store.load(dispatch.session().settings, found.fingerprint).fruitless == {}
 
 
-def test_an_interrupted_calibration_leaves_nothing_behind_and_is_not_tried_again(make_op, measured):
-    toy = Toy(make_op)
+def test_an_interrupted_calibration_leaves_nothing_behind_and_is_not_tried_again(new, measured):
     calls = []
 
     def impatient(a):
@@ -435,34 +444,32 @@ def test_an_interrupted_calibration_leaves_nothing_behind_and_is_not_tried_again
             raise KeyboardInterrupt
         return 2 * a
 
-    toy.op.candidate("impatient")(impatient)
+    new.op.candidate("impatient")(impatient)
     with pytest.raises(KeyboardInterrupt):
-        toy.call(matrix())
+        new.call(matrix())
     assert not inside.active
     found = dispatch.session().profile
     assert (found.trials, found.forests) == ([], {}), "half of the sizes would choose for all of them"
     assert store.load(dispatch.session().settings, found.fingerprint) is None
-    toy.runs.clear()
-    assert toy.call(matrix()).equal(2 * matrix())
-    assert (measured, toy.runs) == (["double"], ["stock"])
+    new.runs.clear()
+    assert new.call(matrix()).equal(2 * matrix())
+    assert (measured, new.runs) == (["double"], ["stock"])
 
 
 @pytest.mark.parametrize(
     ("reader", "what", "order"), [("memory", "decide a call of", "never"), ("sample", "measure", "first-use")]
 )
-def test_trouble_in_deciding_or_measuring_costs_only_speed(make_op, measured, monkeypatch, reader, what, order):
+def test_trouble_in_deciding_or_measuring_costs_only_speed(make_op, measured, begin, reader, what, order):
     def broken(*_):
         raise RuntimeError("not today")
 
-    monkeypatch.setenv("AUTOKERN_CALIBRATE", order)
-    dispatch.reset()
+    begin(AUTOKERN_CALIBRATE=order)
     toy = Toy(make_op, **{reader: broken})
     with pytest.warns(AutokernWarning, match=rf"could not {what} double.*not today"):
         assert toy.call(matrix()).equal(2 * matrix())
     toy.call(matrix())
     assert (measured, toy.runs) == (["double"] * (reader == "sample"), ["stock", "stock"])
-    monkeypatch.setenv("AUTOKERN_STRICT", "1")
-    dispatch.reset()
+    begin(AUTOKERN_STRICT=1)
     with pytest.raises(RuntimeError, match="not today"):
         toy.call(matrix())
 
@@ -478,18 +485,6 @@ def test_threads_that_decide_a_key_at_once_lose_no_call(toy, monkeypatch):
     monkeypatch.setattr(dispatch.Session, "entry", together)
     in_threads(toy.call, [matrix()] * 2)
     assert dispatch.stats()["double"] == {"fast": 2}
-
-
-def test_decisions_that_are_told_are_bounded(make_op):
-    op = make_op("told.often")
-    op.candidate("stock")(lambda a: 2 * a)
-    call = dispatch.route(op)
-    for n in range(1, 301):
-        call(torch.ones(n, 1))
-    dispatch.session().adopt(Profile())
-    sizes = [decision.problem.m for decision, _ in dispatch.decisions()]
-    assert len(sizes) == 200
-    assert max(sizes) == 300
 
 
 def test_what_a_calibration_calls_is_neither_counted_nor_told_and_hides_nothing(make_op, monkeypatch):
