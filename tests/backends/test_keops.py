@@ -17,11 +17,11 @@ from autokern.core.errors import KeOpsError
 def pykeops(monkeypatch, tmp_path):
     """A pykeops that nobody needs to install, with a build folder of its own."""
     module = types.ModuleType("pykeops")
-    module.verbose = True
+    module.verbose = "some"
     module.get_build_folder = lambda: str(tmp_path)
     module.config = types.SimpleNamespace(gpu_available=False, pykeops_nvrtc_name=lambda type: str(tmp_path / "nvrtc"))
     core = types.ModuleType("keopscore")
-    core.verbose = False
+    core.verbose = "all"
     monkeypatch.setitem(sys.modules, "pykeops", module)
     monkeypatch.setitem(sys.modules, "keopscore", core)
     monkeypatch.setattr(keops, "installed", lambda package: True)
@@ -29,22 +29,25 @@ def pykeops(monkeypatch, tmp_path):
     return module
 
 
-def test_it_works(pykeops):
+def test_obstacles(pykeops, monkeypatch, tmp_path):
     assert keops.keops_problem() is None
     assert "kind mps" in keops.keops_problem("mps")
-
-
-def test_not_installed_and_not_importable(pykeops, monkeypatch):
+    assert "no CUDA toolkit" in keops.keops_problem("cuda")  # it would crash
+    pykeops.config.gpu_available = True
+    assert "interface" in keops.keops_problem("cuda")
+    (tmp_path / "nvrtc").touch()
+    assert keops.keops_problem("cuda") is None
+    pykeops.get_build_folder = lambda: str(tmp_path / "gone")
+    assert "cannot be written" in keops.keops_problem()
+    with pytest.raises(KeOpsError, match="KEOPS_CACHE_FOLDER"), keops.at_work():
+        raise AssertionError("it is not tried")
+    monkeypatch.setattr(keops, "compiler", lambda: None)
+    assert "C++ compiler" in keops.keops_problem()
     monkeypatch.delitem(sys.modules, "pykeops")
     monkeypatch.setitem(sys.modules, "gpytorch.kernels.keops.keops_kernel", types.ModuleType("keops_kernel"))
     assert "importing it fails" in keops.keops_problem()
     monkeypatch.setattr(keops, "installed", lambda package: False)
     assert keops.keops_problem().startswith("pykeops is not installed")
-
-
-def test_no_compiler(pykeops, monkeypatch):
-    monkeypatch.setattr(keops, "compiler", lambda: None)
-    assert "C++ compiler" in keops.keops_problem()
 
 
 def test_the_compiler_is_found_by_the_rule_of_keops(monkeypatch, tmp_path):
@@ -57,21 +60,33 @@ def test_the_compiler_is_found_by_the_rule_of_keops(monkeypatch, tmp_path):
     assert keops.compiler() == str(tmp_path / "mine")
 
 
-def test_a_gpu_without_toolkit_is_told_before_it_crashes(pykeops, tmp_path):
-    assert "no CUDA toolkit" in keops.keops_problem("cuda")
-    pykeops.config.gpu_available = True
-    assert "interface" in keops.keops_problem("cuda")
-    (tmp_path / "nvrtc").touch()
-    assert keops.keops_problem("cuda") is None
+def _timed_out():
+    raise subprocess.TimeoutExpired("python", 120)
 
 
-def _tried(pykeops, monkeypatch, tmp_path, ends) -> list[str]:
-    """Use KeOps on a GPU in two processes; return what each was told, nothing where it worked."""
+def _not_started():
+    raise OSError("no more processes")
+
+
+@pytest.mark.parametrize(
+    ("ends", "says", "children"),
+    [
+        (lambda: types.SimpleNamespace(returncode=0), "", 1),
+        (lambda: types.SimpleNamespace(returncode=-11), "status -11", 1),
+        (lambda: types.SimpleNamespace(returncode=1), "status 1", 2),  # memory may be there another time
+        (_timed_out, "TimeoutExpired", 2),
+        (_not_started, "OSError", 2),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])  # a mark that another process has not written yet counts as none
+def test_the_first_formula_on_a_gpu_is_tried_by_a_child(pykeops, monkeypatch, tmp_path, ends, says, children, begun):
     tried, told = [], []
     monkeypatch.setattr(keops.subprocess, "run", lambda *command, **_: tried.append(command) or ends())
     pykeops.config.gpu_available = True
     (tmp_path / "nvrtc").touch()
-    for _ in range(2):
+    if begun:
+        (tmp_path / f"autokern-{keops.torch.__version__}").touch()
+    for _ in range(2):  # processes
         keops._trial.cache_clear()
         for _ in range(2):
             try:
@@ -81,37 +96,8 @@ def _tried(pykeops, monkeypatch, tmp_path, ends) -> list[str]:
                 told.append(str(error))
     keops._trial.cache_clear()
     assert told[::2] == told[1::2], "each process tries once"
-    return [*told[::2], f"{len(tried)} children"]
-
-
-@pytest.mark.parametrize(("status", "says", "children"), [(0, "", 1), (-11, "status -11", 1), (1, "status 1", 2)])
-def test_the_first_formula_on_a_gpu_is_tried_by_a_child(pykeops, monkeypatch, tmp_path, status, says, children):
-    """Once, unless it raises an error: memory may be there another time."""
-    *told, count = _tried(pykeops, monkeypatch, tmp_path, lambda: types.SimpleNamespace(returncode=status))
-    assert all(says in one for one in told)
-    assert count == f"{children} children"
-
-
-@pytest.mark.parametrize("error", [OSError("no more processes"), subprocess.TimeoutExpired("python", 120)])
-def test_a_child_that_does_not_start_or_end_is_told_and_not_kept(pykeops, monkeypatch, tmp_path, error):
-    def ends():
-        raise error
-
-    *told, count = _tried(pykeops, monkeypatch, tmp_path, ends)
-    assert all(type(error).__name__ in one for one in told)
-    assert count == "2 children"
-
-
-def test_a_mark_that_another_process_has_not_written_yet_counts_as_none(pykeops, monkeypatch, tmp_path):
-    (tmp_path / f"autokern-{keops.torch.__version__}").touch()
-    assert _tried(pykeops, monkeypatch, tmp_path, lambda: types.SimpleNamespace(returncode=0)) == ["", "", "1 children"]
-
-
-def test_a_build_folder_that_cannot_be_written(pykeops, monkeypatch, tmp_path):
-    monkeypatch.setattr(pykeops, "get_build_folder", lambda: str(tmp_path / "gone"))
-    assert "cannot be written" in keops.keops_problem()
-    with pytest.raises(KeOpsError, match="KEOPS_CACHE_FOLDER"), keops.at_work():
-        raise AssertionError("it is not tried")
+    assert [(says in one, bool(one)) for one in told] == [(True, bool(says))] * 4
+    assert len(tried) == children
 
 
 def test_its_messages_are_off_while_it_works_and_as_before_afterwards(pykeops):
@@ -120,7 +106,7 @@ def test_its_messages_are_off_while_it_works_and_as_before_afterwards(pykeops):
         with keops.at_work():
             assert (pykeops.verbose, core.verbose) == (False, False)
         assert (pykeops.verbose, core.verbose) == (False, False)
-    assert (pykeops.verbose, core.verbose) == (True, False)
+    assert (pykeops.verbose, core.verbose) == ("some", "all")
 
     @as_if_of_autokern
     def fails():
@@ -129,4 +115,4 @@ def test_its_messages_are_off_while_it_works_and_as_before_afterwards(pykeops):
 
     with pytest.raises(KeOpsError):
         fails()
-    assert (pykeops.verbose, core.verbose) == (True, False)
+    assert (pykeops.verbose, core.verbose) == ("some", "all")

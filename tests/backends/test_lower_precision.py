@@ -77,23 +77,21 @@ def chosen(op, settings, known=None, problem=None):
     return described(decide(Feasibility(op, problem or SMALL), chooser, settings), chooser, settings)
 
 
-def test_it_serves_only_where_its_measured_error_is_small_enough(op):
-    assert chosen(op, Settings()).candidate == "other"
-    assert chosen(op, ROUGHLY).candidate == "rough"
-    strict = Settings(accuracy="approximate", max_error=1e-5)
-    found = chosen(op, strict)
-    assert found.candidate == "other"
-    assert found.excluded["rough"] == "its error was measured to be 1e-04, and at most 1e-05 is allowed"
-    found = chosen(op, ROUGHLY, profile(error=None))
-    assert found.candidate == "other"
-    assert "not measured on this machine: autokern calibrate --accuracy approximate" in found.excluded["rough"]
-    assert chosen(op, ROUGHLY, problem=Problem(op="double", m=2000, n=2000)).candidate != "rough"
+FORCED = (("double", "rough"),)
+STRICT = Settings(accuracy="approximate", max_error=1e-5)
 
 
-def test_an_order_is_obeyed_once_lower_precision_is_allowed(op):
-    forced = (("double", "rough"),)
-    assert chosen(op, Settings(force=forced)).candidate == "stock"
-    assert chosen(op, Settings(force=forced, accuracy="approximate"), profile(error=None)).candidate == "rough"
+@pytest.mark.parametrize(("settings", "measured", "candidate", "why"), [
+    (Settings(), 1e-4, "other", ""), (ROUGHLY, 1e-4, "rough", ""),
+    (STRICT, 1e-4, "other", "its error was measured to be 1e-04, and at most 1e-05 is allowed"),
+    (ROUGHLY, None, "other", "not measured on this machine: autokern calibrate --accuracy approximate"),
+    (Settings(force=FORCED), 1e-4, "stock", ""), (Settings(force=FORCED, accuracy="approximate"), None, "rough", ""),
+])  # fmt: skip
+def test_it_serves_by_order_only_and_where_its_measured_error_is_small_enough(op, settings, measured, candidate, why):
+    found = chosen(op, settings, profile(measured))
+    assert found.candidate == candidate
+    assert why in found.excluded.get("rough", "")
+    assert chosen(op, settings, profile(measured), SMALL.replace(m=2000, n=2000)).candidate != "rough" or settings.force
 
 
 def test_what_is_drawn_at_random_is_never_rough(op):
@@ -111,7 +109,7 @@ def test_explain_sets_time_throughput_memory_and_error_side_by_side(op):
     assert found["rough"][1:3] == ["100", "µs"]
     assert found["rough"][4:] == ["Gflop/s", "1", "KiB", "1e-04"]
     assert found["other"][6:] == ["MiB", "in", "bound"] or found["other"][5:] == ["1", "MiB", "in", "bound"]
-    refused = str(chosen(op, Settings(accuracy="approximate", max_error=1e-5)))
+    refused = str(chosen(op, STRICT))
     assert "100 µs" in refused, "what is too rough is told of beside the others"
     assert "cannot: its error was measured to be 1e-04" in refused
 
@@ -151,29 +149,28 @@ def test_an_error_that_is_no_number_is_as_bad_as_any(op):
     assert accuracy.gap([torch.zeros(2)], [torch.zeros(2)]) == 0.0
 
 
+def summarised(timings):
+    """The line of the summary of problems with these timings by candidates."""
+    problem = Problem(op="exact_log_prob", m=10, n=10, grad="theta", variant="rbf/cholesky")
+    found = Profile(trials=[Trial(problem.replace(d=k), of) for k, of in enumerate(timings, 1)])
+    (line,) = summary.summaries(found, summary.winners(found))
+    return line, {winner.candidate for winner in summary.winners(found)}
+
+
 def test_lower_precision_is_not_among_the_fastest():
     timings = {"stock": Timing(1e-3), "cpu": Timing(5e-4, 0.5), "rough": Timing(1e-4, 0.1, relative_error=1e-5)}
-    found = Profile(trials=[Trial(Problem(op="qr", m=n, n=n), timings) for n in (10, 20)])
-    (line,) = summary.summaries(found, summary.winners(found))
-    assert (line.fastest, line.speedup) == ("cpu", pytest.approx(2.0))
-    assert {winner.candidate for winner in summary.winners(found)} == {"cpu"}
+    line, winners = summarised([timings] * 2)
+    assert (line.fastest, line.speedup, winners) == ("cpu", pytest.approx(2.0), {"cpu"})
 
 
 def test_the_fastest_candidates_are_counted_where_none_always_wins():
     """Few candidates serve all problems of densities: counted over those alone, stock seemed to be the fastest."""
-    winners = ["fused", "stock", "fused", "arrays", "fused", "state-space", "mixed-inverse", "arrays"]
-    trials = [
-        Trial(
-            Problem(op="exact_log_prob", m=10, n=10, d=k, grad="theta", variant="rbf/cholesky"),
-            {"stock": Timing(1e-3), **({name: Timing(5e-4, 0.5)} if name != "stock" else {})},
-        )
-        for k, name in enumerate(winners, 1)
-    ]
-    (line,) = summary.summaries(found := Profile(trials=trials), summary.winners(found))
+    names = ["fused", "stock", "fused", "arrays", "fused", "state-space", "mixed-inverse", "arrays"]
+    timings = [{name: Timing(5e-4, 0.5), "stock": Timing(1e-3)} for name in names]
+    line, _ = summarised(timings)
     assert line.won == {"fused": 3, "arrays": 2, "mixed-inverse": 1, "state-space": 1, "stock": 1}
     assert line.fastest == "fused (3 of 8), arrays (2), mixed-inverse (1), state-space (1), 1 more"
-    (line,) = summary.summaries(found := Profile(trials=trials[:1]), summary.winners(found))
-    assert line.fastest == "fused"
+    assert summarised(timings[:1])[0].fastest == "fused"
 
 
 # --- the caller's own data --------------------------------------------------------------------------------------------
@@ -213,27 +210,22 @@ def test_where_it_errs_more_on_the_callers_data_it_gives_way(op):
         assert served(op, 3)[0] == "rough+other+rough", "another order is another decision"
 
 
-def test_blocks_in_a_loop_are_checked_as_one(op):
+def test_blocks_in_a_loop_are_checked_as_one_and_what_has_failed_stays_out(op):
     dispatch.reset(NEVER_MEASURED).adopt(profile())
-    found = []
-    for _ in range(9):
-        with autokern.using(accuracy="approximate"):
-            found += served(op, 1)
-    assert found == CHECKED
 
+    def block(times=1, **orders):
+        with autokern.using(accuracy="approximate", **orders):
+            return served(op, times)
 
-def test_what_has_failed_on_the_data_stays_out_of_later_blocks(op):
+    assert [ran for _ in range(9) for ran in block()] == CHECKED
     dispatch.reset(NEVER_MEASURED).adopt(profile())
     op.error = 2e-3
-    with pytest.warns(AutokernWarning, match="rough errs by 2e-03"), autokern.using(accuracy="approximate"):
-        assert served(op, 2) == ["rough+other+other", "other"]
+    with pytest.warns(AutokernWarning, match="rough errs by 2e-03"):
+        assert block(2) == ["rough+other+other", "other"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(3):
-            with autokern.using(accuracy="approximate"):
-                assert served(op, 1) == ["other"]
-        with autokern.using(accuracy="approximate", max_error=1e-2):
-            assert served(op, 1)[0].endswith("rough"), "another order is another decision"
+        assert [block() for _ in range(3)] == [["other"]] * 3
+        assert block(max_error=1e-2)[0].endswith("rough"), "another order is another decision"
 
 
 def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
