@@ -1,13 +1,23 @@
-"""Densities under any matrix: values, gradients and second derivatives are the library's."""
+"""Densities under any matrix are the library's, and SciPy's package is never imported for them alone."""
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+import numpy as np
+import pytest
 import torch
 from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOperator
+from scipy.linalg import _flapack as scipys
 from support.densities import by, of
 from support.models import loss_of
+from support.programs import said
 
 import autokern
+from autokern.density import matrices
 from autokern.hooks.linear_operator import _looked_up as looked_up
 
 
@@ -55,3 +65,40 @@ def test_covariances_of_tasks_are_looked_up(monkeypatch):
     assert looked_up(DenseLinearOperator(table)) is None
     monkeypatch.delattr("linear_operator.operators.InterpolatedLinearOperator")  # as in a release that renames it
     assert looked_up(operators[0][0]) is None
+
+
+@pytest.mark.slow
+def test_scipy_is_not_imported_by_autokern_nor_by_a_step():
+    program = """
+import sys, torch, gpytorch
+before = "scipy.linalg" in sys.modules
+import autokern.auto, autokern
+from support.models import ExactModel, step
+x = torch.rand(20, 2)
+step(ExactModel(x, x.sum(-1)))
+print(before or not any(name.startswith("scipy") for name in sys.modules))
+from autokern.density import matrices
+from autokern.system import threads
+alone = matrices._extension()
+import scipy.linalg
+import numpy as np
+assert scipy.linalg._flapack.dpotrf is alone.dpotrf
+assert np.allclose(scipy.linalg.cholesky(4 * np.eye(2)), 2 * np.eye(2))
+from threadpoolctl import threadpool_info
+several = [one for one in threadpool_info() if one["internal_api"] == "openblas"]
+assert len(threads._libraries()) == sum(one["threading_layer"] == "pthreads" for one in several)
+"""
+    assert said(program, PYTHONPATH=os.pathsep.join(sys.path)) == ["True"]
+
+
+def test_a_scipy_of_another_layout_is_imported(monkeypatch):
+    assert matrices._extension.__wrapped__() is scipys
+    monkeypatch.delitem(sys.modules, "scipy.linalg._flapack")
+    found = (lambda name: None), (lambda name: importlib.machinery.ModuleSpec(name, None, is_package=True))
+    for spec in found:
+        with monkeypatch.context() as patch:
+            patch.setattr(importlib.util, "find_spec", spec)
+            assert hasattr(matrices._extension.__wrapped__(), "dpotri")
+    alone = matrices._extension.__wrapped__()
+    k = np.cov(np.random.default_rng(9).normal(size=(9, 50)))
+    np.testing.assert_array_equal(alone.dpotrf(k)[0], scipys.dpotrf(k)[0])

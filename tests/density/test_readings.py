@@ -110,6 +110,16 @@ def test_values_that_a_prior_excludes_are_the_librarys_matter(prior):
     assert Reading(mll).evaluate(dict(mll.named_parameters())) is None
 
 
+def test_parameters_whose_memory_is_replaced_are_followed():
+    """`vector_to_parameters` assigns to ``data``, as loops around SciPy's optimisers do at each evaluation."""
+    mll = made()
+    reading = agree(mll)
+    for scale in (0.5, 2.0):
+        vector = scale * torch.nn.utils.parameters_to_vector(mll.parameters()).detach()
+        torch.nn.utils.vector_to_parameters(vector, mll.parameters())
+        agree(mll, reading)
+
+
 def test_parameters_that_want_no_gradient():
     mll = made(k.ScaleKernel(k.LinearKernel()) + k.RQKernel())
     mll.model.covar_module.kernels[0].base_kernel.raw_variance.requires_grad_(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -190,20 +189,3 @@ def test_a_step_within_a_step_of_the_same_thread_leaves_it_alone(monkeypatch):
         monkeypatch.setattr(KernelReading, "computed", interrupted)
         assert value_of(mll).equal(expected)
     assert within == [None]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parameters_whose_memory_is_replaced_are_followed(dtype, monkeypatch):
-    """`vector_to_parameters` assigns to ``data``, as loops around SciPy's optimisers do at each evaluation."""
-    mll, reads, honest = made(RBFKernel(), dtype=dtype), [], array_density.StepReading.__init__
-    monkeypatch.setattr(
-        array_density.StepReading, "__init__", lambda self, *how: reads.append(self) or honest(self, *how)
-    )
-    for step in range(4):
-        vector, found = torch.linspace(-1.0, 1.0 + step, sum(p.numel() for p in mll.parameters()), dtype=dtype), []
-        for on in (False, True):
-            torch.nn.utils.vector_to_parameters(vector.clone(), mll.parameters())
-            with autokern.enabled() if on else contextlib.nullcontext():
-                found.append(derivatives(mll, second=False))
-        agree(*found, rtol=2e-4, atol=1e-5)
-    assert len(reads) == 1

@@ -10,9 +10,8 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel, keops
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator import operators as o
-from support.models import ExactModel
+from support.models import ExactModel, step
 from support.outcomes import outcome
 from support.tiling import KERNELS
 
@@ -27,22 +26,13 @@ from autokern.system import threads
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FUSED = {"exact_log_prob": "fused", "inv_quad_logdet": "potri"}
-BATCHES = [torch.Size(), torch.Size([2]), torch.Size([2, 3])]
 
 
-def regression(n=60, d=3, dtype=torch.float64, kernel=None, likelihood=None, seed=3):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(n, d, generator=generator, dtype=torch.float64).to(dtype)
-    y = (5 * x[:, 0]).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
-    return ExactModel(x, y, kernel or ScaleKernel(RBFKernel(ard_num_dims=d)), likelihood).to(x).train()
-
-
-def objective_and_gradients(model, **options):
-    objective = ExactMarginalLogLikelihood(model.likelihood, model)
-    model.zero_grad()
-    loss = -objective(model(*model.train_inputs), model.train_targets)
-    loss.backward(**options)
-    return loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+def regression(n=60, d=3, kernel=None, seed=3):
+    like = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+    x, draw = torch.rand(n, d, **like), torch.randn(n, **like)
+    kernel = kernel or ScaleKernel(RBFKernel(ard_num_dims=d))
+    return ExactModel(x, (5 * x[:, 0]).sin() + 0.1 * draw, kernel).double().train()
 
 
 def calls(op):
@@ -135,7 +125,7 @@ def test_the_backward_pass_keeps_to_the_threads_of_the_forward_pass(monkeypatch)
         model = regression(30)
         with autokern.enabled(), autokern.using(force={"exact_log_prob": "fused@1"}):
             inside_enabled = torch.get_num_threads()
-            objective_and_gradients(model)
+            step(model)
             assert torch.get_num_threads() == inside_enabled
         expected = "fused@1" if inside_enabled > 1 else "stock"  # one core: there is no more than one thread anyway
         assert calls("exact_log_prob") == {expected: 1}
@@ -151,7 +141,7 @@ def test_memory_is_flat_over_a_thousand_fits():
     with autokern.enabled(), autokern.using(force=FUSED):
         for turn in range(1000):
             model = regression(90 + turn % 20, 2, seed=turn)
-            objective_and_gradients(model)
+            step(model)
             if turn % 100 == 99:
                 gc.collect()
                 resident.append(process.memory_info().rss)
@@ -166,7 +156,7 @@ def priors():
     x, y = torch.rand(7, 3).double(), torch.rand(7).double()
     noise = torch.tensor([0.1]).double()
     for make in KERNELS.values():
-        for batch in BATCHES[:2]:
+        for batch in (torch.Size(), torch.Size([2])):
             kernel = make(batch).double()
             yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise, y
             yield MultivariateNormal(torch.zeros_like(y), kernel.requires_grad_(False)(x)), noise, y
