@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; read when torch is imported
     for _library in ("OMP", "MKL"):
@@ -177,10 +178,8 @@ def _as_set_by_the_libraries() -> None:
 @pytest.fixture(autouse=True)
 def _environment_as_before():
     """What a test does to the variables of its process, processes of later tests do not inherit."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -115,8 +115,8 @@ def _gap(scenario: Scenario, value: Any, name: str, one: Reference) -> str:
     if truth is None or truth.shape != stock.shape:
         tight = _TIGHT if stock.dtype == torch.float64 else _SLACK["float32"]
         return _beyond(mine, theirs, tight * scenario.kappa, scenario.floor)
-    if not _same_kind(mine, theirs):
-        return _kinds(mine, theirs)
+    if kinds := _kinds(mine, theirs):
+        return kinds
     truth = truth.double()
     scale = _size(truth, scenario.floor if scenario.dtype == "float64" else 10 * scenario.floor)
     error, of_stock = (_largest(t - truth) / scale for t in (mine, theirs))
@@ -124,14 +124,10 @@ def _gap(scenario: Scenario, value: Any, name: str, one: Reference) -> str:
     return "" if error <= bound else f"error {error:.2g}, stock's {of_stock:.2g}, bound {bound:.2g}"
 
 
-def _same_kind(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether both are NaN, and infinite, at the same places."""
-    return torch.equal(mine.isnan(), theirs.isnan()) and torch.equal(
-        mine.nan_to_num(0, 1, -1) * mine.isinf(), theirs.nan_to_num(0, 1, -1) * theirs.isinf()
-    )
-
-
 def _kinds(mine: torch.Tensor, theirs: torch.Tensor) -> str:
+    """Return in words that NaN or infinities are not at the same places, or nothing."""
+    if all(torch.equal(of(mine), of(theirs)) for of in (torch.isnan, torch.isposinf, torch.isneginf)):
+        return ""
     bad, of_stock = (int((~t.isfinite()).sum()) for t in (mine, theirs))
     return f"{bad} entries are not finite, {of_stock} of stock's, or not the same ones"
 
@@ -145,8 +141,8 @@ def _size(t: torch.Tensor, floor: float) -> float:
 
 
 def _beyond(mine: torch.Tensor, theirs: torch.Tensor, tolerance: float, floor: float) -> str:
-    if not _same_kind(mine, theirs):
-        return _kinds(mine, theirs)
+    if kinds := _kinds(mine, theirs):
+        return kinds
     both = mine.isfinite() & theirs.isfinite()
     gap = _largest(torch.where(both, mine - theirs, 0.0)) / _size(theirs, floor)
     if gap <= tolerance:

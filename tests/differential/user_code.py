@@ -47,16 +47,11 @@ class Own(Kernel):
         return (-(x1.unsqueeze(-2) - x2.unsqueeze(-3)).div(self.lengthscale.unsqueeze(-2)).square().sum(-1)).exp()
 
 
-class WrongDiagonal(Kernel):
+class WrongDiagonal(Own):
     """Its diagonal is not that of its matrix: whoever reads one must not be given the other."""
 
-    has_lengthscale = True
-
     def forward(self, x1, x2, diag=False, **params):
-        count("wrong diagonal")
-        if diag:
-            return torch.full_like(x1[..., 0], 1.5)
-        return (-(x1.unsqueeze(-2) - x2.unsqueeze(-3)).div(self.lengthscale.unsqueeze(-2)).square().sum(-1)).exp()
+        return torch.full_like(x1[..., 0], 1.5) if diag else super().forward(x1, x2, **params)
 
 
 class Doubled(RBFKernel):
@@ -185,15 +180,12 @@ class Regression(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-class Features(gpytorch.models.ExactGP):
+class Features(Regression):
     """A deep kernel as the library's examples have it: the network is the model's."""
 
-    def __init__(self, x, y, likelihood, mean, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = mean, kernel
+    def __init__(self, *parts):
+        super().__init__(*parts)
         self.net = Deep().net
 
     def forward(self, x):
-        count("forward")
-        z = self.net(x)
-        return MultivariateNormal(self.mean_module(z), self.covar_module(z))
+        return super().forward(self.net(x))

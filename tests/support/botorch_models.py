@@ -51,14 +51,6 @@ def with_kernel(kernel, n=15, **more):
     return lambda: moved(SingleTaskGP(*data(n), covar_module=kernel(), **more))
 
 
-def sum_of_two():
-    return ScaleKernel(RBFKernel(active_dims=[2, 0], ard_num_dims=2)) + MaternKernel(1.5)
-
-
-def product():
-    return ScaleKernel(RBFKernel(active_dims=[1]) * MaternKernel(2.5, ard_num_dims=D))
-
-
 def of_two(kernel):
     two = torch.Size([2])
     return ScaleKernel(kernel(ard_num_dims=D, batch_shape=two), batch_shape=two)
@@ -133,8 +125,8 @@ MODELS = {
     "two outputs": single(2),
     "two scaled outputs": single(2, covar_module=of_two(MaternKernel)),
     "isotropic": with_kernel(RBFKernel, mean_module=ZeroMean()),
-    "sum": with_kernel(sum_of_two),
-    "product": with_kernel(product),
+    "sum": with_kernel(lambda: ScaleKernel(RBFKernel(active_dims=[2, 0], ard_num_dims=2)) + MaternKernel(1.5)),
+    "product": with_kernel(lambda: ScaleKernel(RBFKernel(active_dims=[1]) * MaternKernel(2.5, ard_num_dims=D))),
     "one point": single(n=1, outcome_transform=None),
     "no dimensions": with_kernel(lambda: RBFKernel(active_dims=[])),
     "tasks": of_tasks(),

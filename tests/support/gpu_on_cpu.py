@@ -6,8 +6,6 @@ recorded, and the backward pass runs in a thread of its own. Times mean nothing.
 
     PYTHONPATH=tests python -m pytest -p support.gpu_on_cpu -m gpu -n 0 tests
     python tests/support/gpu_on_cpu.py SCRIPT ARGUMENTS...
-    python tests/support/gpu_on_cpu.py -m MODULE ARGUMENTS...
-    python tests/support/gpu_on_cpu.py -c LINE ARGUMENTS...
 """
 
 from __future__ import annotations
@@ -103,18 +101,8 @@ def built() -> Path:
         libraries = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
         with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
             made = Path(folder, "made.so")
-            command = [
-                "c++",
-                "-std=c++20",
-                "-O1",
-                "-shared",
-                "-fPIC",
-                *include,
-                str(_SOURCE),
-                "-o",
-                str(made),
-                *libraries,
-            ]
+            options = ["-std=c++20", "-O1", "-shared", "-fPIC", *include]
+            command = ["c++", *options, str(_SOURCE), "-o", str(made), *libraries]
             subprocess.run(command, check=True)
             made.replace(target)
     return target
@@ -134,7 +122,7 @@ def install() -> Any:
     library.gpu_launches.restype = ctypes.c_char_p
     import torch
 
-    for name, value in {**_fields(library), **_random(torch)}.items():
+    for name, value in _fields(library, torch).items():
         setattr(torch.cuda, name, value)
         if hasattr(torch.cuda.random, name):
             setattr(torch.cuda.random, name, value)
@@ -157,20 +145,8 @@ def _clone(storage: Any) -> Any:
     return torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage).clone().untyped_storage()
 
 
-def _random(torch: Any) -> dict[str, Any]:
-    """Its random numbers are drawn from the generator of the CPU."""
-    return {
-        "get_rng_state": lambda device="cuda": torch.empty(16, dtype=torch.uint8),
-        "set_rng_state": lambda state, device="cuda": None,
-        "get_rng_state_all": lambda: [],
-        "set_rng_state_all": lambda states: None,
-        "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None,
-    }
-
-
-def _fields(library: Any) -> dict[str, Any]:
-    """What torch.cuda says and does."""
+def _fields(library: Any, torch: Any) -> dict[str, Any]:
+    """What torch.cuda says and does; its random numbers are drawn from the generator of the CPU."""
     stream = Stream(cuda_stream=0)
     properties = SimpleNamespace(
         name="A GPU played by the CPU", total_memory=_MEMORY, major=9, minor=0, multi_processor_count=132,
@@ -206,23 +182,18 @@ def _fields(library: Any) -> dict[str, Any]:
         "get_device_name": always(properties.name), "get_device_capability": always((9, 0)),
         "device": aside(), "device_of": aside(), "stream": aside(),
         "_lazy_init": always(None), "set_device": always(None), "synchronize": always(None),
-        "empty_cache": always(None), "ipc_collect": always(None), "reset_peak_memory_stats": always(None),
+        "get_rng_state": lambda device="cuda": torch.empty(16, dtype=torch.uint8), "set_rng_state": always(None),
+        "get_rng_state_all": always([]), "set_rng_state_all": always(None),
+        "manual_seed": always(None), "manual_seed_all": always(None), "empty_cache": always(None),
+        "ipc_collect": always(None), "reset_peak_memory_stats": always(None),
     }  # fmt: skip
 
 
 def main() -> None:
-    """Run a script, a module or a line as python does."""
-    if sys.argv[1] == "-c":
-        line = sys.argv.pop(2)
-        del sys.argv[0]
-        exec(line, {"__name__": "__main__"})
-    elif sys.argv[1] == "-m":
-        del sys.argv[:2]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        del sys.argv[0]
-        sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    """Run a script as python does."""
+    del sys.argv[0]
+    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

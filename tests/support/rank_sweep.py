@@ -8,23 +8,13 @@ import sys
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import ConstantKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
+from tiling import KERNELS, prepared
 
 from autokern.kernels import embedded, matmul, products
 from autokern.kernels.tiles import Plan
 from autokern.system import ranks
 
-KERNELS = {
-    "rbf": lambda b: RBFKernel(ard_num_dims=3, batch_shape=b),
-    "matern12": lambda b: ScaleKernel(MaternKernel(0.5, batch_shape=b), batch_shape=b),
-    "matern52": lambda b: ScaleKernel(MaternKernel(2.5, ard_num_dims=3, batch_shape=b), batch_shape=b),
-    "sum": lambda b: (
-        ScaleKernel(RBFKernel(batch_shape=b) * PeriodicKernel(batch_shape=b), batch_shape=b)
-        + ConstantKernel(batch_shape=b)
-        + RQKernel(batch_shape=b)
-    ),
-}
-NONE = torch.Size()
+SOME = ("scaled rbf", "matern 1/2", "matern 5/2", "sum of products")
 
 
 class Case(NamedTuple):
@@ -34,7 +24,7 @@ class Case(NamedTuple):
     m: int | None = None
     columns: int = 3
     dtype: str = "float64"
-    kernel: str = "matern52"
+    kernel: str = "matern 5/2"
     batch: tuple[int, ...] = ()
     kernel_batch: tuple[int, ...] = ()
     wanted: tuple[str, ...] = ("x1", "x2", "rhs", "theta")
@@ -44,7 +34,7 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     sides = [None, 300, 77, 700]
-    found = [Case(m=m, dtype=d, kernel=k) for m in sides for d in ("float64", "float32") for k in KERNELS]
+    found = [Case(m=m, dtype=d, kernel=k) for m in sides for d in ("float64", "float32") for k in SOME]
     found += [Case(m=m, columns=t) for m in sides for t in (1, 2, 65)]
     found += [Case(n, m, t) for n in (1, 2, 5, 17, 33, 97) for m in (None, 1, 20, 640) for t in (1, 4)]
     found += [Case(n=640, m=m) for m in (1, 5, 16)]
@@ -76,11 +66,8 @@ def arguments(case: Case, number: int, exact: bool = False) -> tuple[Any, list[t
         found = torch.rand(*shape, generator=generator, dtype=torch.float64).to(dtype)
         return laid(found.double() if exact else found, case.layout)
 
-    kernel = KERNELS[case.kernel](torch.Size(case.kernel_batch)).to(dtype)
-    for p in kernel.parameters():
-        p.data.add_(torch.rand(p.shape, generator=generator, dtype=torch.float64).to(dtype))
-        p.requires_grad_("theta" in case.wanted)
-    kernel = kernel.double() if exact else kernel
+    kernel = prepared(KERNELS[case.kernel], torch.Size(case.kernel_batch), dtype, number)
+    kernel = kernel.requires_grad_("theta" in case.wanted).to(torch.float64 if exact else dtype)
     x1 = drawn(*case.batch, case.n, 3).detach().requires_grad_("x1" in case.wanted)
     x2 = x1 if case.m is None else drawn(*case.batch, case.m, 3).detach().requires_grad_("x2" in case.wanted)
     rhs = drawn(*case.batch, case.n if case.m is None else case.m, case.columns).detach()
@@ -131,7 +118,7 @@ def main() -> None:
     here = ranks.join(timeout)
     matmul.LEAST, matmul._MOST = 1, 0.0
     found = []
-    second_ones = [Case(60, m, kernel=k, tile=16) for m in (None, 40) for k in ("rbf", "matern52")]
+    second_ones = [Case(60, m, kernel=k, tile=16) for m in (None, 40) for k in ("scaled rbf", "matern 5/2")]
     sweep = [(computed, case) for case in cases()] + [(second, case) for case in second_ones]
     for number, (function, case) in list(enumerate(sweep))[::step]:
         alone = function(case, number, products.product)

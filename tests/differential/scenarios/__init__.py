@@ -1,16 +1,7 @@
 """Scenarios by theme; importing this fills the table."""
 
-from scenarios import (  # noqa: F401
-    contracts,
-    events,
-    fantasies,
-    inplace,
-    kernels,
-    late,
-    matrices,
-    models,
-    modes,
-    numerics,
-    predictions,
-    training,
-)
+import importlib
+import pkgutil
+
+for _theme in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"scenarios.{_theme.name}")

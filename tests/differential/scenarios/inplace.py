@@ -69,11 +69,7 @@ def data_changed(see: See, kernel: str, what: str, n: int = 30):
 
 
 VIEW = {"the others' variance": "stock's variances are a view of the covariance", "covariance": "the same"}
-READ = {
-    "mean": lambda p: p.mean,
-    "variance": lambda p: p.variance,
-    "covariance": lambda p: p.covariance_matrix,
-}
+READ = {"mean": lambda p: p.mean, "variance": lambda p: p.variance, "covariance": lambda p: p.covariance_matrix}
 
 
 @scenarios(

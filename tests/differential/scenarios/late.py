@@ -48,10 +48,7 @@ def swapped_parameters(see: See, kernel: str, m: int, setting: str = "defaults",
             see.grads("covariance", p.covariance_matrix.sin(), named)
 
 
-LATE = {
-    "kernel removed": lambda see, m: delattr(m, "covar_module"),
-    "float": lambda see, m: m.float(),
-}
+LATE = {"kernel removed": lambda see, m: delattr(m, "covar_module"), "float": lambda see, m: m.float()}
 SOME = [
     "outputscale setter",
     "fused Adam",

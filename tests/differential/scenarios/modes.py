@@ -94,10 +94,7 @@ def under_a_mode(see: See, mode: str, what: str, kernel: str = "scaled rbf", n: 
     used(see, "after", what, model.train(), x)
 
 
-@scenarios(
-    cases(what=[*WHAT, "product"]),
-    cases(what=["prediction", "training"], n=820, exact=CG, most=5),
-)
+@scenarios(cases(what=[*WHAT, "product"]), cases(what=["prediction", "training"], n=820, exact=CG, most=5))
 def many_calls(see: See, what: str, n: int = 30):
     """The same call a few times, each between draws: nothing may move the random numbers of a user."""
     model, x = regression(see, n), points(see, 6, seed=1)
