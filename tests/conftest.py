@@ -213,15 +213,10 @@ def free(monkeypatch):
 
 
 @pytest.fixture
-def small_tiles(monkeypatch):
-    """Tiles of 16 points, so that small matrices have several, and some that are not full."""
+def only_tiles(monkeypatch):
+    """Products of kernel matrices by tiles of 16 points, of which some are not full, and in no other way."""
     cut = tiles.bounds
     monkeypatch.setattr(tiles, "bounds", lambda n, tile, multiple: cut(n, min(tile, 16), multiple))
-
-
-@pytest.fixture
-def only_tiles(monkeypatch, small_tiles):
-    """Products of kernel matrices by small tiles, and in no other way."""
     monkeypatch.setenv("AUTOKERN_FORCE", "kernel_matmul=tiled")
     dispatch.reset()
 

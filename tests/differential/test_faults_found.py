@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from pathlib import Path
 
 import msgspec
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import scenarios  # noqa: F401
+import torch
 from compare import differences, references
 from table import TABLE, count
 from ways import enabled, session, told
