@@ -177,17 +177,6 @@ class OwnKernel(k.RBFKernel):
     pass
 
 
-class Doubling(transforms.ReversibleInputTransform):
-    transform_on_train = transform_on_eval = transform_on_fantasize = True
-    reverse = False
-
-    def _transform(self, X):
-        return 2 * X
-
-    def _untransform(self, X):
-        return X / 2
-
-
 def changed(mll, change):
     change(mll.model)
     return mll
@@ -251,7 +240,6 @@ UNREAD = {
     "a transform with parameters": lambda: transformed(Warp(D, indices=[0, 1, 2])),
     "more points": lambda: transformed(transforms.AppendFeatures(torch.ones(2, 1).double(), transform_on_train=True)),
     "a subclass of a transform": lambda: transformed(type("Own", (Normalize,), {})(D)),
-    "a transform of one's own": lambda: transformed(Doubling()),
     "a part that is not known": lambda: transformed(ChainedInputTransform(a=Normalize(D), b=Warp(D, indices=[0]))),
 }
 

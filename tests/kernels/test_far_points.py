@@ -90,13 +90,7 @@ def test_single_precision_is_no_further_from_the_truth_than_stock(name, span, of
 
 
 def trees_of(name, x):
-    kernel = {
-        "rbf": RBFKernel,
-        "matern12": lambda: MaternKernel(0.5),
-        "matern52": MaternKernel,
-        "rq": RQKernel,
-        "periodic": PeriodicKernel,
-    }[name]()
+    kernel = ScaleKernel(RQKernel()) if name == "rq" else _KERNELS[name](x.shape[-1])
     return kernel.requires_grad_(False), trees.read(kernel, x, trees.centre_of(x))
 
 
