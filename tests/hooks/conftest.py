@@ -1,4 +1,4 @@
-"""What the tests of replays share."""
+"""What the tests of replays, and those of large systems, share."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def at_once(monkeypatch):
     monkeypatch.setattr(recording, "_IN_CACHE", 0)  # results share memory
     for name, value in {"_GAIN": float("inf"), "_histories": {}}.items():
         monkeypatch.setattr(repeated, name, value)
+
+
+@pytest.fixture
+def fresh():
+    """No system is known, and none is left behind."""
+    from autokern.density import systems
+
+    systems._latest.clear()
+    yield
+    systems._latest.clear()

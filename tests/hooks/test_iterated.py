@@ -20,12 +20,9 @@ MANY, FEW = 40, 4
 
 
 @pytest.fixture(autouse=True)
-def large(monkeypatch):
+def large(monkeypatch, fresh):
     """Few points are as many here as take iterations."""
     monkeypatch.setattr(memory, "_ITERATED", 1000)
-    systems._latest.clear()
-    yield
-    systems._latest.clear()
 
 
 def made(dtype=torch.float64, n=N):

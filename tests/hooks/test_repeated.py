@@ -21,7 +21,7 @@ from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.sampling.stochastic_samplers import StochasticSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.acquisitions import DOUBLE, SAMPLER, asked, improvement, noisy, points, single, wrapper
-from support.outcomes import count
+from support.outcomes import assert_close, count
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import autokern
@@ -207,8 +207,7 @@ def test_optimisations_leave_the_random_state_and_end_where_stock_ends():
     assert served() > before
     with by_stock():
         theirs = run()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_two_comparisons_come_before_the_first_replay_whatever_runs_in_between():

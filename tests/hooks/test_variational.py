@@ -10,7 +10,7 @@ import torch
 from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import VariationalELBO
-from support.losses import DOUBLE, MANY, Sparse, as_library, batch, called, prepared, sparse, trained
+from support.losses import DOUBLE, MANY, Sparse, as_library, batch, called, once, prepared, sparse, trained
 
 from autokern.hooks import install
 
@@ -119,20 +119,10 @@ OWN = {
 @pytest.mark.parametrize("change", OWN)
 @as_library()
 def test_losses_of_your_own_are_looked_at(change, inside):
-    mll, found = sparse(mll=functools.partial(Weighted, beta=torch.ones(())), mean=Many), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Weighted, "weights", None, raising=False)
-        for at in range(14):
-            inputs, target = batch(mll, at)
-            if at == 10 and not inside:
-                OWN[change](mll)
-            output = mll.model(*inputs)
-            if at == 10 and inside:
-                OWN[change](mll)
-            loss = mll(output, target)
-            loss.backward()
-            found.append(loss.detach())
-    return found
+        make = functools.partial(sparse, mll=functools.partial(Weighted, beta=torch.ones(())), mean=Many)
+        return trained(make, once(OWN[change], 10), inside=inside)
 
 
 @as_library()

@@ -116,17 +116,23 @@ def once(change, when=7):
     return lambda mll, at: change(mll) if at == when else None
 
 
-def trained(make, change=None, steps=14, size=lambda at: 30):
-    """Losses and gradients of some steps of training, and the parameters after them."""
+def trained(make, change=None, steps=14, size=lambda at: 30, inside=False):
+    """Losses and gradients of some steps of training, and the parameters after them.
+
+    What changes does so before the model's call, or after it with `inside`.
+    """
     torch.manual_seed(0)
     mll, found = make(), []
     optimizer = torch.optim.Adam(mll.parameters(), lr=0.05)
     for at in range(steps):
-        if change is not None:
+        if change is not None and not inside:
             change(mll, at)
         inputs, target = batch(mll, at, size(at))
         optimizer.zero_grad()
-        loss = -mll(mll.model(*inputs), target)
+        output = mll.model(*inputs)
+        if change is not None and inside:
+            change(mll, at)
+        loss = -mll(output, target)
         loss.backward()
         optimizer.step()
         found += [loss.detach(), *(p.grad.clone() for p in mll.parameters() if p.grad is not None)]
