@@ -18,17 +18,12 @@ def over_devices(kernel):
     return MultiDeviceKernel(kernel, device_ids=[CPU, CPU], output_device=CPU)
 
 
-@pytest.fixture(autouse=True)
-def _hooks():
-    with autokern.enabled():
-        yield
-
-
 def found(kernel, n):
     """A step, and a prediction."""
     x = points(n, seed=n)
     model = ExactModel(x, (6 * x[:, 0]).sin() + 0.1 * x[:, 1], kernel).double()
-    return step(model), moments(model.eval()(points(7, seed=n + 1)))
+    with autokern.enabled():
+        return step(model), moments(model.eval()(points(7, seed=n + 1)))
 
 
 @pytest.mark.parametrize("n", [1, 12, 400])
@@ -48,16 +43,12 @@ def test_a_model_over_no_devices_is_the_model_of_its_kernel(wrapped, plain, n):
 def test_products_take_the_kernel_in_it():
     x = points(40)
     kernel = ScaleKernel(MaternKernel(2.5)).double()
-    for other in (x, x[:7] + 0.1):
-        out = autokern.covariance.matmul(over_devices(kernel), other, x, x[:, :1])
-        torch.testing.assert_close(out, autokern.covariance.matmul(kernel, other, x, x[:, :1]))
+    with autokern.enabled():
+        for other in (x, x[:7] + 0.1):
+            out = autokern.covariance.matmul(over_devices(kernel), other, x, x[:, :1])
+            torch.testing.assert_close(out, autokern.covariance.matmul(kernel, other, x, x[:, :1]))
 
 
 def test_the_library_alone_serves_no_such_kernel():
-    x = torch.rand(5, 2)
-    autokern.disable()
-    try:
-        with pytest.raises(AttributeError, match="dim"):
-            over_devices(RBFKernel())(x).to_dense()
-    finally:
-        autokern.enable()
+    with pytest.raises(AttributeError, match="dim"):
+        over_devices(RBFKernel())(torch.rand(5, 2)).to_dense()
