@@ -34,6 +34,20 @@ def test_kernels(name, n):
     agree(mll, reading, digits=10.0)
 
 
+@pytest.mark.parametrize("name", [name for name in KERNELS if name not in TASKS])
+def test_points_that_meet_and_points_far_away(name):
+    """The library's distances have lost digits there, and so has a polynomial of large numbers."""
+    mll = of_kernel(name, made, n=9)
+    x = mll.model.train_inputs[0].clone()
+    x[1] = x[0]
+    x[3] = x[2] + 1e-9
+    for moved in (x, x + 4.0):
+        mll.model.set_train_data(moved, strict=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericalWarning)  # the library factorises a summand by itself
+            agree(mll, digits=1e5)
+
+
 def test_a_kernel_is_read_after_what_the_guide_adds(monkeypatch):
     guide = (Path(__file__).parents[2] / "docs" / "contributing.md").read_text()
 
@@ -50,20 +64,6 @@ def test_a_kernel_is_read_after_what_the_guide_adds(monkeypatch):
     monkeypatch.setitem(formulas.FORMULAS, "cosine", space["_cosine"])
     kernel_parts._READ.update(eval(f"{{{block('model/kernel_parts.py')}}}", vars(kernel_parts)))
     agree(made(kernel, n=13), digits=10.0)
-
-
-@pytest.mark.parametrize("name", [name for name in KERNELS if name not in TASKS])
-def test_points_that_meet_and_points_far_away(name):
-    """The library's distances have lost digits there, and so has a polynomial of large numbers."""
-    mll = of_kernel(name, made, n=9)
-    x = mll.model.train_inputs[0].clone()
-    x[1] = x[0]
-    x[3] = x[2] + 1e-9
-    for moved in (x, x + 4.0):
-        mll.model.set_train_data(moved, strict=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NumericalWarning)  # the library factorises a summand by itself
-            agree(mll, digits=1e5)
 
 
 def test_a_mixture_finer_than_all_differences_has_gradients_of_zero():

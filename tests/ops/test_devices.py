@@ -12,7 +12,6 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
-from linear_operator.operators import to_linear_operator
 from support.models import ExactModel
 
 import autokern
@@ -109,18 +108,6 @@ def test_what_does_not_fit_is_refused_before_it_is_tried(device):
     lazy = ScaleKernel(MaternKernel(2.5)).to(device)(torch.rand(400_000, 2, device=device))
     with autokern.enabled(), autokern.using(memory="64GiB"), pytest.raises(MemoryBudgetError, match="GiB"):
         lazy.to_dense()
-
-
-@on_every_device
-def test_factors_stay_where_the_matrix_is(device):
-    a = torch.rand(40, 30, dtype=torch.float64, device=device)
-    with autokern.enabled():
-        q, r = (
-            to_linear_operator(a @ a.mT + torch.eye(40, dtype=a.dtype, device=device)).cholesky(),
-            autokern.linalg.qr(a),
-        )
-    assert q.device == a.device
-    assert all(t.device == a.device for t in r)
 
 
 WAITS = {"kernel_matrix": 3, "kernel_matmul": 3, "exact_log_prob": 3}
