@@ -25,6 +25,7 @@ from autokern.tuning.profile import Profile, Timing, Trial
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SUMS = [("matern12",), ("matern32",), ("matern52",), ("matern52", "matern32"), ("matern12", "matern52", "matern52")]
+WEIGHTS = torch.tensor([1.3, 0.4, 0.2], dtype=torch.float64)
 
 
 def _tree(families: tuple[str, ...], points: list[torch.Tensor], weights: torch.Tensor) -> Tree:
@@ -48,26 +49,20 @@ def _points(kind: str, n: int, generator: torch.Generator) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["sorted", "shuffled", "repeated", "apart", "close"])
 def test_density_and_all_gradients_are_those_of_the_dense_covariance(families, kind):
     generator = torch.Generator().manual_seed(3)
+    like = {"generator": generator, "dtype": torch.float64}
+    growing, weights = 1 + 0.7 * torch.arange(len(families)).double(), WEIGHTS[: len(families)]
     settings = (0.1, 1e-4), (3.0, 1e-4), (3.0, 1.0), (0.3, None)
     for n, some in ((1, settings[2:]), (31, settings[:1]), (32, settings[1:2]), (33, settings[2:]), (200, settings)):
         for lengthscale, noise in some:
-            x = _points(kind, n, generator)
-            own = torch.rand(n, generator=generator, dtype=torch.float64) * 0.1 + 1e-3
-            variances = own if noise is None else torch.tensor([noise], dtype=torch.float64)
-            draw = torch.randn(n, generator=generator, dtype=torch.float64)
+            x, own, draw = _points(kind, n, generator), torch.rand(n, **like) * 0.1 + 1e-3, torch.randn(n, **like)
+            variances = own if noise is None else torch.full((1,), noise, dtype=torch.float64)
             found = []
             for density in (gaussian.reference, markov.log_prob):
-                scales = [torch.tensor(lengthscale * (1 + 0.7 * i), dtype=torch.float64) for i in range(len(families))]
-                weights = torch.tensor([1.3, 0.4, 0.2][: len(families)], dtype=torch.float64)
-                leaves = [t.clone().requires_grad_() for t in (*scales, weights, variances, x.sin() + draw * 0.1)]
-                *lengths, variance, diagonal, residual = leaves
-                tree = _tree(families, [(x / one).unsqueeze(-1) for one in lengths], variance)
-                value = density(tree, diagonal, residual)
-                value.backward()
-                found.append([value.detach(), *(t.grad for t in leaves)])
-            lengths = slice(1, 1 + len(families))
-            for one in found:
-                one[lengths] = [torch.stack(one[lengths])]
+                given = (lengthscale * growing, weights, variances, x.sin() + draw * 0.1)
+                leaves = [t.clone().requires_grad_() for t in given]
+                tree = _tree(families, [(x / one).unsqueeze(-1) for one in leaves[0]], leaves[1])
+                value = density(tree, *leaves[2:])
+                found.append([value.detach(), *torch.autograd.grad(value, leaves)])
             for truth, ours in zip(*found, strict=True):
                 assert (truth - ours).abs().max() <= 1e-7 * truth.abs().max() + 1e-12, (n, lengthscale, noise)
 
@@ -117,12 +112,12 @@ def test_posterior_of_points_anywhere_is_that_of_the_dense_covariance(families, 
         x = _points(kind, n, generator)
         low, high = x.min() - 1, x.max() + 1
         new = torch.cat((torch.rand(50, **like) * (high - low) + low, x[:20], low[None], x.min()[None], x.max()[None]))
-        weights = torch.tensor([1.3, 0.4, 0.2][: len(families)], dtype=torch.float64)
         noise, residual = torch.rand(n, **like) * 0.01 + 1e-3, x.sin() + torch.randn(n, **like)
         both = torch.cat((x, new))
 
-        def tree(points, weights=weights):
-            return _tree(families, [points.unsqueeze(-1) / (0.3 + 0.5 * i) for i in range(len(families))], weights)
+        def tree(points):
+            leaves = [points.unsqueeze(-1) / (0.3 + 0.5 * i) for i in range(len(families))]
+            return _tree(families, leaves, WEIGHTS[: len(families)])
 
         k = trees.dense(tree(both))
         solved = torch.linalg.solve(k[:n, :n] + noise.diag(), k[:n, n:])
