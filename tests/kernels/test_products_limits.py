@@ -11,7 +11,6 @@ import time
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel
 from support.tiling import KERNELS, PLANS, assert_right, formed, prepared, product, random, read
 
 from autokern.kernels.tiles import Plan
@@ -55,14 +54,11 @@ def test_clusters_far_from_each_other_do_not_overflow(make, plan, same):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize(
-    "make", [RBFKernel, lambda: MaternKernel(0.5), lambda: MaternKernel(2.5), RQKernel, PeriodicKernel]
-)
+@each_kernel
 @each_plan
 @either_side
 def test_what_is_not_finite_is_not_hidden(bad, make, plan, same):
-    kernel = make().double()
-    x, rhs = random(40, 3), random(40, 2, seed=3)
+    kernel, x, rhs = prepared(make), random(40, 3), random(40, 2, seed=3)
     spoilt = x.clone()
     spoilt[17, 1] = bad
     out = product(kernel, spoilt, spoilt if same else x, rhs, plan)
