@@ -66,9 +66,6 @@ def test_each_method_has_errors_and_seconds(results):
 
 @pytest.mark.slow
 def test_tables_and_plots_hold_what_was_found(results, tmp_path):
-    text = baseline_tables.block(results)
-    assert text.count("| exact, autokern |") == 4
-    assert "stock, dense factor" in text
     failed = copy.deepcopy(results)
     failed["workloads"]["heights"]["methods"]["autokern"] = {"failed": "not done after 1 s"}
     assert "| exact, autokern | | | | not done after 1 s |" in baseline_tables.block(failed)

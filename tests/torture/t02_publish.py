@@ -1,8 +1,8 @@
 """T2: publishes that are killed or whose storage fails: the old profile stays or the new one is whole.
 
 Each call of the system that a publish makes in turn is the last one of its process, or answers ENOSPC, EIO, EROFS,
-EDQUOT or ESTALE. Calibrations are killed at random times. A disk is really full: a limit on the size of files. The
-next process can work at once, and at most one temporary file stays.
+EDQUOT or ESTALE. Calibrations are killed at random times. The next process can work at once, and at most one temporary
+file stays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -31,17 +30,16 @@ OLD, NEW = {8, 16}, {16, 32}
 
 
 class Size(NamedTuple):
-    """How much is done: kills of a calibration, what calls answer, and limits on the size of files."""
+    """How much is done: kills of a calibration, and what calls answer."""
 
     calibrations: int
     answers: tuple[int, ...]
-    limits: int
 
 
 USUAL = (errno.ENOSPC, errno.EIO, errno.EROFS)
 SIZES = {
-    "ci": Size(4, USUAL, 12),
-    "full": Size(60, (*USUAL, errno.EDQUOT, errno.ESTALE, errno.ENOMEM, errno.EMFILE), 400),
+    "ci": Size(4, USUAL),
+    "full": Size(60, (*USUAL, errno.EDQUOT, errno.ESTALE, errno.ENOMEM, errno.EMFILE)),
 }
 
 
@@ -160,29 +158,6 @@ def calibration(found: Findings, size: Size) -> None:
         found.figures["calibration"] = f"{size.calibrations} kills ({over} had ended), {left} temporaries"
 
 
-def full_disk(found: Findings, size: Size) -> None:
-    """Limit the size of files: a publish writes a part of its file, and no more."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    refused = 0
-    for index in range(size.limits):
-        with tempfile.TemporaryDirectory() as folder:
-            home = Path(folder, "home")
-            saved(home, *OLD)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (index * 97 % 1200, before[1]))
-            try:
-                written = saved(home, *NEW)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            refused += written is None
-            held = kept(home)
-            found.expect(held == (OLD if written is None else OLD | NEW), f"file size limit: {sorted(held)} is kept")
-            found.expect(saved(home, 64) is not None, "nothing can be written when there is room again")
-            found.expect(not list(home.glob("*.tmp")), f"file size limit: {list(home.glob('*.tmp'))}")
-    found.expect(refused > 0, "the limit was never reached")
-    found.figures["full disk"] = f"{size.limits} limits on the size of files, {refused} publishes refused"
-
-
 STORE, FILES = "tuning/store.py", "system/files.py"
 MUTATIONS = [
     Mutation(
@@ -204,7 +179,7 @@ MUTATIONS = [
     Mutation(
         "a failed write is taken for done", FILES, "written = os.write(fd, rest)\n",
         "written = len(rest)\n        with contextlib.suppress(OSError):\n            written = os.write(fd, rest)\n",
-        "full_disk",
+        "boundaries",
     ),
     Mutation(
         "a passing fault costs a good profile its name", STORE,
@@ -213,5 +188,4 @@ MUTATIONS = [
 ]  # fmt: skip
 
 if __name__ == "__main__":
-    parts = {"publish": publish, "boundaries": boundaries, "full_disk": full_disk, "calibration": calibration}
-    main(parts, SIZES)
+    main({"publish": publish, "boundaries": boundaries, "calibration": calibration}, SIZES)

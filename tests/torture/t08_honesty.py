@@ -166,17 +166,6 @@ def _judged(found: Findings, size: Size, what: str, stock: int, right: str) -> N
                 found.figures[f"{what}, {name}, {place}"] = told
 
 
-def nothing_known(found: Findings, size: Size) -> None:
-    """Far from every measurement, a candidate that was a tenth faster is not believed."""
-    clock = Clock(bursty=False)
-    op = clock.op("torture.far", 11, 10)
-    with _by(clock):
-        chooser = _calibrated(op)
-    far = decide(Feasibility(op, Problem(op=op.name, m=2**15, n=2**15)), chooser, Settings())
-    found.expect(far.candidate == "stock", f"extrapolated over {math.log2(2**15 / GRID[-1]):.0f} octaves: {far}")
-    found.figures["far away"] = far.reason
-
-
 MUTATIONS = [
     Mutation("what is slower by a little wins", "tuning/forest.py", "NOISE = 0.05  #", "NOISE = -0.05  #", "no_gap"),
     Mutation(
@@ -190,4 +179,4 @@ MUTATIONS = [
 ]  # fmt: skip
 
 if __name__ == "__main__":
-    main({"no_gap": no_gap, "gap": gap, "nothing_known": nothing_known}, SIZES)
+    main({"no_gap": no_gap, "gap": gap}, SIZES)

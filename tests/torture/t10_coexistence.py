@@ -142,8 +142,8 @@ CASES = {
                 }
         with autokern.enabled():
             things, copied = made(), made()
+            pickles = {name: pickle.dumps(thing) for name, thing in things.items()}  # nothing was read of it
             told = values(things)
-            pickles = {name: pickle.dumps(thing) for name, thing in things.items()}
             copies = {name: copy.deepcopy(copied[name]) for name in ("model", "lazy", "prior")}
             with autokern.using(memory="90MiB"):  # too little for the matrix: it stays a product with it
                 free = RBFKernel().double()(torch.rand(3500, 2, dtype=torch.float64)).evaluate_kernel()
