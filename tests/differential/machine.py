@@ -248,8 +248,8 @@ class Life(RuleBasedStateMachine):
         """What was predicted before later changes: as it was, with gradients to the parameters of its call."""
         ours, theirs, allowed, slopes, (of_ours, of_theirs) = self.late.pop(0)
         found = both_variances(ours)[int(joint)]
-        words = [t.flatten()[:3].tolist() for t in (found, *(one[int(joint)] for one in allowed))]
-        assert any(close(found, one[int(joint)]) for one in allowed), f"a variance read late: {words}"
+        then = [one[int(joint)] for one in allowed]
+        assert any(close(found, one) for one in then), f"a variance read late: {begun([found, *then])}"
         with self.stock():
             expected, failed = attempted(lambda: gradients(both_variances(theirs)[int(joint)], of_theirs))
         if failed or slopes is None:  # stock's backward pass sees that something was changed
