@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import gpytorch
-import msgspec
 import pytest
 import torch
 from support import browser
@@ -179,25 +178,16 @@ def test_of_ranks_the_first_one_writes(tmp_path):
         assert (tmp_path / "out.html").exists() == (rank == "0")
 
 
+@pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("command", [["show"], ["show", "qr"], ["show", "qr", "--json"]])
-def test_show_writes_a_page(monkeypatch, tmp_path, command):
-    monkeypatch.setenv("AUTOKERN_PROFILE", str(_small(tmp_path)))
-    dispatch.reset()
-    result = CliRunner().invoke(app, [*command, "--html", str(tmp_path / "out.html")])
+def test_show_writes_a_page(run, tmp_path, command):
+    result = run(*command, "--html", tmp_path / "out.html")
     assert result.exit_code == 0, result.output
     text = (tmp_path / "out.html").read_text()
     found = Page(text)
     words = " ".join(found.text.split())
     assert ("qr on cpu in float64" in words) == ("choices by the number of columns" in words) == (command[1:] != [])
     _is_alone(text, found)
-
-
-def _small(folder: Path) -> Path:
-    """Write what the recorded machine measured of QR alone."""
-    found = msgspec.json.decode(RECORDED.read_bytes())
-    keep = [trial for trial in found["trials"] if trial["problem"]["op"] == "qr"]
-    (folder / "small.json").write_bytes(msgspec.json.encode({**found, "trials": keep}))
-    return folder / "small.json"
 
 
 # In a real browser: sizes that are not zero, no request, no complaint, no scrolling sideways.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.programs import said
@@ -41,64 +41,42 @@ def test_a_number_that_the_user_sets_meanwhile_stands():
     assert set(numbers()) == {3}
 
 
-def test_a_thread_that_was_kept_from_leaving_leaves_the_next_time():
-    one_thread.__enter__()  # and an interrupt comes
-    with one_thread:
-        pass
-    assert set(numbers()) == {2}
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_child_that_is_forked_while_somebody_is_inside_has_the_former_number():
     program = """
-import os, threading
+import os
+from concurrent.futures import ThreadPoolExecutor
 import numpy
 from autokern.system import threads
-pairs = threads._libraries()
+pairs, inside = threads._libraries(), threads.one_thread
+numbers = lambda: {get() for get, _ in pairs}
 for _, put in pairs:
     put(2)
-inside, leave = threading.Event(), threading.Event()
-def other():
-    with threads.one_thread:
-        inside.set()
-        leave.wait(60)
-thread = threading.Thread(target=other)
-thread.start()
-inside.wait(60)
+other = ThreadPoolExecutor(1)
+other.submit(inside.__enter__).result()
 child = os.fork()
 if not child:
-    numbers = {get() for get, _ in pairs}
-    with threads.one_thread:
-        numbers |= {10 * get() for get, _ in pairs}
-    os._exit(0 if numbers == {2, 10} else 1)
+    found = numbers()
+    with inside:
+        os._exit((found, numbers()) != ({2}, {1}))
 status = os.waitpid(child, 0)[1]
-leave.set()
-thread.join()
-print(status, {get() for get, _ in pairs})
+other.submit(inside.__exit__).result()
+print(status, numbers())
 """
     assert said(program)[-2:] == ["0", "{2}"]
 
 
 def test_the_last_thread_to_leave_restores_the_number():
-    inside, leave = threading.Event(), threading.Event()
-
-    def other():
+    with ThreadPoolExecutor(1) as other:
         with one_thread:
-            inside.set()
-            assert leave.wait(60)
-
-    thread = threading.Thread(target=other)
-    with one_thread:
-        thread.start()
-        assert inside.wait(60)
-    assert set(numbers()) == {1}
-    leave.set()
-    thread.join()
+            other.submit(one_thread.__enter__).result()
+        assert set(numbers()) == {1}
+        other.submit(one_thread.__exit__).result()
     assert set(numbers()) == {2}
 
 
-def test_an_interrupt_on_the_way_in_loses_no_number(monkeypatch):
+def test_interrupts_on_the_way_in_and_inside_lose_no_number(monkeypatch):
     honest = threads._libraries()
 
     def interrupted():
@@ -108,6 +86,7 @@ def test_an_interrupt_on_the_way_in_loses_no_number(monkeypatch):
     with pytest.raises(KeyboardInterrupt), one_thread:
         raise AssertionError("not reached")
     monkeypatch.setattr(threads, "_libraries", lambda: honest)
+    one_thread.__enter__()  # and another comes before it leaves
     with one_thread:
         pass
     assert set(numbers()) == {2}

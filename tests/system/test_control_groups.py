@@ -9,12 +9,11 @@ import contextlib
 import json
 import math
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.programs import QUIET, python
 
 pytestmark = pytest.mark.slow
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -77,9 +76,7 @@ def group(controller, first, second):
 
 def told(program, enters=""):
     """What a program that enters a group before it imports anything prints."""
-    environment = {**os.environ, "AUTOKERN_CALIBRATE": "never", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", ENTER + program, enters]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    done = python(*QUIET, "-c", ENTER + program, enters, AUTOKERN_CALIBRATE="never")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -39,29 +39,19 @@ def _fresh():
     forget()
 
 
-def leaves(fields, path=()):
-    """Paths to every value in nested fields."""
-    if isinstance(fields, dict):
-        for key, value in fields.items():
-            yield from leaves(value, (*path, key))
-    elif isinstance(fields, list) and fields and isinstance(fields[0], dict):
-        yield from leaves(dict(enumerate(fields)), path)
-    else:
-        yield path
+def leaves(fields):
+    """Every value in nested fields, as what holds it and its key."""
+    for key, value in fields.items() if isinstance(fields, dict) else enumerate(fields):
+        nested = isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict))
+        yield from leaves(value) if nested else [(fields, key)]
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+        path.write_text(f"{text}\n")
     return root
-
-
-def listed(root: Path, *lines: str) -> Path:
-    path = root / "listed"
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def gpu(name="NVIDIA H200", memory=140 * GIB, processors=132):
@@ -105,17 +95,16 @@ def test_current_describes_this_host():
 
 def test_every_field_but_the_remarks_flips_the_fingerprint(monkeypatch):
     here = with_gpus(monkeypatch, gpu())
-    paths = list(leaves(here.fields))
-    assert len(paths) > 22
-    assert ("accelerators", 0, "capability") in paths
-    for path in paths:
-        fields = copy.deepcopy(here.fields)
-        part = fields
-        for key in path[:-1]:
-            part = part[key]
-        for other in ("another", None, f"{part[path[-1]]}x"):
-            part[path[-1]] = other
-            assert (host.fingerprint_of(fields) == here.fingerprint) == (path[0] == "remarks"), path
+    fields = copy.deepcopy(here.fields)
+    values = list(leaves(fields))
+    assert len(values) > 22
+    assert (fields["accelerators"][0], "capability") in values
+    for part, key in values:
+        before = part[key]
+        for other in ("another", None, f"{before}x"):
+            part[key] = other
+            assert (host.fingerprint_of(fields) == here.fingerprint) == (part is fields["remarks"]), key
+        part[key] = before
     assert set(here.fields["remarks"]) == {"autokern", "pykeops", "jax", "memory_gib"}
 
 
@@ -169,27 +158,24 @@ V1 = {
 }
 OWN = {"cpu.max": "200000 100000", "cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}
 QUOTAS = [
-    (V2, ["0::/a/b/c"], 1.5),  # the least on the way up
-    (V2, ["0::/a"], 4.0),
-    (V2, ["0::/"], None),
-    (V2, ["0::/elsewhere/below"], None),
-    (V1, ["12:memory:/x", "4:cpu,cpuacct:/job/step", "0::/x"], 0.5),
-    (V1, ["4:cpuset:/job/step"], None),
-    *((OWN, [line], 2.0) for line in ("4:cpu:/docker/0123", "0::/../../sibling", "0::/docker/0123")),  # a container
-    ({"unified/a/cpu.max": "300000 100000"}, ["1:name=systemd:/a", "0::/a"], 3.0),
+    (V2, "0::/a/b/c", 1.5),  # the least on the way up
+    (V2, "0::/a", 4.0),
+    (V2, "0::/", None),
+    (V2, "0::/elsewhere/below", None),
+    (V1, "12:memory:/x\n4:cpu,cpuacct:/job/step\n0::/x", 0.5),
+    (V1, "4:cpuset:/job/step", None),
+    *((OWN, line, 2.0) for line in ("4:cpu:/docker/0123", "0::/../../sibling", "0::/docker/0123")),  # a container
+    ({"unified/a/cpu.max": "300000 100000"}, "1:name=systemd:/a\n0::/a", 3.0),
+    *(({"cpu.max": text}, "0::/\ngarbage\n::", None) for text in ("", "max", "max 100000", "-1 100000", "0 0", "5 0")),
+    *(({"cpu.max": text}, "0::/\ngarbage\n::", None) for text in ("nonsense 7", "\0\0")),
 ]
 
 
 @pytest.mark.parametrize(("limits", "lines", "quota"), QUOTAS)
 def test_quota(tmp_path, limits, lines, quota):
-    there = tree(tmp_path / "fs", limits)
-    assert load.cpu_quota(there, listed(tmp_path, *lines)) == quota
+    there = tree(tmp_path, {**limits, "own": lines})
+    assert load.cpu_quota(there, tmp_path / "own") == quota
     assert load.cpu_quota(there, tmp_path / "missing") is load.memory_left(there, tmp_path / "missing") is None
-
-
-@pytest.mark.parametrize("text", ["", "max", "max 100000", "-1 100000", "0 0", "5 0", "nonsense 7", "\0\0"])
-def test_a_quota_that_is_none(tmp_path, text):
-    assert load.cpu_quota(tree(tmp_path / "fs", {"cpu.max": text}), listed(tmp_path, "0::/", "garbage", "::")) is None
 
 
 @pytest.mark.parametrize(
@@ -206,15 +192,15 @@ def test_thread_ceiling(monkeypatch, quota, cpus, ceiling):
 
 LEFT = {
     "a/b/memory.max": "max",
-    "a/b/memory.current": str(GIB),
-    "a/memory.max": str(4 * GIB),
-    "a/memory.current": str(3 * GIB),
+    "a/b/memory.current": GIB,
+    "a/memory.max": 4 * GIB,
+    "a/memory.current": 3 * GIB,
     "a/memory.stat": f"anon 1\ninactive_file {GIB}\nactive_file 7",
-    "memory/job/memory.limit_in_bytes": str(4 * GIB),
-    "memory/job/memory.usage_in_bytes": str(3 * GIB),
+    "memory/job/memory.limit_in_bytes": 4 * GIB,
+    "memory/job/memory.usage_in_bytes": 3 * GIB,
     "memory/job/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB // 2}",
     "memory/memory.limit_in_bytes": "9223372036854771712",
-    "memory/memory.usage_in_bytes": str(20 * GIB),
+    "memory/memory.usage_in_bytes": 20 * GIB,
     "over/memory.max": "10",
     "over/memory.current": "20",
 }
@@ -222,27 +208,27 @@ LEFT = {
 
 @pytest.mark.parametrize(("line", "left"), [("0::/a/b", 2 * GIB), ("4:memory:/job", 3 * GIB // 2), ("0::/over", 0)])
 def test_memory_left(tmp_path, line, left):
-    assert load.memory_left(tree(tmp_path / "fs", LEFT), listed(tmp_path, line)) == left
+    assert load.memory_left(tree(tmp_path, {**LEFT, "own": line}), tmp_path / "own") == left
 
 
-@pytest.mark.parametrize(("left", "expected"), [(None, 7 * GIB), (2 * GIB, 2 * GIB), (99 * GIB, 7 * GIB), (0, 0)])
-def test_available_memory_of_the_cpu(monkeypatch, left, expected):
+APPLE = SimpleNamespace(recommended_max_memory=lambda: 5 * GIB, current_allocated_memory=lambda: GIB)
+
+
+@pytest.mark.parametrize(
+    ("device", "module", "left", "gib"),
+    [
+        *(("cpu", None, left, gib) for left, gib in ((None, 7), (2 * GIB, 2), (99 * GIB, 7), (0, 0))),
+        ("cuda", Gpus(), None, 4),  # what the allocator holds included
+        ("cuda:1", Gpus(), None, 4),
+        ("mps", APPLE, None, 4),  # one memory for both
+        ("mps", APPLE, 2 * GIB, 2),
+    ],
+)
+def test_available_memory(monkeypatch, device, module, left, gib):
     monkeypatch.setattr(host, "ram", lambda: (8 * GIB, 7 * GIB))
     monkeypatch.setattr(host, "memory_left", lambda: left)
-    assert host.available_memory("cpu") == expected
-
-
-def test_available_memory_of_a_gpu_counts_what_the_allocator_holds(monkeypatch):
-    monkeypatch.setattr(torch, "get_device_module", lambda kind: Gpus())
-    assert host.available_memory("cuda") == host.available_memory("cuda:1") == 4 * GIB
-
-
-def test_available_memory_of_a_gpu_that_shares_the_cpus(monkeypatch):
-    apple = SimpleNamespace(recommended_max_memory=lambda: 5 * GIB, current_allocated_memory=lambda: GIB)
-    monkeypatch.setattr(torch, "get_device_module", lambda kind: apple)
-    monkeypatch.setattr(host, "ram", lambda: (8 * GIB, 7 * GIB))
-    monkeypatch.setattr(host, "memory_left", lambda: None)
-    assert host.available_memory("mps") == 4 * GIB
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
+    assert host.available_memory(device) == gib * GIB
 
 
 RANKS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -264,13 +250,15 @@ def test_several_ranks_are_seen_by_the_environment_and_by_a_process_group(monkey
 
 def test_importing_does_no_device_or_thread_work_and_a_fork_is_noticed():
     """In a fresh process: forking the test runner with its threads would prove nothing more."""
-    code = BARE + "import os, threading, torch\n"
-    code += "before = set(sys.modules), threading.active_count()\n"
-    code += "def fail(*a, **k): raise AssertionError\n"
-    code += "torch.get_num_threads = torch.cuda.device_count = torch._C._accelerator_getAccelerator = fail\n"
-    code += "import autokern.system.host\n"
-    code += "print(threading.active_count() - before[1], 'psutil' in set(sys.modules) - before[0])\n"
-    code += "print(torch.cuda.is_initialized(), 'gpytorch' in sys.modules)\n"
+    code = f"""{BARE}
+import os, threading, torch
+before = set(sys.modules), threading.active_count()
+def fail(*a, **k): raise AssertionError
+torch.get_num_threads = torch.cuda.device_count = torch._C._accelerator_getAccelerator = fail
+import autokern.system.host
+print(threading.active_count() - before[1], 'psutil' in set(sys.modules) - before[0])
+print(torch.cuda.is_initialized(), 'gpytorch' in sys.modules)
+"""
     expected = ["0", "False", "False", "False"]
     if hasattr(os, "fork"):
         code += "sys.stdout.flush(); from autokern.core.state import forked; before = forked(); pid = os.fork()\n"
@@ -295,10 +283,8 @@ def test_cores_and_memory_are_those_that_linux_lists_or_psutils(monkeypatch, tmp
         assert host._cpu.__wrapped__()["physical"] == (psutil.cpu_count(logical=False) or 0)
         assert host.ram()[0] == psutil.virtual_memory().total
         assert 0 < host.ram()[1] <= host.ram()[0]
-    for cpu in range(4):  # of two cores with two threads each
-        folder = tmp_path / f"cpu{cpu}" / "topology"
-        folder.mkdir(parents=True)
-        (folder / "core_cpus_list").write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
+    two = {f"cpu{cpu}/topology/core_cpus_list": f"{cpu % 2},{cpu % 2 + 2}" for cpu in range(4)}  # of two threads each
+    tree(tmp_path, two)
     assert host._cpu.__wrapped__()["physical"] == 2
 
 
@@ -306,6 +292,5 @@ def test_a_cpu_that_names_no_model(monkeypatch, tmp_path):
     text = "processor\t: 0\nFeatures\t: fp asimd sve\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n\nprocessor\t: 1\n"
     monkeypatch.setattr(host, "_CPU_INFO", tree(tmp_path, {"cpuinfo": text}) / "cpuinfo")
     cpu = host._cpu()
-    assert cpu["simd"] == ["asimd", "sve"]
-    assert cpu["numbers"] == "0x41-0xd4f"
+    assert (cpu["simd"], cpu["numbers"]) == (["asimd", "sve"], "0x41-0xd4f")
     assert cpu["model"]

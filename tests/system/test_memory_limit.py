@@ -9,6 +9,7 @@ import platform
 import gpytorch
 import pytest
 import torch
+from gpytorch import kernels
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from support.models import ExactModel
 from support.programs import said
@@ -68,15 +69,13 @@ def test_advice_fits_the_dtype():
         limit = Limit(4, memory.ORDER)
         return str(memory.refusal("a matrix", need, limit, "cpu", dtype, of_kernel)).partition("work: ")[2]
 
-    assert (
-        told("torch.float64", of_kernel=False)
-        == "float32, which takes half of it; fewer points at once, or more memory"
-    )
+    fewer = "fewer points at once, or more memory"
+    assert told("torch.float64", of_kernel=False) == f"float32, which takes half of it; {fewer}"
     assert "float32" not in told("float64", of_kernel=False, need=9)
     assert "float32" not in told("float32", of_kernel=True)
     assert "float32" in told("float64", of_kernel=True)
     assert all(words in told("float32", of_kernel=True) for words in ("kernel_matmul", "inducing points"))
-    assert told("float32", of_kernel=False) == "fewer points at once, or more memory"
+    assert told("float32", of_kernel=False) == fewer
 
 
 @pytest.mark.parametrize(
@@ -94,19 +93,12 @@ def test_a_kernel_matrix_takes_the_way_that_fits():
     with autokern.enabled(), autokern.using(memory="90MiB"):  # of 69 MiB each, stock holds three, one GEMM three
         found = kernel(x).to_dense()
         assert autokern.stats()["kernel_matrix"].keys() == {"tiled"}
-        decision = autokern.explain("kernel_matrix", m=3000, n=3000, d=2, variant="matern52/same/iso")
     torch.testing.assert_close(found, stock, rtol=1e-10, atol=1e-10)
-    assert decision.reason.startswith("stock does not fit the memory")
-    with autokern.using(force={"kernel_matrix": "gemm"}, memory="90MiB"):
-        forced = autokern.explain("kernel_matrix", m=3000, n=3000, d=2, variant="matern52/same/iso")
-    assert forced.candidate == "tiled"
-    assert "gemm was forced" in forced.reason
 
 
 @pytest.mark.slow
 def test_training_goes_on_where_only_the_frugal_way_fits():
     x = torch.rand(2400, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
     model = ExactModel(x, x.sum(-1).sin(), mean=gpytorch.means.ZeroMean()).double()
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     factorised = gpytorch.settings.fast_computations(log_prob=False)  # to iterate takes no matrix
@@ -117,41 +109,33 @@ def test_training_goes_on_where_only_the_frugal_way_fits():
         assert served.startswith("fused")
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     with autokern.enabled(), factorised:
-        with (
-            autokern.using(memory="20MiB"),
-            pytest.raises(MemoryBudgetError, match=r"m=2400.*inducing"),
-        ):
+        with autokern.using(memory="20MiB"), pytest.raises(MemoryBudgetError, match=r"m=2400.*inducing"):
             mll(model(*model.train_inputs), model.train_targets)
         with autokern.using(force={"exact_log_prob": "fused"}):
             again = -mll(model(*model.train_inputs), model.train_targets)
     torch.testing.assert_close(again, loss)
 
 
-def peak(kernel, grad: bool = False) -> float:
-    return matrices_of(kernel.requires_grad_(grad)(torch.rand(5, 3))).peak
+class Mine(kernels.RBFKernel):
+    """May have another formula."""
 
 
-def test_what_is_not_known_counts_nothing():
-    kernels = gpytorch.kernels
-    unknown = kernels.LinearKernel()
-    assert peak(unknown, grad=True) == 0
-    assert peak(kernels.ScaleKernel(unknown), grad=True) == 0
-    assert peak(unknown + kernels.LinearKernel()) == 0
-    assert peak(unknown + kernels.RBFKernel()) == 1
-
-    class Mine(kernels.RBFKernel):
-        """May have another formula."""
-
-    assert peak(Mine()) == 0
-
-
-@pytest.mark.parametrize(("grad", "most"), [(False, [3, 3, 3]), (True, [3, 5, 5])])
-def test_parts_of_sums_and_products_live_at_once(grad, most):
-    kernels = gpytorch.kernels
-    found = [peak(kernels.RBFKernel() + kernels.RBFKernel(), grad)]
-    found += [peak(operation(*(kernels.MaternKernel() for _ in range(2))), grad)
-              for operation in (kernels.AdditiveKernel, kernels.ProductKernel)]  # fmt: skip
-    assert found == most
+@pytest.mark.parametrize(
+    ("make", "most", "with_gradients"),
+    [
+        (kernels.LinearKernel, 0, 0),  # what is not known counts nothing
+        (lambda: kernels.ScaleKernel(kernels.LinearKernel()), 0, 0),
+        (lambda: kernels.LinearKernel() + kernels.LinearKernel(), 0, 0),
+        (lambda: kernels.LinearKernel() + kernels.RBFKernel(), 1, 1),
+        (Mine, 0, 0),
+        (lambda: kernels.RBFKernel() + kernels.RBFKernel(), 3, 3),  # parts of sums and products live at once
+        (lambda: kernels.AdditiveKernel(kernels.MaternKernel(), kernels.MaternKernel()), 3, 5),
+        (lambda: kernels.ProductKernel(kernels.MaternKernel(), kernels.MaternKernel()), 3, 5),
+    ],
+)
+def test_most_matrices_at_once(make, most, with_gradients):
+    found = [matrices_of(make().requires_grad_(grad)(torch.rand(5, 3))).peak for grad in (False, True)]
+    assert found == [most, with_gradients]
 
 
 def test_what_is_dense_already_costs_nothing():
@@ -177,7 +161,7 @@ def advised(monkeypatch):
     return asked
 
 
-def test_a_large_tensor_is_an_ordinary_one_in_huge_pages(advised):
+def test_a_large_tensor_of_the_cpu_is_an_ordinary_one_in_huge_pages(advised):
     like = torch.empty(0, dtype=torch.float64)
     found = memory.huge((1500, 1000), like)
     assert (found.shape, found.dtype, found.is_contiguous()) == ((1500, 1000), like.dtype, True)
@@ -185,24 +169,19 @@ def test_a_large_tensor_is_an_ordinary_one_in_huge_pages(advised):
     assert start % memory._HUGE == 0
     assert found.data_ptr() <= start <= start + length <= found.data_ptr() + found.nbytes
     found.zero_()
-
-
-def test_small_tensors_and_other_devices_are_left_to_their_allocators(advised):
-    assert memory.huge((100, 100), torch.empty(0)).shape == (100, 100)
-    assert memory.huge((5000, 5000), torch.empty(0, device="meta")).is_meta
-    assert advised == []
+    assert memory.huge((100, 100), like).shape == (100, 100)  # left to the allocator
+    assert memory.huge((5000, 5000), like.to("meta")).is_meta
+    assert len(advised) == 1
 
 
 def test_a_system_without_huge_pages(monkeypatch, tmp_path):
-    for setting, there in (("always madvise [never]", False), (None, False)):
-        path = tmp_path / "enabled"
-        if setting is None:
-            path.unlink()
-        else:
+    path = tmp_path / "enabled"
+    monkeypatch.setattr(memory, "_SETTING", str(path))
+    for setting in ("", "always madvise [never]"):  # without a file first
+        if setting:
             path.write_text(setting)
-        monkeypatch.setattr(memory, "_SETTING", str(path))
         memory._madvise.cache_clear()
-        assert memory.has_huge() is there
+        assert not memory.has_huge()
         assert memory.huge((2000, 2000), torch.empty(0)).shape == (2000, 2000)
     memory._madvise.cache_clear()
 

@@ -92,9 +92,10 @@ after = opened("after")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, "hello")
 
 
-PROGRAM = """
-import gc, importlib, pkgutil
+PROGRAM = f"""
+import gc, importlib, pkgutil, sys
 import torch
+sys.path[:0] = {sys.path!r}
 
 def ours():
     gc.collect()
@@ -102,6 +103,7 @@ def ours():
 
 import gpytorch
 import gpytorch.metrics
+from support.models import ExactModel, step
 before = ours()
 import autokern
 for module in pkgutil.walk_packages(autokern.__path__, "autokern."):
@@ -110,21 +112,11 @@ for module in pkgutil.walk_packages(autokern.__path__, "autokern."):
 autokern.enable()
 print(ours() - before)
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y):
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel())
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
 def use(n):
     x = torch.linspace(0, 1, n)[:, None]
-    model = Model(x, torch.sin(6 * x[:, 0]))
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    model = ExactModel(x, torch.sin(6 * x[:, 0]), gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel()))
     for _ in range(2):
-        (-mll(model(x), model.train_targets)).backward()
+        step(model)
     with torch.no_grad():
         model.eval()(x[:5]).variance
     kernel = model.covar_module.double()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,9 +48,16 @@ def wrapped(count):
 
 
 @each_way
+@pytest.mark.parametrize("error", [None, ZeroDivisionError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize(("count", "inside"), [(1, 1), (2, 2), (3, 3), (4, 3), (10**6, 3)])
-def test_lowered_inside_and_never_raised(count, inside):
-    assert wrapped(count) == inside
+def test_lowered_inside_and_never_raised_and_restored(count, inside, error):
+    def work():
+        assert threads.current() == inside
+        if error:
+            raise error
+
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        threads.limited(work, count)()
     assert threads.current() == 3
     assert elsewhere(lambda: (wrapped(count), threads.current())) == (inside, 3)
 
@@ -61,18 +70,6 @@ def test_a_limited_function_is_what_it_was_before():
     limited = threads.limited(double, 1)
     assert limited(3, times=2) == 12
     assert (limited.__name__, limited.__doc__, limited.__wrapped__) == ("double", "Double.", double)
-
-
-@each_way
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
-def test_restored_after_exceptions(error):
-    def fail():
-        assert threads.current() == 1
-        raise error
-
-    with pytest.raises(error):
-        threads.limited(fail, 1)()
-    assert threads.current() == 3
 
 
 @pytest.mark.parametrize("step", range(4))
@@ -102,49 +99,37 @@ def test_restored_when_the_interrupt_comes_while_setting(monkeypatch, step):
 
 def test_other_threads_are_left_alone():
     """One that has used torch before, and one that first does so inside, which `torch.set_num_threads` would bind."""
-    entered, leave = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as old:
 
-    def wait():
-        threads.current()
-        entered.set()
-        leave.wait(10)
-        return threads.current()
+        def counts():
+            return threads.current(), elsewhere(threads.current), old.submit(threads.current).result()
 
-    old: list[int] = []
-    thread = threading.Thread(target=lambda: old.append(wait()))
-    thread.start()
-    entered.wait(10)
+        assert counts() == (3, 3, 3)
+        assert threads.limited(counts, 1)() == (1, 3, 3)
+        assert counts() == (3, 3, 3)
 
-    @lambda run: threads.limited(run, 1)
-    def inside():
-        leave.set()
-        thread.join()
-        assert old == [3]
-        assert elsewhere(threads.current) == 3
-        assert threads.current() == 1
 
-    inside()
-    assert elsewhere(threads.current) == 3
+JOBS = {
+    "matmul": lambda a: a @ a,
+    "cholesky": torch.linalg.cholesky,
+    "qr": torch.linalg.qr,
+    "exp": torch.exp,
+    "sum": torch.sum,
+}
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux, which lists a process's threads")
-@pytest.mark.parametrize("work", ["matmul", "cholesky", "qr", "exp", "sum"])
-def test_libraries_obey(work):
+@pytest.mark.parametrize("job", JOBS)
+def test_libraries_obey(job):
     """OpenMP keeps a team for each thread that asks: a new thread has none until work is shared out."""
     a = torch.randn(400, 400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     spd = a @ a.mT + 400 * torch.eye(400, dtype=torch.float64)
-    jobs = {
-        "matmul": lambda: a @ a,
-        "cholesky": lambda: torch.linalg.cholesky(spd),
-        "qr": lambda: torch.linalg.qr(a),
-        "exp": spd.exp,
-        "sum": spd.sum,
-    }
 
     def teams():
+        time.sleep(0.2)  # another test's team ends
         tasks = [len(os.listdir("/proc/self/task"))]
-        for run in (threads.limited(jobs[work], 1), jobs[work]):
-            run()
+        for run in (threads.limited(JOBS[job], 1), JOBS[job]):
+            run(spd)
             tasks.append(len(os.listdir("/proc/self/task")))
         return tasks
 
@@ -164,11 +149,17 @@ def test_ceiling(monkeypatch):
 
 
 def test_the_fallback_where_the_libraries_lack_the_functions(monkeypatch):
-    monkeypatch.setattr(threads, "_loaded", lambda path: None)
-    assert threads._setters.__wrapped__() == (torch.set_num_threads, int)
     deaf = types.SimpleNamespace(omp_set_num_threads=lambda count: None, MKL_Set_Num_Threads_Local=lambda count: 0)
-    monkeypatch.setattr(threads, "_loaded", lambda path: deaf)
-    assert threads._setters.__wrapped__() == (torch.set_num_threads, int)
+    for library in (None, deaf):
+        monkeypatch.setattr(threads, "_loaded", lambda path, library=library: library)
+        assert threads._setters.__wrapped__() == (torch.set_num_threads, int)
+
+
+@pytest.mark.parametrize(("order", "inside"), [("1", 1), ("2", 2), ("8", 3)])
+def test_a_number_is_a_ceiling(monkeypatch, order, inside):
+    monkeypatch.setenv("AUTOKERN_THREADS", order)
+    with autokern.enabled():
+        assert threads.current() == elsewhere(threads.current) == inside
 
 
 def test_off(monkeypatch):
@@ -179,12 +170,3 @@ def test_off(monkeypatch):
         assert (threads.current(), wrapped(1)) == (3, 3)
     assert threads.allowed()
     assert wrapped(1) == 1
-
-
-@pytest.mark.parametrize(("order", "inside"), [("1", 1), ("2", 2), ("8", 3)])
-def test_a_number_is_a_ceiling(monkeypatch, order, inside):
-    monkeypatch.setenv("AUTOKERN_THREADS", order)
-    with autokern.enabled():
-        assert threads.current() == inside
-        assert elsewhere(threads.current) == inside
-    assert threads.current() == 3
