@@ -207,11 +207,14 @@ def test_only_what_wants_gradients_gets_any(make):
     assert not found[-1].requires_grad
 
 
-@pytest.mark.parametrize("name", ["usual", "two outputs", "normalised inputs", "tasks of other values", "linear mean"])
+TWICE = ["usual", "two outputs", "normalised inputs", "tasks of other values", "linear mean"]
+
+
+@pytest.mark.parametrize(("name", "x"), [*((k, points(2, 2)) for k in TWICE), INDEXED["tasks (3.4, 7.9)"]])
 @stock_s(rtol=1e-8, atol=1e-8)
-def test_second_derivatives(name):
+def test_second_derivatives(name, x):
     """Stock has none of Matern kernels."""
-    model, x = MODELS[name](), points(2, 2).requires_grad_()
+    model, x = MODELS[name](), x.clone().requires_grad_()
     posterior = model.posterior(x)
     value = weighted(posterior.mean) + weighted(posterior.distribution.covariance_matrix)
     p = next(t for name, t in model.named_parameters() if "lengthscale" in name)
