@@ -17,8 +17,9 @@ from gpytorch.mlls.added_loss_term import AddedLossTerm
 from gpytorch.priors import GammaPrior
 from support.losses import DOUBLE, Model, Own, Sparse, as_library, called, once, points, single, sparse, trained
 
+from autokern.core.replay import recording
 from autokern.hooks import install
-from autokern.hooks.later import losses, repeated
+from autokern.hooks.later import losses
 
 pytestmark = pytest.mark.usefixtures("at_once", "restored")
 GLOBAL = torch.ones(1, dtype=DOUBLE)
@@ -277,8 +278,8 @@ def test_a_loop_that_no_recording_fits_makes_one(monkeypatch):
 
 def test_many_models_keep_few_recordings(monkeypatch):
     """The newest ones, whose memory is within the limit; the library serves the others."""
-    monkeypatch.setattr(repeated, "_living", [])
-    monkeypatch.setattr(repeated, "_MOST_BYTES", 200_000)
+    monkeypatch.setattr(recording, "_living", [])
+    monkeypatch.setattr(recording, "_MOST_OF_ALL", 200_000)
     with install.enabled():
         every = [plain() for _ in range(8)]
         first = [called(mll)[0].item() for mll in every]

@@ -221,6 +221,53 @@ def test_two_comparisons_come_before_the_first_replay_whatever_runs_in_between()
     assert served() == before + 1
 
 
+class Branching(acquisitions.PosteriorMean):
+    """It reads a number, and takes another branch by it."""
+
+    __module__ = acquisitions.PosteriorMean.__module__
+
+    def forward(self, X):
+        found = super().forward(X)
+        return found if X.sum() < 100 else 2 * found
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The sets of each call that is recorded, where a recording costs nothing."""
+    sizes, record, judge = [], repeated.Repeated._recorded, repeated.Repeated._judge
+    monkeypatch.setattr(repeated.Repeated, "_judge", lambda self: (judge(self), setattr(self, "price", 0.0)))
+    monkeypatch.setattr(
+        repeated.Repeated, "_recorded", lambda self, *of: sizes.append(len(of[-1])) or record(self, *of)
+    )
+    return sizes
+
+
+def test_replays_go_on_after_another_branch_and_one_that_stays_is_recorded(recorded):
+    x = points(4, 2).numpy()
+    every = [(values, [0, 1, 2, 3]) for values in [x] * 8 + [x + 100] + [x] * 10 + [x + 100] * 12]
+    before, (ours, theirs) = served(), by_both(lambda: Branching(single()), every)
+    assert recorded == [4, 4]
+    assert served() - before == 3 + 10 + 6
+    agree(ours, theirs)
+
+
+def test_few_sets_that_are_left_are_recorded_again(recorded):
+    counts = [4] * 8 + [3] * 6 + [2] * 12 + [1] * 12
+    every = [(points(n, 2, seed=at).numpy(), list(range(n))) for at, n in enumerate(counts, 20)]
+    ours, theirs = by_both(lambda: acquisitions.qUpperConfidenceBound(single(), 2.0, SAMPLER()), every)
+    assert recorded == [4, 2, 1]
+    agree(ours, theirs)
+
+
+def by_both(make, calls):
+    """The numbers of each call with replays, and by the library."""
+    call = wrapper(make(), 1, 2)
+    ours = [call(*one) for one in calls]
+    with by_stock():
+        call = wrapper(make(), 1, 2)
+        return [[number for found in each for number in found] for each in (ours, [call(*one) for one in calls])]
+
+
 def test_long_optimisations_let_the_next_be_recorded_at_once_and_short_ones_do_not(monkeypatch):
     monkeypatch.setattr(repeated, "_SPENT", 0.06)
     history = repeated._History()

@@ -14,6 +14,7 @@ C++ reads is not seen: who records compares replays with the recorded code at ot
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,7 +26,10 @@ from autokern.core.errors import caught
 from autokern.core.replay import operations
 from autokern.core.replay.operations import ChangedError, Noted, Step, UnrecordedError, apart, kind_of, tensors_in
 
-_IN_CACHE, _MOST_BYTES = 2**21, 2**26
+_IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 2**21, 2**26, 2**28
+"""Most bytes of tensors that need not share memory, of a recording, and of all recordings of a process."""
+_living: list[tuple[weakref.ref[Any], int]] = []
+"""What has a recording, with the bytes of it, oldest first."""
 _MOST_STEPS = 20_000
 _TYPES = torch.Tensor, torch.nn.Parameter
 _LEAVING = frozenset(("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"))
@@ -263,6 +267,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnrecordedError(f"{func} returns a tensor of another kind")
         if self._bytes > _MOST_BYTES or len(self._steps) > _MOST_STEPS:
             raise UnrecordedError("a large computation")
+
+    def limit(self, owner: Any) -> None:
+        """Let the oldest owners of recordings forget theirs where all take more memory than is worth it."""
+        _living[:] = [(ref, n) for ref, n in _living if (found := ref()) not in (None, owner) and found.serves]
+        _living.append((weakref.ref(owner), self._bytes))
+        while sum(n for _, n in _living) > _MOST_OF_ALL:
+            if (oldest := _living.pop(0)[0]()) is not None:
+                oldest.forget()
 
 
 def _nothing() -> None:

@@ -101,6 +101,8 @@ _REASON = "Scipy version"
 _NAMES = ("fmin_l_bfgs_b_batched", "translate_bounds_for_lbfgsb")
 """Functions that BoTorch's module imports only with a SciPy release that it supports."""
 _DTYPES = torch.float32, torch.float64
+_FEW = 0.5
+"""The largest part of the recorded sets for which fewer are recorded."""
 _HYPERVOLUME = "botorch.acquisition.multi_objective.logei"
 
 
@@ -200,6 +202,7 @@ class _Acquisition(Repeated):
         cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
         known = set(cells) == {"acquisition_function"} and f.__module__ == gen.__name__
         self._called = cells["acquisition_function"].cell_contents if known else None
+        self._wasted = 0.0
         super().__init__((type(self._called), self._shape), [dtype])
 
     def library(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
@@ -228,6 +231,16 @@ class _Acquisition(Repeated):
                 return losses, loss, *torch.autograd.grad(loss, at)
 
         return (at,), compute
+
+    def outgrown(self, x: np.ndarray, fixed: Any, rows: Any) -> bool:
+        """Whether replays of dropped sets have taken as long as another recording does, as for skis that are rented."""
+        part = self._sets(x) / len(self._points)
+        self._wasted += self._running * (1 - part) if math.isfinite(self.price) else 0.0
+        if part > _FEW or self._wasted < self.price or not self._history.shrinks:
+            return False
+        self._wasted = 0.0
+        self.start_anew(larger=self._running)
+        return True
 
     def put(self, x: np.ndarray, fixed: Any, rows: Any) -> bool:
         """Write points to where the recorded ones were; sets that were dropped keep their last points."""

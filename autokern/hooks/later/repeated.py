@@ -1,12 +1,12 @@
 """A function that an optimiser evaluates again and again: it is recorded once, and replayed where that is faster.
 
 An evaluation of a small model is several hundred small operations, whose modules, autograd nodes and dispatch take most
-of the time. One evaluation is recorded (`core.replay`). The next two are computed by the library as well as by the
-replay. If the results agree and the replay is faster, it serves. Every 32nd evaluation is compared again.
+of the time. One is recorded (`core.replay`). The library and the replay compute the next two. If the results agree and
+the replay is faster, it serves. Every 32nd evaluation is compared again.
 
 Recording and comparing take some 30 ms and three evaluations more, and a replay spares about half of an evaluation. So
-an optimisation has spent 60 ms before (the ski-rental problem). All times are those of the thread, without what other
-programs take. Where earlier ones of the same kind were long enough to repay it, the third evaluation is recorded.
+an optimisation has spent 60 ms before (the ski-rental problem), or earlier ones of its kind were long enough. Another
+recording, of a smaller call or of another branch, waits until replays have gained or lost its time (of the thread).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import contextlib
 import logging
 import math
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,12 +40,8 @@ _AGREE, _SINGLE = 1e-9, 1e-4
 single precision, where BLAS rounds products of fewer sets otherwise."""
 _GAIN = 0.9
 """The largest part of an evaluation's time that a replay may take."""
-_MOST_BYTES = 2**28
-"""Bytes of the results of all recordings that a process keeps."""
-_MISSES = 3
-"""Replays that may end at another branch, one after another."""
-_UNFIT = 8
-"""Calls one after another that a recording does not fit before it is dropped."""
+_MISSES, _UNFIT = 3, 8
+"""Replays one after another that end at another branch, and calls that do not fit, before a recording is dropped."""
 _log = logging.getLogger("autokern")
 
 
@@ -56,6 +51,7 @@ class _History:
     def __init__(self) -> None:
         self.count, self.longest, self.refused = 0, 0, 0
         self.cost, self.gain = 0.0, 0.0
+        self.shrinks = True  # whether a replay of a smaller call is faster
 
     def spent(self) -> float:
         """Return the seconds of evaluations of the next optimisation before one is recorded."""
@@ -68,17 +64,6 @@ class _History:
 
 
 _histories: dict[Any, _History] = {}
-_living: list[tuple[weakref.ref[Repeated], int]] = []
-"""The functions that have recordings, with the bytes of these, oldest first."""
-
-
-def _limit(one: Repeated, size: int) -> None:
-    """Drop the oldest recordings where all take more memory than is worth it: a program may keep many models."""
-    _living[:] = [(ref, n) for ref, n in _living if (found := ref()) is not None and found.serves]
-    _living.append((weakref.ref(one), size))
-    while sum(n for _, n in _living) > _MOST_BYTES:
-        if (oldest := _living.pop(0)[0]()) is not None:
-            oldest.forget()
 
 
 class Repeated(abc.ABC):
@@ -97,15 +82,21 @@ class Repeated(abc.ABC):
         self._history = _histories.setdefault(kind, _History())
         self._until, self._spent = self._history.spent(), 0.0
         self._replay: Replay | None = None
-        self._count = self._compared = self._misses = 0
-        self._seconds = self._running = self._around = math.inf
-        self._cost = 0.0
+        self._count = self.unfit = 0  # calls, and those one after another that the recording did not fit
+        self.start_anew()
         self._ran = Ran()
         self._sizes: list[float] = []
         self.agreement = _SINGLE if torch.float32 in dtypes else _AGREE
         self.serves, self.unlike = True, False  # `unlike`: the call is the first of another kind than those compared
         self.earlier = 0.0  # seconds of a replay that pass before the call
-        self.unfit = 0  # calls one after another that the recording did not fit
+
+    def start_anew(self, larger: float = 0.0) -> None:
+        """Forget the recording, so that the next call is recorded, and measure replays and the library anew."""
+        self._anew, self.larger = self._replay is not None, larger
+        self._seconds = self._running = self._around = self.price = math.inf
+        self._cost, self._replay = 0.0, None
+        self._compared = self._misses = self._gains = 0
+        self._same = False  # whether nothing that was recorded had changed before the last call
 
     @abc.abstractmethod
     def library(self, *call: Any) -> Any:
@@ -122,6 +113,10 @@ class Repeated(abc.ABC):
     @abc.abstractmethod
     def evaluated(self, *call: Any) -> tuple[tuple[torch.Tensor, ...], Callable[[], Iterable[torch.Tensor]]]:
         """Return the inputs, and what computes results from them as the library does."""
+
+    def outgrown(self, *call: Any) -> bool:
+        """Whether the recording is of so much more than the calls that another one pays."""
+        return False
 
     def made(self, recorder: Recorder) -> Replay:
         """Return what computes the results again."""
@@ -166,13 +161,16 @@ class Repeated(abc.ABC):
             took = time.thread_time() - began
             self._seconds, self._spent = min(self._seconds, took), self._spent + took
             return found
-        if self._replay is None:
+        if self._replay is None or self.outgrown(*call):
             found = self._recorded(*call)
             self._cost += time.thread_time() - began
             return found
         ours = self._by_replay(*call)
         if ours is None:
-            return self.library(*call)
+            found = self.library(*call)
+            if self._same and not self.lasting:  # but for what the library keeps of its last call
+                self.renew()
+            return found
         first = self._compared < _COMPARED
         if not (first or self.unlike) and self._count % _EVERY:
             dispatch.session().past["optimised function", "replay"] += 1
@@ -211,10 +209,12 @@ class Repeated(abc.ABC):
         replayed = self.earlier + self._running + self._around
         if replayed > _GAIN * self._seconds:
             self.end("a replay is not faster")
-        else:
-            self._history.cost = self._cost - (1 + _COMPARED) * self._seconds
-            self._history.gain = self._seconds - replayed
-            self._history.refused = 0
+            return
+        self.price = self._cost - (1 + _COMPARED) * self._seconds
+        if self.larger:  # seconds of a replay of the larger calls that were recorded before
+            self._history.shrinks = self._running < _GAIN * self.larger
+        if not self._anew:
+            self._history.cost, self._history.gain, self._history.refused = self.price, self._seconds - replayed, 0
 
     def _agree(self, ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
         """Whether results agree; where points were dropped, BLAS rounds products of another size otherwise."""
@@ -241,7 +241,7 @@ class Repeated(abc.ABC):
             self._results = tuple(t.detach() for t in results)
             self.renew()
             self._replay = self.made(recorder)
-            _limit(self, recorder._bytes)
+            recorder.limit(self)
             found = self.result(self._results, *call)
         except UnrecordedError as reason:
             self.end(str(reason))
@@ -264,19 +264,23 @@ class Repeated(abc.ABC):
         """Return the result by the recording, None where the library must say what happens."""
         try:
             began = time.thread_time()
-            if not (self.is_unchanged() and self.put(*call)):
+            self._same = self.is_unchanged()
+            if not (self._same and self.put(*call)):
                 self.misfits()
                 return None
             self.unfit = 0
             running = self._run()
             found = self.result(self._results, *call)
             self._around = min(self._around, time.thread_time() - began - running)
-            self._misses = 0
+            self._misses, self._gains = 0, self._gains + 1
             return found
         except caught(Exception) as reason:
             self._misses += 1
-            if self._misses >= _MISSES or not isinstance(reason, ChangedError):
+            if not isinstance(reason, ChangedError):
                 self.end(str(reason))
+            elif self._misses >= _MISSES:  # at another branch from now on
+                repaid = self._gains * (self._seconds - self._running - self._around) > self.price
+                self.start_anew() if repaid else self.end(str(reason))
             return None
 
     def misfits(self) -> None:
@@ -292,5 +296,5 @@ class Repeated(abc.ABC):
     def end(self, why: str) -> None:
         """Forget the recording; after some such ends nothing is recorded in later optimisations either."""
         self.forget()
-        self._history.refused += 1
+        self._history.refused += not self._anew
         _log.info("an optimiser's %s is evaluated by the library from now on: %s", self.name, why)
