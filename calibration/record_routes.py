@@ -18,7 +18,7 @@ from typing import Any
 
 import gpytorch
 import torch
-from gpytorch import kernels, likelihoods, means
+from gpytorch import likelihoods
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern.core.releases.recorded import table
@@ -91,29 +91,6 @@ sys.path.insert(0, str(HERE.parent / "tests" / "torture"))
 program, trace = (importlib.import_module(f"release_{name}") for name in ("program", "trace"))
 
 
-def fixed_noise() -> Any:
-    likelihood = likelihoods.FixedNoiseGaussianLikelihood(
-        torch.linspace(0.01, 0.2, 40, dtype=torch.float64), learn_additional_noise=True
-    )
-    return program.model_of(kernels.ScaleKernel(kernels.MaternKernel(2.5, ard_num_dims=2)), likelihood=likelihood)
-
-
-def tasks() -> Any:
-    x, y = program.data(20)
-    likelihood = likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
-    mean = means.MultitaskMean(means.ConstantMean(), num_tasks=2)
-    kernel = kernels.MultitaskKernel(kernels.RBFKernel(), num_tasks=2, rank=1)
-    return program.Exact(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel).double()
-
-
-def batch() -> Any:
-    (x, y), one = program.data(25), torch.Size([2])
-    kernel = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=one), batch_shape=one)
-    likelihood = likelihoods.GaussianLikelihood(batch_shape=one)
-    mean = means.ConstantMean(batch_shape=one)
-    return program.Exact(x.expand(2, -1, -1), torch.stack([y, y.cos()]), likelihood, mean, kernel).double()
-
-
 def density(model: Any) -> None:
     model.train()
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
@@ -149,11 +126,12 @@ def fantasy(model: Any) -> None:
 
 def recorded() -> dict[str, list[str]]:
     """Return the names of functions by route."""
-    exact = [program.constrained, program.bounded, program.composed, program.one_dimensional, fixed_noise, batch]
+    exact = [program.constrained, program.bounded, program.composed, program.one_dimensional]
+    exact += [program.fixed_noise, program.batch]
     switches = [(fast, grad) for fast in (False, True) for grad in (False, True)]
     runs: dict[str, list[Callable[[], None]]] = {
         "density": [lambda make=make: density(make()) for make in exact],
-        "tasks": [lambda: density(tasks()), lambda: density(program.independent())],
+        "tasks": [lambda: density(program.tasks()), lambda: density(program.independent())],
         "prediction": [lambda make=make, how=how: prediction(make(), *how) for make in exact for how in switches],
         "fantasy": [lambda make=make: fantasy(make()) for make in exact[:3]],
     }

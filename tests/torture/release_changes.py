@@ -6,10 +6,8 @@ import ast
 import functools
 import importlib
 import inspect
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, MethodType
@@ -29,17 +27,15 @@ class Change(NamedTuple):
 
     `sources` returns new text of modules, nothing where there is nothing to change, in the process of the change.
     `prepare` is called when the libraries are there and autokern is not, and returns the function that makes the
-    change, one of `WHEN`. `first` is called before the libraries are imported.
+    change, one of `WHEN`; what that returns is called when autokern is there.
     """
 
     name: str
     parts: tuple[str, ...]
     sources: Callable[[], edits.Sources] | None = None
-    gone: tuple[str, ...] = ()  # modules that cannot be imported any more
-    prepare: Callable[[], Callable[[], None]] | None = None
+    prepare: Callable[[], Callable[[], Any]] | None = None
     when: str = "before"
     effect: bool = True  # whether it counts only where stock's numbers are others
-    first: Callable[[], None] | None = None
 
 
 class Known(NamedTuple):
@@ -71,12 +67,6 @@ class Known(NamedTuple):
         for function in self.ordered(kind):
             if not function.name.endswith("__init__") and (returned := self.returned(function)):
                 yield function, returned
-
-
-def formula(known: Known) -> Iterator[Change]:
-    for function, _ in known.numeric("formula"):
-        if edits.computes(function):
-            yield Change(function.qualified, known.parts(function), functools.partial(edits.edited, function))
 
 
 def returned(known: Known) -> Iterator[Change]:
@@ -227,7 +217,8 @@ def _recode(function: Function, what: str) -> Callable[[], None]:
     parsed = edits.scaled_tree(function, what)
     if parsed is None:
         raise LookupError("it returns nothing")
-    new = _code(compile(parsed, str(modules()[function.module]), "exec", dont_inherit=True), function)
+    codes = _codes(compile(parsed, str(modules()[function.module]), "exec", dont_inherit=True))
+    new = next(one for one in codes if (one.co_name, one.co_firstlineno) == (function.name, function.line))
     raw = vars(_object(".".join(filter(None, (function.module, function.holder)))))[function.name]
     raw = getattr(raw, "fget", None) or getattr(raw, "__func__", raw)
     while raw.__code__.co_firstlineno != function.line:
@@ -235,16 +226,11 @@ def _recode(function: Function, what: str) -> Callable[[], None]:
     return functools.partial(setattr, raw, "__code__", new)
 
 
-def _code(code: CodeType, function: Function) -> CodeType:
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
     for one in code.co_consts:
         if isinstance(one, CodeType):
-            if (one.co_name, one.co_firstlineno) == (function.name, function.line):
-                return one
-            try:
-                return _code(one, function)
-            except LookupError:
-                pass
-    raise LookupError(function.qualified)
+            yield from _codes(one)
 
 
 def new_name(known: Known) -> Iterator[Change]:
@@ -263,9 +249,8 @@ _USUAL = ("training with priors", "fixed noise")
 
 @functools.cache
 def _words() -> set[str]:
-    """The names that the program uses: those a release would keep, or the program would be at fault."""
-    program = (HERE / "release_program.py").read_text(encoding="utf-8")
-    return {t.string for t in tokenize.generate_tokens(io.StringIO(program).readline) if t.type == tokenize.NAME}
+    """The words that the program uses: names that a release would keep, or the program would be at fault."""
+    return set(re.findall(r"\w+", (HERE / "release_program.py").read_text(encoding="utf-8")))
 
 
 @functools.cache
@@ -312,8 +297,21 @@ def _modules_gone(known: Known) -> Iterator[Change]:
     for module in sorted(named & modules().keys(), key=lambda one: edits.chance("gone", one)):
         if modules()[module].name != "__init__.py" and module not in program:
             parts = next((known.parts(one) for one in functions(module).values() if known.parts(one)), _USUAL)
-            sources = functools.partial(edits.renamed_module, module)
-            yield Change(module, parts, sources, gone=(module,), effect=False)
+            prepare = functools.partial(functools.partial, _move, module)
+            yield Change(module, parts, prepare=prepare, effect=False)
+
+
+def _move(module: str) -> Callable[[], None]:
+    """Give a module another name; return what brings the old one back for what the libraries import later."""
+    found, (parent, _, name) = importlib.import_module(module), module.rpartition(".")
+    sys.modules[f"{module}_moved"], sys.modules[module] = found, None  # type: ignore[assignment]  # no import finds it
+    for one in [found, *vars(found).values()]:
+        if getattr(one, "__module__", "") == module:
+            one.__module__ = f"{module}_moved"
+    found.__name__ = f"{module}_moved"
+    if vars(sys.modules[parent]).get(name) is found:
+        delattr(sys.modules[parent], name)
+    return functools.partial(sys.modules.__setitem__, module, found)
 
 
 @functools.cache
@@ -333,16 +331,15 @@ def _names_gone(known: Known) -> Iterator[Change]:
             chains |= {f"{node.module}.{alias.name}" for alias in node.names}
     ours = sorted(one for one in chains if re.fullmatch(r"torch(\.\w+)+", one) and not one.startswith("torch.Tensor"))
     for name in sorted(ours, key=lambda one: ("._" not in one, edits.chance("gone", one))):
-        yield Change(name, _USUAL, first=functools.partial(_delete, name), effect=False)
+        yield Change(name, _USUAL, prepare=functools.partial(_delete, name), effect=False)
 
 
-def _delete(name: str) -> None:
+def _delete(name: str) -> Callable[[], None]:
     place, _, last = name.rpartition(".")
-    delattr(_object(place), last)
+    return functools.partial(delattr, _object(place), last)
 
 
 KINDS: dict[str, Callable[[Known], Iterator[Change]]] = {
-    "formula edited in the source": formula,
     "return value times 1.5": returned,
     "patched before autokern": functools.partial(patched, "before"),
     "patched after it": functools.partial(patched, "after"),

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from release_sources import Definition, Function, at, modules, naming, rewritten, tree
+from release_sources import Definition, Function, at, naming, tree
 
 Sources = dict[str, str]
 """New text of modules, by dotted name."""
 
 FACTOR = 1.5
-_SWAPPED: dict[type[ast.operator], type[ast.operator]] = {ast.Mult: ast.Div, ast.Div: ast.Mult}
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div)
-_METHODS = {"mul": "div", "div": "mul", "exp": "exp2", "sqrt": "square", "sin": "cos", "log": "log1p"}
-_SIZES = re.compile(r"shape|size|dim|len\(|num_|batch|index|\[[^]]*\] [+*]|['\"]")
-"""What tells that a sum or product is one of sizes, or of sequences."""
 
 
 def chance(*words: object) -> int:
@@ -40,41 +34,6 @@ def _body(node: Any) -> Iterator[ast.AST]:
 
 
 _parsed = functools.cache(tree)
-
-
-def computes(function: Function) -> bool:
-    """Whether `edited` finds something to change."""
-    return next(_sites(at(function, _parsed(function.module))), None) is not None
-
-
-def edited(function: Function) -> Sources:
-    """Change an operator, a constant or an elementary function in a body, if it has one."""
-    parsed = tree(function.module)
-    sites = list(_sites(at(function, parsed)))
-    if not sites:
-        return {}
-    node = sites[chance("site", function.qualified) % len(sites)]
-    if isinstance(node, ast.BinOp) and type(node.op) in _SWAPPED:
-        node.op = _SWAPPED[type(node.op)]()
-    elif isinstance(node, ast.BinOp):
-        node.right = ast.BinOp(node.right, ast.Mult(), ast.Constant(FACTOR))
-    elif isinstance(node, ast.Constant):
-        node.value *= FACTOR
-    else:
-        node.func.attr = _METHODS[node.func.attr]
-    return {function.module: ast.unparse(parsed)}
-
-
-def _sites(node: Any) -> Iterator[Any]:
-    for child in _body(node):
-        if isinstance(child, ast.BinOp):
-            found = isinstance(child.op, _OPERATORS) and not _SIZES.search(ast.unparse(child))
-        elif isinstance(child, ast.Constant):
-            found = type(child.value) is float and abs(child.value) > 1e-3
-        else:
-            found = isinstance(child, ast.Call) and getattr(child.func, "attr", "") in _METHODS
-        if found:
-            yield child
 
 
 def _assigned(holder: Any, prefix: str = "") -> Iterator[tuple[str, ast.Assign | ast.AnnAssign]]:
@@ -103,27 +62,21 @@ def revalued(module: str, name: str) -> Sources:
     return {module: ast.unparse(parsed)}
 
 
-def _scaled(parsed: ast.Module, function: Function, returned: str) -> bool:
-    found = False
-    for child in _body(at(function, parsed)):
-        if isinstance(child, ast.Return) and child.value is not None:
-            child.value, found = _more(child.value, returned), True
-    return found
-
-
-def _more(value: ast.expr, returned: str) -> ast.expr:
-    if returned == "one":
-        return ast.BinOp(value, ast.Mult(), ast.Constant(FACTOR))
-    more = ast.parse(f"(lambda found: (found[0] * {FACTOR}, *found[1:]))()", mode="eval").body
-    assert isinstance(more, ast.Call)
-    more.args.append(value)
-    return more
+def _returning(node: Any, expression: str) -> bool:
+    """Let a function return an expression of what it did, of `found`."""
+    returns = [one for one in _body(node) if isinstance(one, ast.Return) and one.value is not None]
+    for one in returns:
+        call: Any = ast.parse(f"(lambda found: {expression})()", mode="eval").body
+        call.args.append(one.value)
+        one.value = call
+    return bool(returns)
 
 
 def scaled_tree(function: Function, returned: str) -> ast.Module | None:
     """Return the tree of a module, lines as they are, in which a function returns 1.5 times what it did."""
     parsed = tree(function.module)
-    return ast.fix_missing_locations(parsed) if _scaled(parsed, function, returned) else None
+    more = f"found * {FACTOR}" if returned == "one" else f"(found[0] * {FACTOR}, *found[1:])"
+    return ast.fix_missing_locations(parsed) if _returning(at(function, parsed), more) else None
 
 
 def scaled(function: Function, returned: str) -> Sources:
@@ -167,71 +120,21 @@ def grown(function: Function, factor: float | None) -> Sources:
 
     With a factor the function multiplies by it; without one the keyword has no effect.
     """
-    passed = ast.Constant(factor)
-    calls = 0
-
-    def change(parsed: ast.Module, target: Any) -> bool:
-        nonlocal calls
-        found = False
+    found, calls = {}, 0
+    for module in naming(function.name):
+        parsed, touched = tree(module), False
+        if module == function.module and factor is not None:
+            _returning(at(function, parsed), "found if anew is None else found * anew")
         for node in ast.walk(parsed):
             if isinstance(node, Definition) and node.name == function.name:
                 node.args.kwonlyargs.append(ast.arg("anew"))
                 node.args.kw_defaults.append(ast.Constant(None))
-                found = True
+                touched = True
             elif isinstance(node, ast.Call) and function.name in (
                 getattr(node.func, "attr", ""), getattr(node.func, "id", ""),
             ):  # fmt: skip
-                node.keywords.append(ast.keyword("anew", passed))
-                calls += 1
-                found = True
-        if target is not None and factor is not None:
-            for child in _body(target):
-                if isinstance(child, ast.Return) and child.value is not None:
-                    more = ast.parse("(lambda found: found if anew is None else found * anew)()", mode="eval").body
-                    more.args.append(child.value)  # type: ignore[attr-defined]
-                    child.value = more
-        return found
-
-    found = {}
-    for module in naming(function.name):
-        parsed = tree(module)
-        target = at(function, parsed) if module == function.module else None
-        if change(parsed, target):
+                node.keywords.append(ast.keyword("anew", ast.Constant(factor)))
+                calls, touched = calls + 1, True
+        if touched:
             found[module] = ast.unparse(ast.fix_missing_locations(parsed))
     return found if calls else {}
-
-
-@functools.cache
-def _package(module: str) -> str:
-    return module if modules()[module].name == "__init__.py" else module.rpartition(".")[0]
-
-
-def renamed_module(module: str) -> Sources:
-    """Give a module another name, in all imports of the libraries too."""
-    parent, _, name = module.rpartition(".")
-    new = f"{name}_moved"
-
-    def change(parsed: ast.Module, where: str) -> bool:
-        found = False
-        for node in ast.walk(parsed):
-            if isinstance(node, ast.ImportFrom):
-                above = _package(where).split(".")
-                base = ".".join(above[: len(above) - node.level + 1]) if node.level else ""
-                absolute = ".".join(filter(None, (base, node.module)))
-                if absolute == module:
-                    node.module, node.level, found = f"{parent}.{new}", 0, True
-                elif absolute == parent:
-                    for alias in node.names:
-                        if alias.name == name:
-                            alias.name, alias.asname, found = new, alias.asname or name, True
-            elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    if alias.name == module and alias.asname:
-                        alias.name, found = f"{parent}.{new}", True
-        return found
-
-    found: Sources = {}
-    for one in naming(name):
-        found |= rewritten(lambda parsed, one=one: change(parsed, one), (one,))  # type: ignore[misc]
-    found[f"{parent}.{new}"] = found.pop(module, ast.unparse(tree(module)))
-    return found

@@ -75,18 +75,21 @@ def predicted(note: Note, name: str, model: Exact, d: int = 2, fast: bool = Fals
     """Note a prediction with its covariance, its gradient and a sample."""
     model.eval()
     x = data(7, d, 5)[0].requires_grad_()
+    points = x.expand(*model.train_inputs[0].shape[:-2], -1, -1)
+    given = isinstance(model.likelihood, likelihoods.FixedNoiseGaussianLikelihood)
+    noise = {"noise": torch.full((7,), 0.05, dtype=torch.float64)} if given else {}
     with gpytorch.settings.fast_pred_var(fast):
-        latent = model(x)
+        latent = model(points)
         note(f"{name} mean", latent.mean)
         note(f"{name} variance", latent.variance)
         note(f"{name} gradient", torch.autograd.grad(latent.mean.sum() + latent.variance.sum(), x)[0])
     with torch.no_grad(), gpytorch.settings.fast_pred_var(fast):
-        seen = model.likelihood(model(x))
+        seen = model.likelihood(model(points), **noise)
         note(f"{name} covariance", seen.covariance_matrix)
         note(f"{name} interval", torch.stack(seen.confidence_region()))
         note(f"{name} density", seen.log_prob(torch.zeros_like(seen.mean)))
         torch.manual_seed(3)
-        note(f"{name} sample", model(x).rsample(torch.Size([2])))
+        note(f"{name} sample", model(points).rsample(torch.Size([2])))
 
 
 def constrained() -> Exact:
@@ -120,53 +123,30 @@ def one_dimensional() -> Exact:
     return model_of(kernels.ScaleKernel(kernels.MaternKernel(1.5)), n=450, d=1)
 
 
-def _of_exact(name: str, make: Callable[[], Exact], d: int = 2) -> None:
-    def run(note: Note) -> Iterator[None]:
-        model = make()
-        trained(note, "first", model)
-        predicted(note, "predicted", model, d)
-        yield
-        trained(note, "then", model, 1)
-        predicted(note, "again", model, d)
-        predicted(note, "fast", model, d, fast=True)
-
-    PARTS[name] = run
-
-
-_of_exact("training with priors", constrained)
-_of_exact("training within bounds", bounded)
-_of_exact("training of sums and products", composed)
-_of_exact("training on a line", one_dimensional, 1)
-
-
-@part
-def fixed_noise(note: Note) -> Iterator[None]:
+def fixed_noise() -> Exact:
     noise = torch.linspace(0.01, 0.2, 40, dtype=torch.float64)
     likelihood = likelihoods.FixedNoiseGaussianLikelihood(noise, learn_additional_noise=True)
-    model = model_of(kernels.ScaleKernel(kernels.MaternKernel(2.5, ard_num_dims=2)), likelihood=likelihood)
-    trained(note, "first", model)
-    yield
-    model.eval()
-    x = data(5, 2, 4)[0]
-    with torch.no_grad():
-        seen = model.likelihood(model(x), noise=torch.full((5,), 0.05, dtype=torch.float64))
-        note("mean", seen.mean)
-        note("covariance", seen.covariance_matrix)
+    return model_of(kernels.ScaleKernel(kernels.MaternKernel(2.5, ard_num_dims=2)), likelihood=likelihood)
 
 
-@part
-def tasks(note: Note) -> Iterator[None]:
+def tasks() -> Exact:
     x, y = data(20)
     kernel = kernels.MultitaskKernel(kernels.RBFKernel(), num_tasks=2, rank=1)
+    kernel.task_covar_module.covar_factor.data.copy_(torch.tensor([[0.5], [0.3]]))
     mean = means.MultitaskMean(means.ConstantMean(), num_tasks=2)
     likelihood = likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
-    torch.manual_seed(1)
-    model = Exact(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel).double()
-    with torch.no_grad():
-        kernel.task_covar_module.covar_factor.copy_(torch.tensor([[0.5], [0.3]]))
-    trained(note, "first", model)
-    yield
-    predicted(note, "predicted", model)
+    return Exact(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel).double()
+
+
+TWO = torch.Size([2])
+
+
+def batch() -> Exact:
+    x, y = data(25)
+    likelihood = likelihoods.GaussianLikelihood(batch_shape=TWO)
+    kernel = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=TWO), batch_shape=TWO)
+    mean = means.ConstantMean(batch_shape=TWO)
+    return Exact(x.expand(2, -1, -1), torch.stack([y, y.cos()]), likelihood, mean, kernel).double()
 
 
 class Independent(Exact):
@@ -178,31 +158,47 @@ class Independent(Exact):
 
 
 def independent(n: int = 20) -> Exact:
-    (x, y), two = data(n), torch.Size([2])
-    kernel = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=two), batch_shape=two)
+    x, y = data(n)
+    kernel = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=TWO), batch_shape=TWO)
     likelihood = likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
-    mean = means.ConstantMean(batch_shape=two)
+    mean = means.ConstantMean(batch_shape=TWO)
     return Independent(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel).double()
 
 
-@part
-def batches(note: Note) -> Iterator[None]:
-    x, y = data(25)
-    one = torch.Size([2])
-    likelihood = likelihoods.GaussianLikelihood(batch_shape=one)
-    kernel = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=one), batch_shape=one)
-    mean = means.ConstantMean(batch_shape=one)
-    model = Exact(x.expand(2, -1, -1), torch.stack([y, y.cos()]), likelihood, mean, kernel).double()
-    trained(note, "first", model)
-    apart = independent()
-    trained(note, "apart", apart)
-    yield
-    trained(note, "apart again", apart)
-    model.eval()
-    with torch.no_grad():
-        seen = model.likelihood(model(data(6, 2, 4)[0].expand(2, -1, -1)))
-        note("mean", seen.mean)
-        note("covariance", seen.covariance_matrix)
+def inducing() -> Exact:
+    likelihood = likelihoods.GaussianLikelihood()
+    sparse = kernels.InducingPointKernel(kernels.ScaleKernel(kernels.RBFKernel()), data(8)[0], likelihood)
+    return model_of(sparse, likelihood=likelihood)
+
+
+def grid() -> Exact:
+    made = kernels.GridInterpolationKernel(kernels.RBFKernel(), grid_size=12, num_dims=2, grid_bounds=[(-0.2, 1.2)] * 2)
+    return model_of(kernels.ScaleKernel(made))
+
+
+def _of_exact(name: str, *makes: Callable[[], Exact], d: int = 2) -> None:
+    def run(note: Note) -> Iterator[None]:
+        models = {make.__name__: make() for make in makes}
+        for name, model in models.items():
+            trained(note, f"{name} first", model)
+            predicted(note, f"{name} predicted", model, d)
+        yield
+        for name, model in models.items():
+            trained(note, f"{name} then", model, 1)
+            predicted(note, f"{name} again", model, d)
+            predicted(note, f"{name} fast", model, d, fast=True)
+
+    PARTS[name] = run
+
+
+_of_exact("training with priors", constrained)
+_of_exact("training within bounds", bounded)
+_of_exact("training of sums and products", composed)
+_of_exact("training on a line", one_dimensional, d=1)
+_of_exact("fixed noise", fixed_noise)
+_of_exact("tasks", tasks)
+_of_exact("batches", batch, independent)
+_of_exact("inducing and grids", inducing, grid)
 
 
 @part
@@ -262,21 +258,6 @@ def variational(note: Note) -> Iterator[None]:
             note(f"{name} covariance", seen.covariance_matrix)
         if name == "gaussian":
             yield
-
-
-@part
-def inducing_and_grids(note: Note) -> Iterator[None]:
-    x, _ = data(8)
-    likelihood = likelihoods.GaussianLikelihood()
-    sparse = kernels.InducingPointKernel(kernels.ScaleKernel(kernels.RBFKernel()), x.clone(), likelihood)
-    model = model_of(sparse, likelihood=likelihood)
-    trained(note, "inducing", model)
-    predicted(note, "inducing", model)
-    yield
-    grid = kernels.GridInterpolationKernel(kernels.RBFKernel(), grid_size=12, num_dims=2, grid_bounds=[(-0.2, 1.2)] * 2)
-    model = model_of(kernels.ScaleKernel(grid))
-    trained(note, "grid", model, 1)
-    predicted(note, "grid", model)
 
 
 @part

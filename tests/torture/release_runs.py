@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from harness import ended, forked
 from release_changes import Change
 from release_sources import LIBRARIES, Function, functions, modules
 from release_trace import Trace, traced
@@ -37,26 +38,21 @@ class Died(NamedTuple):
 def start(function: Callable[[], Any]) -> tuple[int, int]:
     """Fork a process that answers with what a function returns; return its number, and where its answer is read."""
     reading, writing = os.pipe()
-    sys.stdout.flush()
-    child = os.fork()
-    if child:
-        os.close(writing)
-        return child, reading
-    status = 1
-    try:
+
+    def answered() -> int:
         os.close(reading)
         signal.alarm(HANGS)
         with open(writing, "wb") as answer:
             answer.write(pickle.dumps(function()))
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+        return 0
+
+    child = forked(answered)
+    os.close(writing)
+    return child, reading
 
 
 def _answer(child: int, told: bytes) -> Any:
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = ended(child)
     return Died(status) if status or not told else pickle.loads(told)
 
 
@@ -117,17 +113,15 @@ def import_libraries(botorch: bool) -> None:
 
 
 class _Changed(importlib.abc.MetaPathFinder):
-    """Finds changed modules, in a folder of their own, and does not find those that are gone."""
+    """Finds changed modules, in a folder of their own."""
 
     def __init__(self, change: Change, folder: Path) -> None:
-        self._gone, self.paths = change.gone, dict[str, Path]()
+        self.paths = dict[str, Path]()
         for module, source in (change.sources() if change.sources is not None else {}).items():
             self.paths[module] = folder / f"{module}.py"
             self.paths[module].write_text(source, encoding="utf-8")
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name in self._gone:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         if name not in self.paths:
             return None
         here = modules().get(name)
@@ -201,8 +195,7 @@ def _run(change: Change, parts: tuple[str, ...], auto: bool, orders: dict[str, s
         warnings.simplefilter("always")
         try:
             make = None if change.prepare is None else change.prepare()
-            if make is not None and change.when == "before":
-                make()
+            then = make() if make is not None and change.when == "before" else None
         except Exception as error:
             return "cannot be made", _told(error), heard
         if auto:
@@ -210,6 +203,8 @@ def _run(change: Change, parts: tuple[str, ...], auto: bool, orders: dict[str, s
                 import autokern.auto  # noqa: F401
             except BaseException as error:
                 return "import crashes", _told(error), heard
+        if then is not None:
+            then()
         try:
             if make is not None and change.when == "after":
                 make()
@@ -238,8 +233,6 @@ def verdict(change: Change, known: dict[str, Ran], folder: Path, ways: tuple[dic
     sys.meta_path.insert(0, finder)
     of_botorch = any(part == "a bayesian loop" for part in change.parts)
     try:
-        if change.first is not None:
-            change.first()
         import_libraries(of_botorch and len(change.parts) == 1)
         import release_program  # noqa: F401
     except Exception as error:

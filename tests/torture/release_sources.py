@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-import io
-import tokenize
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,28 +89,5 @@ def naming(name: str) -> tuple[str, ...]:
 
 def renamed(name: str, to: str) -> dict[str, str]:
     """Return the sources in which a name is another one, as identifier and in lists of names."""
-
-    def one(token: tokenize.TokenInfo) -> str:
-        if token.type == tokenize.NAME and token.string == name:
-            return to
-        return token.string.replace(name, to) if token.string in (f'"{name}"', f"'{name}'") else token.string
-
-    changed = {}
-    for module in naming(name):
-        lines = text(module).splitlines(keepends=True)
-        for token in reversed(list(tokenize.generate_tokens(io.StringIO(text(module)).readline))):
-            if (new := one(token)) != token.string:
-                (row, start), (_, end) = token.start, token.end
-                lines[row - 1] = lines[row - 1][:start] + new + lines[row - 1][end:]
-        changed[module] = "".join(lines)
-    return {module: source for module, source in changed.items() if source != text(module)}
-
-
-def rewritten(change: Callable[[ast.Module], bool], among: tuple[str, ...]) -> dict[str, str]:
-    """Return the sources of those modules whose tree a function changed, as it says."""
-    found = {}
-    for module in among:
-        parsed = tree(module)
-        if change(parsed):
-            found[module] = ast.unparse(ast.fix_missing_locations(parsed))
-    return found
+    word = re.compile(rf"\b{name}\b")
+    return {module: word.sub(to, text(module)) for module in naming(name) if word.search(text(module))}
