@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from support.rank_jobs import started, told
 
 from autokern.kernels import tiles
 from autokern.system import ranks
 from autokern.system.threads import Member
+
+ALONE = Member(0, 1, threading.Barrier(1))
 
 
 @pytest.mark.parametrize("members", [1, 3])
@@ -18,7 +22,7 @@ def test_ranks_cover_each_tile_once(ranks, members):
         turns = tiles.dealt(n, tile, members, ranks, rank)
         for number in range(members):
             own = [pairs[number::members] for pairs in turns]
-            places = list(tiles.tiles_of(own, tile, True, Alone()))
+            places = list(tiles.tiles_of(own, tile, True, ALONE))
             assert seen.isdisjoint(places)
             seen.update(places)
     covered = sum((b - t) * (r - left) * (2 if t != left else 1) for t, b, left, r in seen)
@@ -31,22 +35,9 @@ def test_ranks_and_their_threads_have_equal_work(n, members, ranks):
     for rank in range(ranks):
         turns, work = tiles.dealt(n, 768, members, ranks, rank), 0
         for pairs in turns:
-            each = [tiles.tiles_of([pairs[number::members]], 768, True, Alone()) for number in range(members)]
+            each = [tiles.tiles_of([pairs[number::members]], 768, True, ALONE) for number in range(members)]
             work += max(sum((b - t) * (r - left) for t, b, left, r in places) for places in each)
         assert work < 1.2 * n**2 / 2 / ranks / members
-
-
-class Alone(Member):
-    """A member that waits for none."""
-
-    def __init__(self):
-        self.number, self.count = 0, 1
-
-    def wait(self):
-        pass
-
-    def check(self):
-        pass
 
 
 @pytest.mark.slow

@@ -109,33 +109,24 @@ def test_nobody_passes_a_meeting_before_all_have_come(count):
 
 @each_count
 @pytest.mark.parametrize("who", ["first", "last"])
-@pytest.mark.parametrize("way", ["check", "wait"])
-def test_the_error_of_one_stops_the_others_and_is_raised(count, who, way):
+@pytest.mark.parametrize("way", ["check", "wait", "fail later"])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, MemoryError])
+def test_the_first_error_stops_the_others_and_is_raised_as_it_is(count, who, way, error):
     failing = 0 if who == "first" else count - 1
 
     def work(member):
         if member.number == failing:
-            raise ValueError("no")
+            raise error("first")
+        if way == "fail later":
+            time.sleep(0.05)
+            raise RuntimeError("later")
         if way == "wait":
             member.wait()
         checking(member)
 
-    with pytest.raises(ValueError, match=r"^no$"):
+    with pytest.raises(error, match=r"^first$"):
         threads.together(work, count)
     assert torch.is_grad_enabled()
-
-
-@each_count
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_the_first_of_several_errors_is_raised_as_it_is(count, error):
-    def work(member):
-        if member.number == count - 1:
-            raise error("first")
-        time.sleep(0.05)
-        raise RuntimeError("later")
-
-    with pytest.raises(error, match="first"):
-        threads.together(work, count)
 
 
 @each_count
