@@ -43,30 +43,29 @@ def clock(monkeypatch):
     return made
 
 
-def _two_candidates(make_op, ratio: float, clock: SimpleNamespace):
-    """An op whose second candidate takes `ratio` times as long as stock."""
+def test_regret_of_a_good_of_a_bad_and_of_a_failing_choice(make_op, clock):
     op = make_op("probe", grid=lambda level, dtype, device: [Problem(op="probe", m=4, n=4)])
 
+    @op.candidate("stock")
     def stock(a):
         clock.now += 1e-3
         return 2 * a
 
+    @op.candidate("other")
     def other(a):
-        clock.now += 1e-3 * ratio
+        clock.now += 0.5e-3
         return 2 * a
 
-    op.candidate("stock")(stock)
-    op.candidate("other")(other)
-    return Problem(op="probe", m=4, n=4)
+    @op.candidate("broken")
+    def broken(a):
+        raise RuntimeError("no")
 
-
-def test_regret_of_a_good_and_of_a_bad_choice(make_op, clock):
-    problem = _two_candidates(make_op, 0.5, clock)
-    (row,) = regret.timed([problem], math.inf, rounds=(3, 5))
+    (row,) = regret.timed([Problem(op="probe", m=4, n=4)], math.inf, rounds=(3, 5))
     assert row.fastest == row.best(0) == row.best(1) == "other"
     assert (row.regret("other"), row.over_stock("other")) == (1.0, pytest.approx(0.5))
     assert (row.regret("stock"), row.over_stock("stock")) == (pytest.approx(2.0), 1.0)
     assert set(row.ratios) == {"stock", "other", AGAIN}
+    assert row.regret("broken") == row.regret("stock"), "stock runs in its place"
     assert row.seconds == pytest.approx(1e-3)
 
 
@@ -76,18 +75,6 @@ def test_the_luckiest_timing_is_no_regret():
     row = regret.Row(problem=Problem(op="qr"), seconds=1e-3, ratios=ratios)
     assert row.regret("stock") == pytest.approx(math.sqrt(1 / 1.25 * 1.0))
     assert row.over_stock("other") == pytest.approx(1.0)
-
-
-def test_a_candidate_that_fails_takes_no_part(make_op, clock):
-    problem = _two_candidates(make_op, 1.0, clock)
-
-    def broken(a):
-        raise RuntimeError("no")
-
-    get("probe").candidate("broken")(broken)
-    (row,) = regret.timed([problem], math.inf, rounds=(2, 2))
-    assert "broken" not in row.ratios
-    assert row.regret("broken") == row.regret("stock"), "stock runs in its place"
 
 
 def _row(n: int, seconds: float = 1e-3, **ratios: float) -> regret.Row:
