@@ -200,3 +200,13 @@ def test_arguments_by_position_and_points_in_one_dimension(kind):
             assert found[0] is expected[0]
         else:
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_distances_that_an_instance_redefines(kind):
+    kernel = kind().double()
+    stock = kernel.covar_dist
+    kernel.covar_dist = lambda *args, **kwargs: 2 * stock(*args, **kwargs)
+    x, y = (torch.rand(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (12, 9))
+    found, expected = pair(kernel, x, y)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
