@@ -12,6 +12,7 @@ from typing import Any
 
 import gpytorch
 import torch
+from models import ExactModel
 
 import autokern
 from autokern.core.decision import Solved, collecting
@@ -28,26 +29,20 @@ X, Y, NEW = POINTS[:N, :2].contiguous(), (6 * POINTS[:N, 0]).sin() + 0.3 * POINT
 REFINED = iterated_density._REFINED
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, lengthscale: float, several: bool = False) -> None:
-        super().__init__(X, Y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
-        kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(2.5))
-        kernel.base_kernel.lengthscale = lengthscale
+def made(lengthscale: float, several: bool = False) -> Any:
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(2.5))
+    kernel.base_kernel.lengthscale = lengthscale
+    if several:
         cpu = torch.device("cpu")
-        self.covar_module = (
-            gpytorch.kernels.MultiDeviceKernel(kernel, [cpu, cpu], output_device=cpu) if several else kernel
-        )
-        self.likelihood.noise = 0.05
-        self.double()
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        kernel = gpytorch.kernels.MultiDeviceKernel(kernel, [cpu, cpu], output_device=cpu)
+    model = ExactModel(X, Y, kernel)
+    model.likelihood.noise = 0.05
+    return model.double()
 
 
 def density(lengthscale: float, several: bool = False, double: bool = True) -> tuple[list[float], str]:
     """Loss and gradients of the second step, and the preconditioner that served it; all products `double` or not."""
-    model = Model(lengthscale, several)
+    model = made(lengthscale, several)
     iterated_density._REFINED = 1.0 if double else REFINED
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     seen: list[Solved] = []
@@ -61,7 +56,7 @@ def density(lengthscale: float, several: bool = False, double: bool = True) -> t
 
 def predictions() -> dict[str, list[float]]:
     """Mean, variances and samples of a model that is never formed."""
-    model = Model(0.4).eval()
+    model = made(0.4).eval()
     forced = "distributed" if system.held() else "tiled-symmetric"
     orders = autokern.using(memory="145MB", force={"kernel_matmul": forced, "solve": "preconditioned"})
     with torch.no_grad(), orders:
@@ -85,7 +80,7 @@ def gradients_of_the_library() -> list[float]:
 
 def saved() -> str:
     """The checkpoint of a model that was trained for a step, in hexadecimal digits."""
-    model, file = Model(0.4), io.BytesIO()
+    model, file = made(0.4), io.BytesIO()
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with autokern.using(force={"exact_log_prob": "preconditioned"}):
