@@ -110,6 +110,7 @@ def test_the_sentence(cpu, known, words):
     assert words in str(found)
     once = msgspec.structs.replace(found, off=found.off[:1], on=found.on[:1], low=0.0, high=9.0)
     assert str(once).startswith("One run each tells no difference from noise: ")
+    assert "times as fast; one run each)" in str(once)
 
 
 def test_the_same_runs_as_markdown_and_as_csv():
