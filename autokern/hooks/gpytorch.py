@@ -245,6 +245,8 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
     """Return the log density of several tasks as a function of the value, None if unsupported."""
     if not marginal.are_tasks(distribution, likelihood):
         return None
+    if type(likelihood) is GaussianLikelihood and _same_noise(likelihood, distribution) is None:
+        return None
     if distribution._covar.__class__ is BlockInterleavedLinearOperator:
         apart, shape = marginal.of_independent_tasks(distribution, likelihood), distribution.mean.shape
         one = _served(apart, regime(shape[0]) == EXACT) if density.holds() else None
@@ -252,9 +254,10 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
 
     def of(value: Any) -> Any:
         found = marginal.of_tasks(distribution, likelihood)
-        if found is None:
+        if found is None or getattr(value, "shape", None) != distribution.mean.shape:
             return None
-        return _dispatch_tasks(lambda *_: likelihood(distribution, *params).log_prob(value), *found, value)
+        by_point = value.view_as(found[-1])
+        return _dispatch_tasks(lambda *_: likelihood(distribution, *params).log_prob(value), *found, by_point)
 
     return of
 

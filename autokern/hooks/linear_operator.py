@@ -20,10 +20,16 @@ from typing import Any
 import torch
 from linear_operator import operators, utils
 from linear_operator import settings as library
-from linear_operator.operators import DenseLinearOperator, LinearOperator
+from linear_operator.operators import (
+    DenseLinearOperator,
+    KroneckerProductAddedDiagLinearOperator,
+    KroneckerProductLinearOperator,
+    LinearOperator,
+)
 from linear_operator.utils import qr as qr_module
 
 from autokern.core.errors import unless_it_fails
+from autokern.core.releases.known import relied
 from autokern.hooks.bypass import stay_out, stay_out_of_operators
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
@@ -38,6 +44,9 @@ from autokern.runtime.memo import floor_of
 _THRESHOLD = 128
 """linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order."""
 _TINY = 1e-6
+_LARGE, _SINGULAR = 128, 1e-9
+"""Rows from which a product is not factorised, and the smallest eigenvalue, relative to the largest, for that."""
+_product = relied(KroneckerProductAddedDiagLinearOperator, KroneckerProductLinearOperator)
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
@@ -111,7 +120,31 @@ _reuse = _Reuse()
 
 
 def _factorises(linear_op: Any, *_: Any, **__: Any) -> bool:
-    return _reuse.operator is None and regime(linear_op.size(-1), SOLVE) == EXACT
+    plain = _reuse.operator is None and linear_op.__class__ is not KroneckerProductAddedDiagLinearOperator
+    return plain and regime(linear_op.size(-1), SOLVE) == EXACT
+
+
+@unless_it_fails
+def _by_eigenvalues(operator: Any, rhs: torch.Tensor) -> torch.Tensor | None:
+    """Solve with a large Kronecker product plus a constant by the eigenvalues of its factors (Bonilla et al. 2008).
+
+    None for other operators, and where the matrix is so near to singular that the library may add jitter.
+    """
+    if operator.__class__ is not KroneckerProductAddedDiagLinearOperator or not operator._diag_is_constant:
+        return None
+    product, n = operator.linear_op, operator.size(-1)
+    small = product.__class__ is KroneckerProductLinearOperator and 4 * max(m.size(-1) for m in product.linear_ops) <= n
+    if not small or n < _LARGE or not _product.holds():
+        return None
+    if torch.is_grad_enabled() and (operator.requires_grad or rhs.requires_grad):
+        return None
+    values, vectors = product.to(torch.float64).diagonalization()
+    values = values + operator.diag_tensor._diagonal()
+    if not bool((values.amin(-1) > _SINGULAR * values.amax(-1)).all()):
+        return None
+    wide = rhs.to(torch.float64)
+    found = vectors.matmul(vectors.mT.matmul(wide) / values.unsqueeze(-1)).to(rhs.dtype)
+    return found if found.isfinite().all() else None
 
 
 @hook(_solve_module, "_solve", idle=_factorises)
@@ -120,6 +153,8 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
     if known is not None and _same_tensors(known, linear_op):
         linear_op = known
     out = stay_out() or regime(linear_op.size(-1), SOLVE) == EXACT
+    if out and not stay_out() and (found := _by_eigenvalues(linear_op, rhs)) is not None:
+        return found
     kernel = None if out else _kernel_of(linear_op)
     if out or (kernel is None and not is_unstructured(linear_op)):
         return _solve.__wrapped__(linear_op, rhs)

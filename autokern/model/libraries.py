@@ -45,6 +45,7 @@ PREDICTION = tuple(_routes["prediction"])
 MEMORY = tuple(_routes["memory"])
 """Functions that take operators apart and cache results on them."""
 density: Relied = relied(*DENSITY)
+tasks: Relied = relied(*TASKS)
 prediction: Relied = relied(*PREDICTION)
 fantasy: Relied = relied(*_routes["fantasy"])
 """Functions that compute a fantasy from the caches of its model."""

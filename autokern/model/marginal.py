@@ -6,6 +6,7 @@ operators, distributions and prediction strategies are found and replaced.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from gpytorch.likelihoods import MultitaskGaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import (
     AddedDiagLinearOperator,
@@ -172,12 +173,17 @@ _OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
 
 
 def are_tasks(distribution: Any, likelihood: Any) -> bool:
-    """Whether a density of tasks is supported: differentiable, unbatched, interleaved, and no order to iterate."""
-    if type(distribution) is not MultitaskMultivariateNormal or type(likelihood) is not MultitaskGaussianLikelihood:
-        return False
-    if distribution.__dict__.get("_covar").__class__ not in _OPERATORS or not distribution._interleaved:
-        return False
-    plain = torch.is_grad_enabled() and distribution.loc.dim() == 1
+    """Whether a density of tasks is supported: differentiable, unbatched, interleaved, and no order to iterate.
+
+    Tasks may be tensors of outputs, whose covariance is a Kronecker product of points and modes (Zhe et al. 2019).
+    """
+    kinds, covariance = (type(distribution), type(likelihood)), distribution.__dict__.get("_covar").__class__
+    if kinds == (MultivariateNormal, GaussianLikelihood):
+        several = covariance is KroneckerProductLinearOperator
+    else:
+        several = kinds == (MultitaskMultivariateNormal, MultitaskGaussianLikelihood) and covariance in _OPERATORS
+        several = several and distribution._interleaved
+    plain = several and torch.is_grad_enabled() and distribution.loc.dim() == 1
     ignored = gpytorch.settings.observation_nan_policy.value() == "ignore"
     return plain and ignored and regime(distribution.loc.shape[-1]) != ORDERED
 
@@ -185,12 +191,14 @@ def are_tasks(distribution: Any, likelihood: Any) -> bool:
 def of_tasks(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:
     """Return the covariances of points, tasks and noise, and the mean, None if there is no Kronecker product."""
     product = distribution._covar.evaluate_kernel()
-    pair = product.__class__ is KroneckerProductLinearOperator and len(product.linear_ops) == 2
-    if not pair or not libraries.noise_in_place(likelihood):
+    several = product.__class__ is KroneckerProductLinearOperator and len(product.linear_ops) > 1
+    if not several or not libraries.noise_in_place(likelihood) or not libraries.tasks.holds():
         return None
-    noise = _noise_of_tasks(likelihood, distribution.num_tasks)
-    points, tasks = product.representation_tree()(*product.representation()).linear_ops  # a copy: its caches stay empty
-    return points.to_dense(), tasks.to_dense(), noise if noise.dim() == 2 else torch.diag(noise), distribution.mean
+    points, *tasks = product.representation_tree()(*product.representation()).linear_ops  # a copy without caches
+    between = functools.reduce(torch.kron, [one.to_dense() for one in tasks])
+    mean = distribution.mean.reshape(points.shape[-1], len(between))
+    noise = _noise_of_tasks(likelihood, len(between))
+    return points.to_dense(), between, noise if noise.dim() == 2 else torch.diag(noise), mean
 
 
 def of_independent_tasks(distribution: Any, likelihood: Any) -> Marginal | None:
@@ -204,7 +212,7 @@ def of_independent_tasks(distribution: Any, likelihood: Any) -> Marginal | None:
 
 def _noise_of_tasks(likelihood: Any, tasks: int) -> torch.Tensor:
     """Return the variances of the tasks' noise ``(t,)``, or its covariance ``(t, t)``."""
-    if not likelihood.has_task_noise:
+    if type(likelihood) is GaussianLikelihood or not likelihood.has_task_noise:
         return likelihood.noise.expand(tasks)
     own: torch.Tensor = likelihood.task_noises if likelihood.rank == 0 else likelihood.task_noise_covar
     if not likelihood.has_global_noise:

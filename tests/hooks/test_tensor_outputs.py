@@ -1,0 +1,158 @@
+"""Outputs that are a tensor: losses, solves and samples of Kronecker products of points and modes are stock's."""
+
+import contextlib
+import inspect
+import sys
+
+import gpytorch
+import pytest
+import torch
+from botorch.models import HigherOrderGP
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import RBFKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.operators import (
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    KroneckerProductLinearOperator,
+    LinearOperator,
+)
+from linear_operator.utils.warnings import NumericalWarning
+from torch.testing import assert_close
+
+import autokern
+from autokern.hooks import install
+
+
+@pytest.fixture(autouse=True)
+def _enabled():
+    with install.enabled():
+        yield
+
+
+@contextlib.contextmanager
+def by_stock():
+    install.disable()
+    try:
+        yield
+    finally:
+        install.enable()
+
+
+def higher_order(shape, dtype):
+    torch.manual_seed(0)
+    x = torch.rand(9, 2, dtype=dtype)
+    model = HigherOrderGP(x, torch.rand(9, *shape, dtype=dtype)).train()
+    return ExactMarginalLogLikelihood(model.likelihood, model), *model.train_inputs, model.train_targets
+
+
+class Tasks(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.kernel = RBFKernel()
+        self.between = torch.nn.Parameter(torch.eye(3, dtype=x.dtype) + 0.3)
+
+    def forward(self, x):
+        product = KroneckerProductLinearOperator(self.kernel(x), DenseLinearOperator(self.between @ self.between.mT))
+        return MultivariateNormal(x.new_zeros(3 * len(x)), product)
+
+
+def written(likelihood):
+    torch.manual_seed(0)
+    x, y = torch.rand(12, 2).double(), torch.rand(36).double()
+    model = Tasks(x, y, likelihood).double().train()
+    return ExactMarginalLogLikelihood(likelihood, model), x, y
+
+
+CASES = {
+    "one mode": lambda: higher_order((4,), torch.float64),
+    "three modes": lambda: higher_order((2, 3, 2), torch.float64),
+    "single precision": lambda: higher_order((3, 2), torch.float32),
+    "a user's product": lambda: written(GaussianLikelihood()),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_gradients_are_stock_s(name):
+    mll, x, y = CASES[name]()
+
+    def run():
+        loss = mll(mll.model(x), y)
+        return loss.detach(), *torch.autograd.grad(loss, [p for p in mll.parameters() if p.requires_grad])
+
+    before, ours = autokern.stats().get("task_log_prob", {}).get("arrays", 0), run()
+    assert autokern.stats()["task_log_prob"]["arrays"] == before + 1
+    with by_stock():
+        theirs = run()
+    tight = 1e-9 if y.dtype == torch.float64 else 2e-3
+    for one, other in zip(ours, theirs, strict=True):
+        assert_close(one, other, rtol=tight, atol=tight * other.abs().max().item())
+
+
+@pytest.mark.parametrize("other", ["fixed noise", "a wrong target", "no gradient"])
+def test_what_is_not_such_a_loss_is_left_to_stock(other):
+    fixed = FixedNoiseGaussianLikelihood(torch.full((36,), 0.1).double())
+    mll, x, y = written(fixed if other == "fixed noise" else GaussianLikelihood())
+    y = y[:-1] if other == "a wrong target" else y
+
+    def run():
+        with torch.set_grad_enabled(other != "no gradient"):
+            try:
+                return mll(mll.model(x), y).item()
+            except Exception as error:
+                return type(error), str(error)
+
+    before, ours = autokern.stats().get("task_log_prob"), run()
+    assert autokern.stats().get("task_log_prob") == before
+    with by_stock():
+        assert ours == run()
+
+
+def product(noise, batch=(), dtype=torch.float64, sizes=(12, 4, 3), missing=0):
+    torch.manual_seed(1)
+    roots = [torch.randn(*batch, n, n - missing, dtype=dtype).requires_grad_() for n in sizes]
+    covariance = KroneckerProductLinearOperator(*(DenseLinearOperator(r @ r.mT / r.shape[-1]) for r in roots))
+    noise = torch.full((*batch, 1), noise, dtype=dtype).requires_grad_()
+    n = covariance.shape[-1]
+    rhs = torch.randn(*batch, n, 2, dtype=dtype).requires_grad_()
+    return covariance + ConstantDiagLinearOperator(noise, n), rhs, [*roots, noise, rhs]
+
+
+@pytest.mark.parametrize(("batch", "dtype"), [((), torch.float64), ((2,), torch.float64), ((), torch.float32)])
+def test_solves_and_their_gradients_of_two_orders_are_stock_s(batch, dtype):
+    def run():
+        operator, rhs, leaves = product(0.3, batch, dtype)
+        found = operator.solve(rhs)
+        slopes = torch.autograd.grad(found.square().sum(), leaves, create_graph=True)
+        return found, *slopes, *torch.autograd.grad(sum(s.square().sum() for s in slopes), leaves)
+
+    ours = run()
+    with by_stock():
+        theirs = run()
+    tight = 1e-8 if dtype == torch.float64 else 5e-3
+    for one, other in zip(ours, theirs, strict=True):
+        assert_close(one, other, rtol=tight, atol=tight * other.abs().max().item())
+
+
+def solved(*of, **options):
+    """The solution, and how often the library factorised."""
+    seen, operator = [], product(*of, **options)
+    code = inspect.unwrap(LinearOperator.cholesky).__code__
+    sys.setprofile(lambda frame, event, _: seen.append(1) if event == "call" and frame.f_code is code else None)
+    try:
+        with torch.no_grad():
+            return operator[0].solve(operator[1]), len(seen)
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_large_product_is_not_factorised_and_a_singular_or_small_one_is():
+    assert solved(0.3)[1] == 0
+    assert solved(0.3, sizes=(5, 4, 3))[1] == 1
+    with pytest.warns(NumericalWarning, match="jitter"):
+        ours = solved(-1e-9, missing=1)
+    with by_stock(), pytest.warns(NumericalWarning, match="jitter"):
+        theirs = solved(-1e-9, missing=1)
+    assert ours[1] == theirs[1] == 1
+    assert_close(ours[0], theirs[0], rtol=0, atol=0)
