@@ -41,11 +41,12 @@ class Exact(gpytorch.models.ExactGP):
 
 
 def data(n: int, d: int = 2, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return points and values; ``T14_NUDGE`` changes the values by that much of themselves."""
+    """Return points and values; ``T14_NUDGE`` changes both by that much of themselves."""
+    nudge = 1 + float(os.environ.get("T14_NUDGE", "0"))
     made = torch.Generator().manual_seed(seed)
     x = torch.rand(n, d, generator=made, dtype=torch.float64)
     noise = torch.randn(n, generator=made, dtype=torch.float64)
-    return x, ((4 * x).sin().sum(-1) + 0.1 * noise) * (1 + float(os.environ.get("T14_NUDGE", "0")))
+    return x * nudge, ((4 * x).sin().sum(-1) + 0.1 * noise) * nudge
 
 
 def model_of(kernel: Any, mean: Any = None, likelihood: Any = None, n: int = 40, d: int = 2) -> Exact:
