@@ -131,7 +131,7 @@ def recorded() -> dict[str, list[str]]:
     switches = [(fast, grad) for fast in (False, True) for grad in (False, True)]
     runs: dict[str, list[Callable[[], None]]] = {
         "density": [lambda make=make: density(make()) for make in exact],
-        "tasks": [lambda: density(program.tasks()), lambda: density(program.independent())],
+        "tasks": [lambda make=make: density(make()) for make in (program.tasks, program.independent, program.of_modes)],
         "prediction": [lambda make=make, how=how: prediction(make(), *how) for make in exact for how in switches],
         "fantasy": [lambda make=make: fantasy(make()) for make in exact[:3]],
     }

@@ -15,6 +15,7 @@ import torch
 from gpytorch import constraints, kernels, likelihoods, means, priors
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
+from linear_operator.operators import KroneckerProductLinearOperator
 
 Note = Callable[[str, Any], None]
 Part = Callable[[Note], Iterator[None]]
@@ -139,6 +140,22 @@ def tasks() -> Exact:
     return Exact(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel).double()
 
 
+class Modes(Exact):
+    """A model of values at four places."""
+
+    def forward(self, x: torch.Tensor) -> MultivariateNormal:
+        places = torch.linspace(0, 1, 4, dtype=x.dtype).unsqueeze(-1)
+        product = KroneckerProductLinearOperator(self.covar_module(x), self.covar_module.base_kernel(places))
+        return MultivariateNormal(x.new_zeros(4 * len(x)), product)
+
+
+def of_modes() -> Exact:
+    x, y = data(9)
+    kernel = kernels.ScaleKernel(kernels.RBFKernel())
+    values = (y.unsqueeze(-1) * torch.linspace(0.5, 1, 4)).flatten()
+    return Modes(x, values, likelihoods.GaussianLikelihood(), means.ZeroMean(), kernel).double()
+
+
 TWO = torch.Size([2])
 
 
@@ -198,6 +215,16 @@ _of_exact("training of sums and products", composed)
 _of_exact("training on a line", one_dimensional, d=1)
 _of_exact("fixed noise", fixed_noise)
 _of_exact("tasks", tasks)
+
+
+@part
+def modes(note: Note) -> Iterator[None]:
+    model = of_modes()
+    trained(note, "modes", model)
+    yield
+    trained(note, "modes again", model)
+
+
 _of_exact("batches", batch, independent)
 _of_exact("inducing and grids", inducing, grid)
 
