@@ -306,6 +306,13 @@ def kronecker_multi_task() -> tuple[Step, Step]:
     return fitted(KroneckerMultiTaskGP(x, torch.stack((targets(x), targets(x)), -1)))
 
 
+def tensor_outputs() -> tuple[Step, Step]:
+    from botorch.models import HigherOrderGP
+
+    x = points(12, 2)
+    return fitted(HigherOrderGP(x, targets(x)[:, None, None] * torch.rand(4, 3, dtype=x.dtype)))
+
+
 def model_list() -> tuple[Step, Step]:
     from botorch.models import ModelListGP, SingleTaskGP
 
@@ -335,6 +342,7 @@ BOTORCH: dict[str, Callable[[], tuple[Step, Step]]] = {
     "MixedSingleTaskGP": mixed,
     "MultiTaskGP": multi_task,
     "KroneckerMultiTaskGP": kronecker_multi_task,
+    "HigherOrderGP": tensor_outputs,
     "ModelListGP": model_list,
     "AdditiveMapSaasSingleTaskGP": saas,
 }
