@@ -11,6 +11,7 @@ as ``RBFKernel() + LinearKernel()`` is evaluated. A training step or a predictio
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import sys
 import threading
@@ -44,7 +45,7 @@ from autokern.runtime.memo import floor_of
 _THRESHOLD = 128
 """linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order."""
 _TINY = 1e-6
-_LARGE, _SINGULAR = 128, 1e-9
+_LARGE, _SINGULAR = 128, {torch.float64: 1e-9, torch.float32: 1e-3}
 """Rows from which a product is not factorised, and the smallest eigenvalue, relative to the largest, for that."""
 _product = relied(KroneckerProductAddedDiagLinearOperator, KroneckerProductLinearOperator)
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
@@ -136,15 +137,19 @@ def _by_eigenvalues(operator: Any, rhs: torch.Tensor) -> torch.Tensor | None:
     small = product.__class__ is KroneckerProductLinearOperator and 4 * max(m.size(-1) for m in product.linear_ops) <= n
     if not small or n < _LARGE or not _product.holds():
         return None
-    if torch.is_grad_enabled() and (operator.requires_grad or rhs.requires_grad):
+    differentiated = torch.is_grad_enabled() and (operator.requires_grad or rhs.requires_grad)
+    if differentiated or rhs.dtype is not operator.dtype or rhs.dtype not in _SINGULAR:
         return None
-    values, vectors = product.to(torch.float64).diagonalization()
-    values = values + operator.diag_tensor._diagonal()
-    if not bool((values.amin(-1) > _SINGULAR * values.amax(-1)).all()):
+    factors = [one.to_dense().to(torch.float64) for one in product.linear_ops]
+    if not all(torch.allclose(one, one.mT) for one in factors):
         return None
-    wide = rhs.to(torch.float64)
-    found = vectors.matmul(vectors.mT.matmul(wide) / values.unsqueeze(-1)).to(rhs.dtype)
-    return found if found.isfinite().all() else None
+    each, bases = zip(*map(torch.linalg.eigh, factors), strict=True)
+    values = functools.reduce(lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2), each)
+    values, vectors = values + operator.diag_tensor._diagonal(), KroneckerProductLinearOperator(*bases)
+    if not bool((values.amin(-1) > _SINGULAR[rhs.dtype] * values.amax(-1)).all()):
+        return None
+    found = vectors.matmul(vectors.mT.matmul(rhs.to(torch.float64)) / values.unsqueeze(-1)).to(rhs.dtype)
+    return found.mT.contiguous().mT if found.isfinite().all() else None  # in LAPACK's order, as stock's
 
 
 @hook(_solve_module, "_solve", idle=_factorises)

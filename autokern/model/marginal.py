@@ -196,6 +196,8 @@ def of_tasks(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | N
         return None
     points, *tasks = product.representation_tree()(*product.representation()).linear_ops  # a copy without caches
     between = functools.reduce(torch.kron, [one.to_dense() for one in tasks])
+    if points.dim() > 2 or between.dim() > 2 or not torch.allclose(between, between.mT):  # stock says what happens
+        return None
     mean = distribution.mean.reshape(points.shape[-1], len(between))
     noise = _noise_of_tasks(likelihood, len(between))
     return points.to_dense(), between, noise if noise.dim() == 2 else torch.diag(noise), mean

@@ -109,6 +109,14 @@ def test_what_is_not_such_a_loss_is_left_to_stock(other):
         assert ours == run()
 
 
+def test_two_factors_that_are_negative_definite_make_a_product_that_is_not():
+    operator, rhs, _ = product(0.3)
+    first, second, third = operator.linear_op.linear_ops
+    turned = KroneckerProductLinearOperator(*(DenseLinearOperator(-one.to_dense()) for one in (first, second)), third)
+    found = (turned + ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 144)).solve(rhs)
+    assert_close(found, operator.solve(rhs))
+
+
 def product(noise, batch=(), dtype=torch.float64, sizes=(12, 4, 3), missing=0):
     torch.manual_seed(1)
     roots = [torch.randn(*batch, n, n - missing, dtype=dtype).requires_grad_() for n in sizes]
