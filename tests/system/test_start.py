@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
+from pathlib import Path
 
 import pytest
 from support.programs import said
 
 from autokern.system import start
 
+TESTS = str(Path(__file__).parents[1])
 STATE = f"import gc; print(gc.isenabled(), gc.get_freeze_count() >= {start._BORN})"
 
 
@@ -95,7 +97,7 @@ after = opened("after")
 PROGRAM = f"""
 import gc, importlib, pkgutil, sys
 import torch
-sys.path[:0] = {sys.path!r}
+sys.path[:0] = {[TESTS, *sys.path]!r}  # `support` is also the name of a script of calibration
 
 def ours():
     gc.collect()
