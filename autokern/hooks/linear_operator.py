@@ -37,7 +37,7 @@ from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.kernels.embedded import Embedded
 from autokern.model import memoized
 from autokern.model.libraries import DENSITY, EXACT, MEMORY, ORDERED, ROOT, SOLVE, as_now, regime
-from autokern.model.marginal import is_unstructured
+from autokern.model.marginal import is_symmetric, is_unstructured
 from autokern.prediction.factor_cache import kinds_of_terms
 from autokern.runtime.dispatch import route
 from autokern.runtime.memo import floor_of
@@ -141,7 +141,7 @@ def _by_eigenvalues(operator: Any, rhs: torch.Tensor) -> torch.Tensor | None:
     if differentiated or rhs.dtype is not operator.dtype or rhs.dtype not in _SINGULAR:
         return None
     factors = [one.to_dense().to(torch.float64) for one in product.linear_ops]
-    if not all(torch.allclose(one, one.mT) for one in factors):
+    if not all(is_symmetric(one, rhs.dtype) for one in factors):
         return None
     each, bases = zip(*map(torch.linalg.eigh, factors), strict=True)
     values = functools.reduce(lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2), each)

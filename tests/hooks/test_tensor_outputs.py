@@ -117,6 +117,16 @@ def test_two_factors_that_are_negative_definite_make_a_product_that_is_not():
     assert_close(found, operator.solve(rhs))
 
 
+def test_a_factor_that_is_not_quite_symmetric_is_factorised_as_stock_s():
+    operator, rhs, _ = product(0.3)
+    first, second, third = (one.to_dense().detach() for one in operator.linear_op.linear_ops)
+    apart = KroneckerProductLinearOperator(1e9 * first, 1e-9 * (second + 0.01 * second.triu(1)), third)
+    apart = apart + ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 144)
+    ours = apart.solve(rhs)
+    with by_stock():
+        assert_close(apart.solve(rhs), ours, rtol=0, atol=0)
+
+
 def product(noise, batch=(), dtype=torch.float64, sizes=(12, 4, 3), missing=0):
     torch.manual_seed(1)
     roots = [torch.randn(*batch, n, n - missing, dtype=dtype).requires_grad_() for n in sizes]
