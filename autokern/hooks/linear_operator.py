@@ -157,11 +157,13 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
     known = _reuse.operator
     if known is not None and _same_tensors(known, linear_op):
         linear_op = known
-    out = stay_out() or regime(linear_op.size(-1), SOLVE) == EXACT
-    if out and not stay_out() and (found := _by_eigenvalues(linear_op, rhs)) is not None:
-        return found
-    kernel = None if out else _kernel_of(linear_op)
-    if out or (kernel is None and not is_unstructured(linear_op)):
+    if stay_out():
+        return _solve.__wrapped__(linear_op, rhs)
+    if regime(linear_op.size(-1), SOLVE) == EXACT:
+        found = _by_eigenvalues(linear_op, rhs)
+        return _solve.__wrapped__(linear_op, rhs) if found is None else found
+    kernel = _kernel_of(linear_op)
+    if kernel is None and not is_unstructured(linear_op):
         return _solve.__wrapped__(linear_op, rhs)
     if rhs.dim() < linear_op.dim():  # all matrices of a batch share them, as in backward passes
         rhs = rhs.expand(*linear_op.batch_shape, *rhs.shape[-2:])

@@ -192,7 +192,9 @@ def of_tasks(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | N
     """Return the covariances of points, tasks and noise, and the mean, None if there is no Kronecker product."""
     product = distribution._covar.evaluate_kernel()
     several = product.__class__ is KroneckerProductLinearOperator and len(product.linear_ops) > 1
-    if not several or not libraries.noise_in_place(likelihood) or not libraries.tasks.holds():
+    if not several or not libraries.noise_in_place(likelihood):
+        return None
+    if type(likelihood) is GaussianLikelihood and not libraries.tasks.holds():  # the noise of tasks relies on it, too
         return None
     points, *tasks = product.representation_tree()(*product.representation()).linear_ops  # a copy without caches
     between = functools.reduce(torch.kron, [one.to_dense() for one in tasks])

@@ -6,7 +6,6 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOpe
 from scipy.linalg import _flapack as scipys
 from support.densities import by, of
 from support.models import loss_of
-from support.programs import said
+from support.programs import PATH, said
 
 import autokern
 from autokern.density import matrices
@@ -68,10 +67,6 @@ def test_covariances_of_tasks_are_looked_up(monkeypatch):
     assert looked_up(operators[0][0]) is None
 
 
-TESTS = str(Path(__file__).parents[1])
-"""First: `support` is also the name of a script of calibration."""
-
-
 @pytest.mark.slow
 def test_scipy_is_not_imported_by_autokern_nor_by_a_step():
     program = """
@@ -94,7 +89,7 @@ several = [one for one in threadpool_info() if one["internal_api"] == "openblas"
 assert len(threads._libraries()) == sum(one["threading_layer"] == "pthreads" for one in several)
 print(left)
 """
-    assert said(program, PYTHONPATH=os.pathsep.join([TESTS, *sys.path]))[-1] == "True"
+    assert said(program, PYTHONPATH=os.pathsep.join(PATH))[-1] == "True"
 
 
 def test_a_scipy_of_another_layout_is_imported(monkeypatch):

@@ -12,9 +12,11 @@ from typing import Any
 import autokern
 
 QUIET = ("-W", "ignore")
+PATH = [str(Path(__file__).parents[1]), *sys.path]
+"""Where a child imports from as this process does; first the tests, for `support` is a script of calibration, too."""
 BARE = f"""
 import sys, types
-sys.path[:0] = {sys.path!r}
+sys.path[:0] = {PATH!r}
 sys.modules["autokern"] = types.ModuleType("autokern")
 sys.modules["autokern"].__path__ = [{str(Path(autokern.__file__).parent)!r}]
 """

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from pathlib import Path
 
 import pytest
-from support.programs import said
+from support.programs import PATH, said
 
 from autokern.system import start
 
-TESTS = str(Path(__file__).parents[1])
 STATE = f"import gc; print(gc.isenabled(), gc.get_freeze_count() >= {start._BORN})"
 
 
@@ -97,7 +95,7 @@ after = opened("after")
 PROGRAM = f"""
 import gc, importlib, pkgutil, sys
 import torch
-sys.path[:0] = {[TESTS, *sys.path]!r}  # `support` is also the name of a script of calibration
+sys.path[:0] = {PATH!r}
 
 def ours():
     gc.collect()

@@ -94,9 +94,8 @@ class Repeated(abc.ABC):
         """Forget the recording, so that the next call is recorded, and measure replays and the library anew."""
         self._anew, self.larger = self._replay is not None, larger
         self._seconds = self._running = self._around = self.price = math.inf
-        self._cost, self._replay = 0.0, None
-        self._compared = self._misses = self._gains = 0
-        self._same = False  # whether nothing that was recorded had changed before the last call
+        self._cost, self._replay, self._same = 0.0, None, False
+        self._compared = self._misses = self._replays = 0
 
     @abc.abstractmethod
     def library(self, *call: Any) -> Any:
@@ -168,7 +167,7 @@ class Repeated(abc.ABC):
         ours = self._by_replay(*call)
         if ours is None:
             found = self.library(*call)
-            if self._same and not self.lasting:  # but for what the library keeps of its last call
+            if self._same and not self.lasting:  # nothing had changed; the library keeps things of its last call
                 self.renew()
             return found
         first = self._compared < _COMPARED
@@ -206,15 +205,18 @@ class Repeated(abc.ABC):
         """End where a replay is not faster; else note what recording cost and what a replay gains."""
         if self.repeatable and self.lasting:
             self._run()  # the first run touched new memory
-        replayed = self.earlier + self._running + self._around
-        if replayed > _GAIN * self._seconds:
-            self.end("a replay is not faster")
-            return
+        if self._replayed() > _GAIN * self._seconds:
+            return self.end("a replay is not faster")
         self.price = self._cost - (1 + _COMPARED) * self._seconds
+        gain, history = self._seconds - self._replayed(), self._history
         if self.larger:  # seconds of a replay of the larger calls that were recorded before
-            self._history.shrinks = self._running < _GAIN * self.larger
+            history.shrinks = self._running < _GAIN * self.larger
         if not self._anew:
-            self._history.cost, self._history.gain, self._history.refused = self.price, self._seconds - replayed, 0
+            history.cost, history.gain, history.refused = self.price, gain, 0
+
+    def _replayed(self) -> float:
+        """Return how long a call by a replay takes, at least."""
+        return self.earlier + self._running + self._around
 
     def _agree(self, ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
         """Whether results agree; where points were dropped, BLAS rounds products of another size otherwise."""
@@ -272,14 +274,14 @@ class Repeated(abc.ABC):
             running = self._run()
             found = self.result(self._results, *call)
             self._around = min(self._around, time.thread_time() - began - running)
-            self._misses, self._gains = 0, self._gains + 1
+            self._misses, self._replays = 0, self._replays + 1
             return found
         except caught(Exception) as reason:
             self._misses += 1
             if not isinstance(reason, ChangedError):
                 self.end(str(reason))
             elif self._misses >= _MISSES:  # at another branch from now on
-                repaid = self._gains * (self._seconds - self._running - self._around) > self.price
+                repaid = self._replays * (self._seconds - self._replayed()) > self.price
                 self.start_anew() if repaid else self.end(str(reason))
             return None
 
