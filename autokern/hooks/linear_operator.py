@@ -11,7 +11,6 @@ as ``RBFKernel() + LinearKernel()`` is evaluated. A training step or a predictio
 from __future__ import annotations
 
 import copy
-import functools
 import pickle
 import sys
 import threading
@@ -21,12 +20,7 @@ from typing import Any
 import torch
 from linear_operator import operators, utils
 from linear_operator import settings as library
-from linear_operator.operators import (
-    DenseLinearOperator,
-    KroneckerProductAddedDiagLinearOperator,
-    KroneckerProductLinearOperator,
-    LinearOperator,
-)
+from linear_operator.operators import DenseLinearOperator, KroneckerProductAddedDiagLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
 
 from autokern.core.errors import unless_it_fails
@@ -37,7 +31,7 @@ from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.kernels.embedded import Embedded
 from autokern.model import memoized
 from autokern.model.libraries import DENSITY, EXACT, MEMORY, ORDERED, ROOT, SOLVE, as_now, regime
-from autokern.model.marginal import is_symmetric, is_unstructured
+from autokern.model.marginal import is_unstructured
 from autokern.prediction.factor_cache import kinds_of_terms
 from autokern.runtime.dispatch import route
 from autokern.runtime.memo import floor_of
@@ -45,9 +39,7 @@ from autokern.runtime.memo import floor_of
 _THRESHOLD = 128
 """linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order."""
 _TINY = 1e-6
-_LARGE, _SINGULAR = 128, {torch.float64: 1e-9, torch.float32: 1e-3}
-"""Rows from which a product is not factorised, and the smallest eigenvalue, relative to the largest, for that."""
-_product = relied(KroneckerProductAddedDiagLinearOperator, KroneckerProductLinearOperator)
+_product = relied(KroneckerProductAddedDiagLinearOperator, operators.KroneckerProductLinearOperator)
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
@@ -125,33 +117,6 @@ def _factorises(linear_op: Any, *_: Any, **__: Any) -> bool:
     return plain and regime(linear_op.size(-1), SOLVE) == EXACT
 
 
-@unless_it_fails
-def _by_eigenvalues(operator: Any, rhs: torch.Tensor) -> torch.Tensor | None:
-    """Solve with a large Kronecker product plus a constant by the eigenvalues of its factors (Bonilla et al. 2008).
-
-    None for other operators, and where the matrix is so near to singular that the library may add jitter.
-    """
-    if operator.__class__ is not KroneckerProductAddedDiagLinearOperator or not operator._diag_is_constant:
-        return None
-    product, n = operator.linear_op, operator.size(-1)
-    small = product.__class__ is KroneckerProductLinearOperator and 4 * max(m.size(-1) for m in product.linear_ops) <= n
-    if not small or n < _LARGE or not _product.holds():
-        return None
-    differentiated = torch.is_grad_enabled() and (operator.requires_grad or rhs.requires_grad)
-    if differentiated or rhs.dtype is not operator.dtype or rhs.dtype not in _SINGULAR:
-        return None
-    factors = [one.to_dense().to(torch.float64) for one in product.linear_ops]
-    if not all(is_symmetric(one, rhs.dtype) for one in factors):
-        return None
-    each, bases = zip(*map(torch.linalg.eigh, factors), strict=True)
-    values = functools.reduce(lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2), each)
-    values, vectors = values + operator.diag_tensor._diagonal(), KroneckerProductLinearOperator(*bases)
-    if not bool((values.amin(-1) > _SINGULAR[rhs.dtype] * values.amax(-1)).all()):
-        return None
-    found = vectors.matmul(vectors.mT.matmul(rhs.to(torch.float64)) / values.unsqueeze(-1)).to(rhs.dtype)
-    return found.mT.contiguous().mT if found.isfinite().all() else None  # in LAPACK's order, as stock's
-
-
 @hook(_solve_module, "_solve", idle=_factorises)
 def _solve(linear_op: Any, rhs: Any) -> Any:
     known = _reuse.operator
@@ -159,11 +124,9 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
         linear_op = known
     if stay_out():
         return _solve.__wrapped__(linear_op, rhs)
-    if regime(linear_op.size(-1), SOLVE) == EXACT:
-        found = _by_eigenvalues(linear_op, rhs)
-        return _solve.__wrapped__(linear_op, rhs) if found is None else found
-    kernel = _kernel_of(linear_op)
-    if kernel is None and not is_unstructured(linear_op):
+    exact = regime(linear_op.size(-1), SOLVE) == EXACT
+    kernel = None if exact else _kernel_of(linear_op)
+    if (not _product.holds()) if exact else kernel is None and not is_unstructured(linear_op):
         return _solve.__wrapped__(linear_op, rhs)
     if rhs.dim() < linear_op.dim():  # all matrices of a batch share them, as in backward passes
         rhs = rhs.expand(*linear_op.batch_shape, *rhs.shape[-2:])

@@ -2,7 +2,8 @@
 
 Arguments: ``operator, rhs, kernel``. The operator is a sum of dense parts and diagonals, as for `inv_quad_logdet`, or
 the sum of a matrix-free covariance and a diagonal; `kernel` is the embedded kernel of the latter, else None. `rhs` is
-``(..., n, t)``. Callers differentiate the solution themselves, so the op supports no gradients.
+``(..., n, t)``. Callers differentiate the solution themselves, so the op supports no gradients. Of a Kronecker product
+plus a constant, which stock factorises, `n` of the problem is the size of the first factor, `d` that of the others.
 
 Solutions are exact, or to a relative residual of 1e-5 (float32 1e-4) or the library's `cg_tolerance`, whichever is
 tighter.
@@ -10,10 +11,18 @@ tighter.
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
-from linear_operator.operators import AddedDiagLinearOperator, DenseLinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    KroneckerProductAddedDiagLinearOperator,
+    KroneckerProductLinearOperator,
+)
 
 from autokern.core.op import tensors_in
 from autokern.core.problem import Error, Features, Problem
@@ -26,9 +35,9 @@ from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.model import libraries
 from autokern.model.libraries import SOLVES, TOLERANCE, orders, tolerance
-from autokern.model.marginal import DIAGONAL, is_unstructured, variances
+from autokern.model.marginal import DIAGONAL, is_symmetric, is_unstructured, variances
 from autokern.ops._candidates import CG_VECTORS, Iterated, every, exact_up_to, of_many, only, own_obeys, to_a_residual
-from autokern.ops._problems import CG_ITERATIONS, matrix_problem
+from autokern.ops._problems import CG_ITERATIONS, iterates, matrix_problem, positive_definite, random_matrix
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_system, system_of
 from autokern.system import memory
 
@@ -36,7 +45,11 @@ _COLUMNS = 72
 """Rows per column up to which a factorisation takes fewer operations than a dozen products."""
 _POOR = 0.01
 """Relative residual (the library's tolerance in predictions) from which a factor's solution is discarded."""
-FREE = "free"
+FREE, PRODUCT = "free", "kronecker"
+_MANY, _SINGULAR = 128, {torch.float64: 1e-9, torch.float32: 1e-3}
+"""Rows from which a product is not factorised, and the smallest eigenvalue, relative to the largest, for that."""
+_LEAST = 4
+"""Rows of the first factor, and of all others, below which one of them has most of the work."""
 
 
 class _Solve(Iterated):
@@ -51,41 +64,61 @@ class _Solve(Iterated):
         return (
             operator.__class__, operator.shape, operator.dtype, operator.device, rhs.__class__, rhs.shape, rhs.dtype,
             rhs.device, None if kernel is None else forms.key(kernel), torch.is_grad_enabled(), orders(SOLVES),
-            kernel is None and is_unstructured(operator),
+            kernel is None and is_unstructured(operator), factors(operator),
         )  # fmt: skip
 
     def problem_of(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> Problem | None:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((operator, rhs))):
             return None
-        if (kernel is None and not is_unstructured(operator)) or not is_system(operator, rhs):
+        sizes = factors(operator)
+        if (kernel is None and not sizes and not is_unstructured(operator)) or not is_system(operator, rhs):
             return None
-        if operator.dim() == 2:
-            return system(rhs, rhs.numel() // rhs.shape[-2], kernel)
-        same = rhs.shape[:-2] == operator.shape[:-2]
-        return system(rhs, rhs.shape[-1], kernel, operator.shape[:-2].numel()) if same else None
+        batch = operator.shape[:-2]
+        if batch and rhs.shape[:-2] != batch:
+            return None
+        columns = rhs.shape[-1] if batch else rhs.numel() // rhs.shape[-2]
+        if not sizes:
+            return system(rhs, columns, kernel, batch.numel())
+        n, d = sizes[0], math.prod(sizes[1:])
+        return matrix_problem("solve", rhs, m=n, n=n, d=d, rhs=columns, batch=batch.numel(), variant=PRODUCT, grad="")
 
     def reference(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
         return torch.linalg.solve(operator.to_dense(), rhs)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-        return *system_of(problem, generator), None
+        if PRODUCT not in problem.words:
+            return *system_of(problem, generator), None
+        both = [positive_definite(problem.replace(n=size), generator) for size in (problem.n, problem.d)]
+        rows = problem.n * problem.d
+        noise = ConstantDiagLinearOperator(both[0].new_full((*both[0].shape[:-2], 1), 0.1), rows)
+        operator = KroneckerProductAddedDiagLinearOperator(KroneckerProductLinearOperator(*both), noise)
+        return operator, random_matrix(problem, generator, rows, problem.rhs), None
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         base = Problem(op="solve", rhs=1, dtype=dtype, device=device, variant="dense/cg")
         sizes = [(1000, 1), (1000, 100), (1500, 11), (2000, 1)]
         sizes += [(2500, 1), (2500, 300), (3600, 1), (1400, 1), (4500, 30)] if level == "full" else []
-        return [base.replace(m=n, n=n, rhs=t) for n, t in sizes]
+        products = [(16, 12, 1), (20, 32, 8), *([(40, 32, 1), (10, 120, 8), (8, 8, 1)] if level == "full" else [])]
+        found = [base.replace(m=n, n=n, rhs=t) for n, t in sizes]
+        return [*found, *(base.replace(m=n, n=n, d=d, rhs=t, variant=PRODUCT) for n, d, t in products)]
 
     def features(self, problem: Problem) -> Features:
+        if PRODUCT in problem.words:
+            rows = problem.n * problem.d
+            return Features(300.0, problem.batch * rows**2 * (rows / 3 + 2.0 * problem.rhs), 4.0 * self.memory(problem))
         elements = problem.batch * problem.n**2
         flops = 2.0 * CG_ITERATIONS * elements * problem.rhs
         return Features(300.0, flops, 1.0 * CG_ITERATIONS * elements * problem.itemsize)
 
     def memory(self, problem: Problem) -> int:
         """Return the bytes of the factor, in place of a copy of the matrix, and of a sum of its parts."""
-        return int(problem.batch * (2.1 * problem.n**2 + 3 * problem.n * problem.rhs) * problem.itemsize)
+        rows = problem.n * max(1, problem.d) if PRODUCT in problem.words else problem.n
+        return int(problem.batch * (2.1 * rows**2 + 3 * rows * problem.rhs) * problem.itemsize)
 
     def default_candidate(self, problem: Problem) -> str:
+        if PRODUCT in problem.words:
+            many = problem.n * problem.d >= _MANY and min(problem.n, problem.d) >= _LEAST
+            return "eigenvalues" if many and problem.device == "cpu" else "stock"
         if FREE in problem.words:
             return "stock" if self["preconditioned"].unsupported(problem) else "preconditioned"
         few = problem.n <= max(exact_up_to(problem), _COLUMNS * problem.rhs)
@@ -93,6 +126,15 @@ class _Solve(Iterated):
 
 
 SOLVE = _Solve()
+
+
+def factors(operator: Any) -> tuple[int, ...]:
+    """Return the sizes of the factors of a Kronecker product plus a constant, none for any other operator."""
+    if operator.__class__ is not KroneckerProductAddedDiagLinearOperator or not operator._diag_is_constant:
+        return ()
+    product = operator.linear_op
+    known = product.__class__ is KroneckerProductLinearOperator
+    return tuple(one.size(-1) for one in product.linear_ops) if known else ()
 
 
 def system(like: torch.Tensor, columns: int, kernel: Embedded | None, batch: int = 1) -> Problem | None:
@@ -104,9 +146,14 @@ def system(like: torch.Tensor, columns: int, kernel: Embedded | None, batch: int
     return matrix_problem("solve", like, m=n, n=n, d=d, rhs=columns, batch=batch, variant=variant, grad="")
 
 
-@SOLVE.candidate("stock", memory=lambda p: (CG_VECTORS + 10 * p.rhs) * p.batch * p.n * p.itemsize)
+def _bytes(problem: Problem) -> int:
+    vectors = (CG_VECTORS + 10 * problem.rhs) * problem.batch * problem.n * problem.itemsize
+    return vectors if iterates(problem) else SOLVE.memory(problem)
+
+
+@SOLVE.candidate("stock", memory=_bytes)
 def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
-    """linear_operator's conjugate gradients, with a preconditioner of rank 15 from 2,000 rows on."""
+    """linear_operator's conjugate gradients, preconditioned from 2,000 rows on; it factorises a Kronecker product."""
     return libraries.solve(operator, rhs)
 
 
@@ -115,7 +162,9 @@ _factors: Beside[torch.Tensor] = Beside()
 
 
 @SOLVE.candidate(
-    "cholesky", accuracy="better", unsupported=only("the covariance is not formed", lambda p: FREE not in p.words)
+    "cholesky",
+    accuracy="better",
+    unsupported=only("the covariance is not formed", lambda p: not {FREE, PRODUCT} & {*p.words}),
 )
 def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """One Cholesky factorisation, and two triangular solves; the residual is checked."""
@@ -192,3 +241,25 @@ def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded) -> torch.Tenso
         return None
     formed = AddedDiagLinearOperator(DenseLinearOperator(operator._linear_op.covar_mat), operator._diag_tensor)
     return cholesky(formed, rhs, None)
+
+
+@SOLVE.candidate(
+    "eigenvalues",
+    unsupported=only(
+        f"for a Kronecker product of factors of {_LEAST} rows or more",
+        lambda p: PRODUCT in p.words and min(p.n, p.d) >= _LEAST,
+    ),
+    memory=lambda p: 8 * p.batch * (4 * (p.n**2 + p.d**2) + 5 * p.n * p.d * p.rhs),
+)
+def eigenvalues(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
+    """Eigenvalues of each factor (Bonilla et al. 2008); stock where it may add jitter, near to a singular matrix."""
+    matrices = [one.to_dense().to(torch.float64) for one in operator.linear_op.linear_ops]
+    if not all(is_symmetric(one, rhs.dtype) for one in matrices):  # a factorisation reads one triangle
+        return stock(operator, rhs, kernel)
+    each, bases = zip(*map(torch.linalg.eigh, matrices), strict=True)
+    values = functools.reduce(lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2), each)
+    values, vectors = values + operator.diag_tensor._diagonal(), KroneckerProductLinearOperator(*bases)
+    if not bool((values.amin(-1) > _SINGULAR[rhs.dtype] * values.amax(-1)).all()):
+        return stock(operator, rhs, kernel)
+    found = vectors.matmul(vectors.mT.matmul(rhs.to(torch.float64)) / values.unsqueeze(-1)).to(rhs.dtype)
+    return found.mT.contiguous().mT if found.isfinite().all() else stock(operator, rhs, kernel)  # in LAPACK's order
