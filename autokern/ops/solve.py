@@ -1,4 +1,4 @@
-"""The Op `solve`: ``K^-1 B`` of a large covariance with noise, where stock runs conjugate gradients.
+"""The Op `solve`: ``K^-1 B`` of a covariance with noise, where stock iterates or factorises a Kronecker product.
 
 Arguments: ``operator, rhs, kernel``. The operator is a sum of dense parts and diagonals, as for `inv_quad_logdet`, or
 the sum of a matrix-free covariance and a diagonal; `kernel` is the embedded kernel of the latter, else None. `rhs` is
@@ -54,7 +54,7 @@ _LEAST = 4
 
 class _Solve(Iterated):
     name = "solve"
-    summary = "solutions with a large covariance plus noise, where the library runs conjugate gradients"
+    summary = "solutions with a covariance plus noise, which is large or a Kronecker product"
     nesting = 2
     looseness = Error(
         "residual 1", "stock iterates to the library's tolerance, by default 1, and 0.01 in predictions, on the mean"
