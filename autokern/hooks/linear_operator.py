@@ -128,7 +128,7 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
     kernel = None if exact else _kernel_of(linear_op)
     if (not _product.holds()) if exact else kernel is None and not is_unstructured(linear_op):
         return _solve.__wrapped__(linear_op, rhs)
-    if rhs.dim() < linear_op.dim():  # all matrices of a batch share them, as in backward passes
+    if rhs.dim() == 2 < linear_op.dim():  # all matrices of a batch share them, as in backward passes
         rhs = rhs.expand(*linear_op.batch_shape, *rhs.shape[-2:])
     return _dispatch_solve(linear_op, rhs, kernel)
 

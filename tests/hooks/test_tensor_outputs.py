@@ -162,3 +162,15 @@ def test_an_order_of_stock_is_obeyed_and_a_decision_is_told():
         assert [d.candidate for d, _ in autokern.explain().decisions if d.problem.op == "solve"] == ["eigenvalues"]
         with autokern.using(force={"solve": "stock"}):
             assert solved(0.3)[1] == 1
+
+
+@pytest.mark.parametrize("rows", [(), (2,), (3, 2)], ids=str)
+@pytest.mark.parametrize("batch", [(2,), (3, 1)], ids=str)
+def test_batches_of_matrices_and_columns_are_broadcast_as_stock_s(batch, rows):
+    operator, _, _ = product(0.3, batch)
+    rhs = torch.rand(*rows, 144, 3).double()
+    (theirs, _), (ours, _) = both(lambda: outcome(operator.detach().solve, rhs))
+    if isinstance(theirs, tuple):
+        assert ours == theirs
+    else:
+        assert_close(ours, theirs)
