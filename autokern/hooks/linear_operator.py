@@ -124,9 +124,14 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
         linear_op = known
     if stay_out():
         return _solve.__wrapped__(linear_op, rhs)
-    exact = regime(linear_op.size(-1), SOLVE) == EXACT
-    kernel = None if exact else _kernel_of(linear_op)
-    if (not _product.holds()) if exact else kernel is None and not is_unstructured(linear_op):
+    kernel = None
+    if regime(linear_op.size(-1), SOLVE) == EXACT:
+        product = linear_op.__class__ is KroneckerProductAddedDiagLinearOperator
+        served = product and not _factorised_already(linear_op) and _product.holds()
+    else:
+        kernel = _kernel_of(linear_op)
+        served = kernel is not None or is_unstructured(linear_op)
+    if not served:
         return _solve.__wrapped__(linear_op, rhs)
     if rhs.dim() == 2 < linear_op.dim():  # all matrices of a batch share them, as in backward passes
         rhs = rhs.expand(*linear_op.batch_shape, *rhs.shape[-2:])
