@@ -1,6 +1,6 @@
 """Family: a stationary covariance function of the distance, its formula written once.
 
-Autograd, vmap, compilers and KeOps run the formula itself, which uses only methods and operators that tensors and
+Autograd, compilers and KeOps run the formula itself, which uses only methods and operators that tensors and
 KeOps' LazyTensors share. GEMM tiles use its closed forms, which tests compare with the formula. A new family is one
 `Family` in `stationary`.
 

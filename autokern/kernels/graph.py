@@ -1,4 +1,4 @@
-"""Kernel matrices by torch's own machinery: vmap, cdist, torch.compile and TorchScript on plain tensors.
+"""Kernel matrices by torch's own machinery: cdist, torch.compile and TorchScript on plain tensors.
 
 Each is often recommended, so each is a candidate that a calibration measures on the user's machine.
 """
@@ -19,24 +19,6 @@ import torch
 from autokern.kernels.family import TINY
 from autokern.kernels.matrix import matrix
 from autokern.kernels.tree import Parts, Tree, apart, by_formula, by_leaf, families_of, leaves
-
-
-def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
-    """Return the kernel matrix by torch.vmap over rows and columns; batch dimensions must have size one."""
-    parts, tensors = apart(tree, others)
-    shape = torch.broadcast_shapes(*(t.shape[: t.dim() - dim] for t, dim in zip(tensors, parts.dims, strict=True)))
-    single = [t.reshape(t.shape[t.dim() - dim :]) for t, dim in zip(tensors, parts.dims, strict=True)]
-    flat, columns = parts.pair(single)
-
-    def of_two_points(first: list[torch.Tensor], second: list[torch.Tensor]) -> torch.Tensor:
-        pairs = zip(families_of(parts.node), first, second, strict=True)
-        us = ((a - b).square().sum() * of.gamma for of, a, b in pairs)
-        found: torch.Tensor = by_formula(flat.node, us, [s.view(()) for s in flat.shapes], flat.weights)
-        return found
-
-    over_columns = torch.vmap(of_two_points, in_dims=(None, 0))
-    k = torch.vmap(over_columns, in_dims=(0, None))(flat.points, columns or flat.points)
-    return k.expand(*shape, *k.shape)
 
 
 def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:

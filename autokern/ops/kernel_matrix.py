@@ -177,10 +177,11 @@ def tiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     return matrices.matrix(*both(kernel, x1, x2), "tiled")
 
 
-_explicit_unsupported = only("would hold n m d elements", lambda p: p.d <= 8 and p.elements <= 10**6)
-
-
-@KERNEL_MATRIX.candidate("broadcast", unsupported=_explicit_unsupported, memory=_differences_memory)
+@KERNEL_MATRIX.candidate(
+    "broadcast",
+    unsupported=only("would hold n m d elements", lambda p: p.d <= 8 and p.elements <= 10**6),
+    memory=_differences_memory,
+)
 @_of_numbers
 def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """All differences at once by broadcasting."""
@@ -192,16 +193,6 @@ _several = only(
     "compiled for single matrices of two points and dimensions at least",
     lambda p: p.batch <= 1 and min(p.m, p.n, p.d) >= 2,
 )
-_of_one = only("vmap goes over single matrices", lambda p: p.batch <= 1)
-
-
-@KERNEL_MATRIX.candidate(
-    "vmap", unsupported=every(_no_second, _of_one, _explicit_unsupported), memory=_differences_memory
-)
-@_of_numbers
-def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """torch.vmap of the covariance of two points, over both sets."""
-    return graph.vmapped(*both(kernel, x1, x2)[:2])
 
 
 @KERNEL_MATRIX.candidate(

@@ -61,6 +61,7 @@ REMOVED = [
     ("AUTOKERN_FORCE", "eigh=cpu", "eigh=cpu"),
     ("AUTOKERN_EXCLUDE", "kernel_matrix=symmetric", "kernel_matrix=symmetric"),
     ("AUTOKERN_EXCLUDE", "tiled@512", "tiled@512"),
+    ("AUTOKERN_EXCLUDE", "vmap", "vmap"),
     ("AUTOKERN_EXCLUDE", "fused@2", "fused@2"),
     ("AUTOKERN_THRESHOLD", "eigh:cuda=64", "eigh=cpu"),
 ]

@@ -46,10 +46,6 @@ def matrix(covariance, x1, x2, layout="whole"):
     return matrices.matrix(*pair(covariance, x1, x2), layout)
 
 
-def vmapped(covariance, x1, x2):
-    return graph.vmapped(*pair(covariance, x1, x2)[:2])
-
-
 def by_cdist(covariance, x1, x2):
     return graph.by_cdist(*pair(covariance, x1, x2)[:2])
 
