@@ -133,7 +133,7 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
         served = kernel is not None or is_unstructured(linear_op)
     if not served:
         return _solve.__wrapped__(linear_op, rhs)
-    if rhs.dim() == 2 < linear_op.dim():  # all matrices of a batch share them, as in backward passes
+    if rhs.dim() == 2 < linear_op.dim() and len(rhs) == linear_op.size(-1):  # shared, as in backward passes
         rhs = rhs.expand(*linear_op.batch_shape, *rhs.shape[-2:])
     return _dispatch_solve(linear_op, rhs, kernel)
 
