@@ -53,13 +53,13 @@ def every(*rules: Rule) -> Rule:
 needs_few = only("only for batches of at most 64 matrices", lambda p: p.batch <= 64)
 """For candidates that use all threads for each matrix."""
 of_many = only(
-    "for one matrix of 1000 rows or more on the CPU", lambda p: p.n >= 1000 and p.batch <= 1 and p.device == "cpu"
+    "only for one matrix of 1000 rows or more on the CPU", lambda p: p.n >= 1000 and p.batch <= 1 and p.device == "cpu"
 )
 """For candidates that iterate, or check themselves; fewer rows are faster factorised."""
 needs_tall = only("only for at least twice as many rows as columns", lambda p: p.m >= 2 * p.n)
 needs_cpu_detour = only("the data is on the CPU already", lambda p: p.device != "cpu")
 needs_accelerator = only("the data is on the accelerator already", lambda p: p.device == "cpu")
-of_trees = only("for stationary kernels", lambda p: all(known_family(name) for name in families(p)))
+of_trees = only("only for stationary kernels", lambda p: all(known_family(name) for name in families(p)))
 """For candidates that need a tree of known families."""
 
 

@@ -60,7 +60,7 @@ def _word_of(kernel: Any) -> str:
     return f"/{LINE}" if once else ""
 
 
-_LINES = "for sums of Matérn kernels on points of one dimension"
+_LINES = "only for sums of Matérn kernels on points of one dimension"
 unsupported = every(
     only(_LINES, lambda p: LINE in p.words),
     only("on the CPU, without gradients by the points", lambda p: p.device == "cpu" and "x" not in p.grad),
@@ -90,7 +90,7 @@ _large = every(
 _mixed_unsupported = every(
     only("the covariance is factorised, and gradients to the last digit are expected", iterates),
     only("its check lets more pass than your cg_tolerance", lambda p: TIGHT not in p.words),
-    only("for double precision", lambda p: p.dtype == "float64"),
+    only("only for double precision", lambda p: p.dtype == "float64"),
     _large,
 )
 _CHECKED = Error(

@@ -60,10 +60,10 @@ def in_place(single: float, batched: float) -> shared.Bytes:
 def _arrays_unsupported(problem: Problem) -> str | None:
     most = array_density.MOST.get(problem.dtype, 0)
     if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
-        return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
+        return f"only for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
     if families(problem) == ["linear"]:
         return shared.LOW_RANK
-    return None if set(families(problem)) <= kernel_parts.FAMILIES else "for kernels that are taken apart"
+    return None if set(families(problem)) <= kernel_parts.FAMILIES else "only for kernels that are taken apart"
 
 
 def _stock_memory(problem: Problem) -> int:

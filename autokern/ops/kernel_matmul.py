@@ -174,8 +174,8 @@ on_other_devices(
 
 
 _distributed_unsupported = every(
-    only("for the CPU", lambda p: p.device == "cpu"),
-    only(f"for matrices of {products.LEAST} elements or more", lambda p: p.m * p.n >= products.LEAST),
+    only("only for the CPU", lambda p: p.device == "cpu"),
+    only(f"only for matrices of {products.LEAST} elements or more", lambda p: p.m * p.n >= products.LEAST),
     needs_few,
 )
 

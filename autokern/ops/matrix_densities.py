@@ -83,7 +83,7 @@ class _OfMatrices(OpOfParts):
 
 def _unsupported(problem: Problem) -> str | None:
     few = problem.device == "cpu" and problem.n <= _MOST and problem.d <= _MOST_TASKS
-    return None if few else f"for {_MOST} points and {_MOST_TASKS} tasks at most on the CPU"
+    return None if few else f"only for {_MOST} points and {_MOST_TASKS} tasks at most on the CPU"
 
 
 def _register(op: _OfMatrices, accuracy: str) -> None:

@@ -246,7 +246,7 @@ def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded) -> torch.Tenso
 @SOLVE.candidate(
     "eigenvalues",
     unsupported=only(
-        f"for a Kronecker product of factors of {_LEAST} rows or more",
+        f"only for a Kronecker product of factors of {_LEAST} rows or more",
         lambda p: PRODUCT in p.words and min(p.n, p.d) >= _LEAST,
     ),
     memory=lambda p: 8 * p.batch * (4 * (p.n**2 + p.d**2) + 5 * p.n * p.d * p.rhs),
