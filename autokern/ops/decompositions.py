@@ -11,7 +11,6 @@ caller in linear_operator depends on them.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -77,20 +76,9 @@ def stock_cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int 
     return libraries.psd_safe_cholesky(a, jitter=jitter, max_tries=max_tries)
 
 
-def with_ladder(factor: Run) -> Run:
-    """Return a candidate that runs `factor`, and stock if the info that it returns reports a failure."""
-
-    @functools.wraps(factor)
-    def run(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-        lower, info = factor(a)
-        return stock_cholesky(a, jitter, max_tries) if torch.any(info) else lower
-
-    return run
-
-
 on_other_devices(
     CHOLESKY,
-    with_ladder(torch.linalg.cholesky_ex),
+    stock_cholesky,
     "Cholesky factorisation on the {}; the time includes both copies.",
     memory=squares(2.05, 6.2),
 )
@@ -105,11 +93,9 @@ _WITHIN = "only for a single matrix on the CPU, without gradients"
     ),
     unavailable=lambda device: None if memory.has_huge() else "this system provides no huge pages",
 )
-@with_ladder
-def in_huge_pages(a: torch.Tensor) -> Pair:
-    """The same factorisation with the factor in huge pages."""
-    out = (memory.huge(a.shape, a).mT, torch.empty(a.shape[:-2], dtype=torch.int32, device="cpu"))
-    return torch.linalg.cholesky_ex(a, out=out)
+def in_huge_pages(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+    """The same factorisations, retries with jitter included, with the factor in huge pages."""
+    return libraries.psd_safe_cholesky(a, memory.huge(a.shape, a).mT, jitter, max_tries)
 
 
 def _memory_of(problem: Problem, matrices: float) -> int:

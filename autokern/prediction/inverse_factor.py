@@ -20,6 +20,7 @@ from linear_operator.utils.errors import NotPSDError
 
 from autokern.core.state import Lock
 from autokern.density.matrices import solved
+from autokern.system import memory
 
 _ROWS = 256
 """Rows of a block: products are as fast per element as with the whole matrix, and skip half of the elements."""
@@ -277,7 +278,9 @@ class Conditioned:
 
 def _gram(white: torch.Tensor) -> torch.Tensor:
     """Return ``white @ white^T``; in float32 torch's pairwise sum gives the diagonal, as a BLAS loses more digits."""
-    found: torch.Tensor = white @ white.mT
+    n = white.shape[-2]
+    large = white.dim() == 2 and not (white.requires_grad and torch.is_grad_enabled())
+    found = torch.matmul(white, white.mT, out=memory.huge((n, n), white) if large else None)
     if white.dtype is torch.float32:
         found.diagonal(dim1=-2, dim2=-1).copy_(white.square().sum(-1))
     return found

@@ -162,7 +162,10 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         if self._formed is None:
             with self._as_called():
                 explained = self._known.explained_covariance(evaluated(self._cross), self._multiply)
-                self._formed = to_linear_operator(evaluated(self._prior) - explained)
+                own = evaluated(self._prior)
+                alike = own.dtype == explained.dtype and own.shape == explained.shape
+                reused = explained if alike and not (own.requires_grad or explained.requires_grad) else None
+                self._formed = to_linear_operator(torch.sub(own, explained, out=reused))
         return self._formed
 
     def _diagonal(self) -> torch.Tensor:

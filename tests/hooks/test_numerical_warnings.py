@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from unittest import mock
 
 import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan
 from linear_operator import settings, to_linear_operator
+from linear_operator.utils import cholesky
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel, step
 
 import autokern
+from autokern.system import memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,6 +78,21 @@ def test_what_no_jitter_mends_raises(on):
     ):
         to_linear_operator(-torch.eye(3, dtype=torch.float64)).cholesky()
     assert [text[-25:-16] for text in told] == ["f 1.0e-08", "f 1.0e-07", "f 1.0e-06"]
+
+
+@pytest.mark.skipif(not memory.has_huge(), reason="this system provides no huge pages")
+@pytest.mark.parametrize("candidate", ["stock", "huge-pages"])
+def test_a_large_matrix_that_needs_jitter_is_tried_as_often_as_by_the_library(candidate):
+    matrix = torch.ones(1000, 1000, dtype=torch.float64)
+    found = []
+    for context in (contextlib.nullcontext(), autokern.using(force={"cholesky": candidate})):
+        counting = mock.patch.object(torch.linalg, "cholesky_ex", wraps=torch.linalg.cholesky_ex)
+        with served(len(found) > 0), context, heard() as told, counting as factorise:
+            found.append((cholesky.psd_safe_cholesky(matrix), factorise.call_count, told))
+    (expected, *stock), (lower, *ours) = found
+    assert stock == ours
+    assert stock[0] == 1 + len(stock[1]) > 1
+    assert lower.equal(expected)
 
 
 @SIDES

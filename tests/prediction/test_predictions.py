@@ -43,6 +43,7 @@ from support.fakes import unpickled_without_autokern
 from autokern.core.registry import get
 from autokern.hooks import memory
 from autokern.hooks import prediction as seam
+from autokern.prediction.inverse_factor import Conditioned
 from autokern.prediction.lazy_covariance import PosteriorCovariance
 
 pytestmark = [
@@ -280,6 +281,16 @@ def test_a_model_is_factorised_once(fast, candidate, detached):
         fantasy(model, points(2, seed=7))(points(5)).variance
     assert sizes.count(120) == 1
     assert max(sizes) == 120
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_covariance_without_gradients_takes_the_memory_of_what_the_data_explain(graph):
+    made, real = [], Conditioned.explained_covariance
+    keeps = mock.patch.object(Conditioned, "explained_covariance", lambda *args: made.append(real(*args)) or made[-1])
+    with ours("lazy"), torch.set_grad_enabled(graph), keeps, settings.fast_pred_var():
+        found = regression()(points(700, seed=5)).lazy_covariance_matrix.to_dense()
+    assert (found.data_ptr() == made[0].data_ptr()) is not graph
+    assert_close(found, regression()(points(700, seed=5)).covariance_matrix)
 
 
 def test_a_kernel_keeps_the_matrix_that_it_returns():

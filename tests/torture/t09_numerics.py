@@ -261,7 +261,8 @@ DECOMPOSITIONS = "ops/decompositions.py"
 MUTATIONS = [
     Mutation(
         "the jitter of failed factorisations is forgotten", DECOMPOSITIONS,
-        "return stock_cholesky(a, jitter, max_tries) if torch.any(info) else lower", "return lower", "tensors",
+        "return libraries.psd_safe_cholesky(a, jitter=jitter, max_tries=max_tries)",
+        "return torch.linalg.cholesky_ex(a)[0]", "tensors",
     ),
     Mutation(
         "a QR decomposition by Cholesky is believed however ill the matrix is", DECOMPOSITIONS,
