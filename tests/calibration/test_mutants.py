@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
+from argparse import Namespace
 
 import mutants
+import pytest
 
 SOURCE = '''"""é"""
 LIMIT = 3
@@ -43,3 +46,21 @@ def test_each_test_is_tried_before_one_of_them_is_tried_twice():
     assert mutants.selection(found, mutant, 60) == ["a::t[1]", "b::u", "a::t[2]"]
     assert mutants.selection(found, mutant, 4) == ["a::t[1]", "b::u"]
     assert mutants.selection(found, {**mutant, "span": [8, 0, 8, 1]}, 60) == []
+
+
+@pytest.mark.parametrize(("cases", "expected"), [("ab", "b"), ("a", None), ("ba", "b")])
+def test_a_case_that_fails_without_the_mutant_kills_nothing(tmp_path, monkeypatch, cases, expected):
+    package, out = tmp_path / "autokern", tmp_path / "out.json"
+    (package / "part").mkdir(parents=True)
+    (package / "part" / "one.py").write_text(SOURCE, encoding="utf-8")
+    (tmp_path / "map.json").write_text("{}")
+    monkeypatch.setattr(mutants, "selection", lambda *_: list(cases))
+
+    def killer(where, names, seconds):
+        failing = "a" if where == package else "ab"
+        return next((name for name in names if name in failing), None)
+
+    monkeypatch.setattr(mutants, "killer", killer)
+    told = {"map": tmp_path / "map.json", "rest": [out], "package": package, "packages": ["part"], "again": None}
+    mutants.run(Namespace(**told, seed=0, count=2, seconds=1))
+    assert [one["killed"] for one in json.loads(out.read_text())["mutants"]] == [expected] * 2
