@@ -11,8 +11,6 @@ import contextlib
 import functools
 import math
 import os
-import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +30,7 @@ from autokern.kernels.tree import Node, Tree, by_formula, by_leaf, families_of, 
 from autokern.ops._candidates import needs_few
 from autokern.ops._problems import families
 from autokern.ops.kernel_matmul import KERNEL_MATMUL, in_tiles, of_outputs
+from autokern.system.host import compiler
 
 _ADVICE = "see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out"
 
@@ -73,17 +72,6 @@ def _obstacle(pykeops: Any, device: str) -> str | None:
         named = f"~/{folder.relative_to(Path.home())}" if folder.is_relative_to(Path.home()) else folder
         return f"the build folder of KeOps cannot be written ({named}): set KEOPS_CACHE_FOLDER to one that can"
     return None
-
-
-def compiler() -> str | None:
-    """Return the C++ compiler that KeOps will choose, or None."""
-    return _first_of(os.environ.get("CXX"), os.environ.get("PATH"))
-
-
-@functools.lru_cache(maxsize=8)
-def _first_of(named: str | None, path: str | None) -> str | None:
-    usual = ("clang++", "g++") if platform.system() == "Darwin" else ("g++",)
-    return next((name for name in (named, *usual) if name and shutil.which(name, path=path)), None)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import gpytorch
 import msgspec
 import torch
-from gpytorch.distributions import MultivariateNormal
+from gpytorch.models import ExactGP
 
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
 from autokern.core.errors import SettingsError, interrupted
@@ -27,6 +27,7 @@ from autokern.core.registry import get
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.core.state import inside
 from autokern.hooks import install
+from autokern.ops._problems import objective_model
 from autokern.runtime import dispatch
 from autokern.runtime.memo import current
 from autokern.runtime.session import Session
@@ -122,23 +123,13 @@ def _points(n: int, seed: int) -> torch.Tensor:
     return torch.rand(n, _D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-class _Model(gpytorch.models.ExactGP):  # type: ignore[misc]
-    """A regression model as in tutorials, with ARD lengthscales."""
-
-    def __init__(self, n: int, dtype: torch.dtype) -> None:
-        x = _points(n, n).to(dtype)
-        y = torch.sin(3 * x.sum(-1)) + 0.1 * (_points(n, n + 1).sum(-1) - 2).to(dtype)
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=_D))
-        self.to(dtype)
-
-    def forward(self, x: torch.Tensor) -> MultivariateNormal:
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+def _model(n: int, dtype: torch.dtype = torch.float64) -> ExactGP:
+    problem = Problem(op="objective", m=n, n=n, d=_D, dtype=str(dtype).removeprefix("torch."), variant="rbf")
+    return objective_model(problem, torch.Generator().manual_seed(n), priors=False)
 
 
 def _step(n: int, dtype: torch.dtype) -> Task:
-    model = _Model(n, dtype).train()
+    model = _model(n, dtype)
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
@@ -152,7 +143,7 @@ def _step(n: int, dtype: torch.dtype) -> Task:
 
 
 def _prediction(n: int, again: bool) -> Task:
-    model = _Model(n, torch.float64).eval()
+    model = _model(n).eval()
     points = _points(100, 1)
 
     def predict() -> None:
@@ -167,7 +158,7 @@ def _prediction(n: int, again: bool) -> Task:
 
 
 def _fantasy(n: int) -> Task:
-    model = _Model(n, torch.float64).eval()
+    model = _model(n).eval()
     points = _points(1, 2)
     with torch.no_grad():
         model(points).mean  # noqa: B018  (a fantasy needs the caches of a prediction)
@@ -180,7 +171,7 @@ def _fantasy(n: int) -> Task:
 
 
 def _acquisition(n: int) -> Task:
-    model = _Model(n, torch.float64).eval().requires_grad_(False)
+    model = _model(n).eval().requires_grad_(False)
     points = _points(10, 3).unsqueeze(1).requires_grad_()
 
     def evaluate() -> None:

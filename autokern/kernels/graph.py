@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shutil
 import sys
-import sysconfig
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +17,7 @@ import torch
 from autokern.kernels.family import TINY
 from autokern.kernels.matrix import matrix
 from autokern.kernels.tree import Parts, Tree, apart, by_formula, by_leaf, families_of, leaves
+from autokern.system.host import compiler
 
 
 def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
@@ -85,14 +84,11 @@ def compiled(tree: Tree, others: list[torch.Tensor] | None, same: bool) -> torch
     return _applied(_compiled, tree, others, same)
 
 
-@functools.cache
 def compiler_problem() -> str | None:
     """Return why torch.compile is unsupported here, or None, without compiling."""
     if sys.platform != "linux":
         return "torch.compile is used on Linux only"
-    named = [sysconfig.get_config_var(name) or "" for name in ("CXX", "CC")]
-    found = any(map(shutil.which, ("g++", "clang++", "c++", *(name.split(" ")[0] for name in named if name))))
-    return None if found else "torch.compile needs a C++ compiler, and none was found"
+    return "torch.compile needs a C++ compiler, and none was found" if compiler() is None else None
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import os
 import platform
 import random
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,17 @@ def thread_ceiling() -> int:
 def cpu_model() -> str:
     """Return the model name of the CPU."""
     return str(_cpu()["model"])
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler that torch and KeOps run: the one named in ``CXX``, else the system's; None without."""
+    return _first_of(os.environ.get("CXX"), os.environ.get("PATH"))
+
+
+@functools.lru_cache(maxsize=8)
+def _first_of(named: str | None, path: str | None) -> str | None:
+    usual = ("clang++", "g++") if sys.platform == "darwin" else ("g++",)
+    return next((name for name in (named, *usual) if name and shutil.which(name, path=path)), None)
 
 
 def ram() -> tuple[int, int]:

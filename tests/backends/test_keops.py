@@ -11,6 +11,7 @@ from support.fakes import as_if_of_autokern
 
 from autokern.backends import keops_product as keops
 from autokern.core.errors import KeOpsError
+from autokern.system import host
 
 
 @pytest.fixture
@@ -50,14 +51,14 @@ def test_obstacles(pykeops, monkeypatch, tmp_path):
     assert keops.keops_problem().startswith("pykeops is not installed")
 
 
-def test_the_compiler_is_found_by_the_rule_of_keops(monkeypatch, tmp_path):
+def test_the_compiler_is_found_by_the_rule_of_torch_and_keops(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert keops.compiler() is None
+    assert host.compiler() is None
     (tmp_path / "mine").write_text("#!/bin/sh\n")
     (tmp_path / "mine").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "mine"))
-    assert keops.compiler() == str(tmp_path / "mine")
+    assert host.compiler() == str(tmp_path / "mine")
 
 
 def _timed_out():
