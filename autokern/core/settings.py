@@ -52,17 +52,6 @@ def _flag(text: str) -> bool:
     raise ValueError("expected 0 or 1")
 
 
-def _one_of(*choices: str) -> Callable[[str], str]:
-    """Return a parser that accepts one of these words, in upper or lower case."""
-
-    def parse(text: str) -> str:
-        if text.lower() not in choices:
-            raise ValueError(f"expected {' or '.join(choices)}")
-        return text.lower()
-
-    return parse
-
-
 def _path(text: str) -> Path:
     try:
         return Path(text).expanduser()
@@ -85,6 +74,11 @@ def _number(kind: type, is_valid: Callable[[Any], bool], expected: str, *words: 
         return found
 
     return parse
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    """Return a parser that accepts one of these words, in upper or lower case."""
+    return _number(float, lambda value: False, " or ".join(choices), *choices)
 
 
 _seconds = _number(float, lambda value: 0 <= value < math.inf, "a number of seconds, 0 or more")
