@@ -67,7 +67,8 @@ def is_iterated(lazy: Any, large: bool) -> bool:
 def _has_keops(kernel: Any) -> bool:
     if isinstance(kernel, keops_kernel.KeOpsKernel):
         return True
-    return any(isinstance(part, Kernel) and _has_keops(part) for part in kernel.__dict__["_modules"].values())
+    parts = kernel.__dict__["_modules"].values()
+    return any(isinstance(part, (Kernel, torch.nn.ModuleList)) and _has_keops(part) for part in parts)
 
 
 def _iterates(lazy: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import unittest
+import warnings
 
 import gpytorch
 import pytest
@@ -12,6 +13,7 @@ import torch
 from gpytorch.kernels import ScaleKernel, keops
 from gpytorch.test.base_keops_test_case import BaseKeOpsTestCase
 from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
+from linear_operator.utils.warnings import NumericalWarning
 from support.programs import said
 
 import autokern
@@ -29,6 +31,10 @@ KINDS = {
     "matern 3/2": (lambda **k: keops.MaternKernel(nu=1.5, **k), lambda **k: gpytorch.kernels.MaternKernel(nu=1.5, **k)),
     "matern 5/2": (lambda **k: keops.MaternKernel(nu=2.5, **k), lambda **k: gpytorch.kernels.MaternKernel(nu=2.5, **k)),
     "periodic": (keops.PeriodicKernel, gpytorch.kernels.PeriodicKernel),
+    "sum": (
+        lambda: keops.RBFKernel() + ScaleKernel(keops.MaternKernel(nu=2.5)),
+        lambda: gpytorch.kernels.RBFKernel() + ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5)),
+    ),
 }
 each_kind = pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
 
@@ -93,6 +99,15 @@ def test_an_order_of_the_user_leaves_the_kernel_to_the_library(kinds):
     kernel = kinds[0]()
     with autokern.enabled(), gpytorch.settings.max_cholesky_size(10_000):
         assert type(kernel(torch.rand(50, 2)).evaluate_kernel()) is not MatrixFreeKernelOperator
+
+
+def test_a_product_of_them_is_exact_where_the_library_multiplies_roots_with_jitter():
+    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
+    with autokern.enabled(), autokern.using(force={"kernel_matmul": "stock"}), warnings.catch_warnings():
+        warnings.simplefilter("error", NumericalWarning)
+        found = (keops.RBFKernel() * keops.PeriodicKernel()).double()(x).to_dense()
+    truth = (gpytorch.kernels.RBFKernel() * gpytorch.kernels.PeriodicKernel()).double()(x).to_dense()
+    torch.testing.assert_close(found, truth, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.slow
