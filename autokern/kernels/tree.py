@@ -174,8 +174,7 @@ def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) ->
             children = [collect(child, own) for (child, _), own in zip(chosen, inputs, strict=True)]
             return Node(BRANCHES[kind], "", tuple(children))
         found = formula_of(kernel)
-        if found is None:
-            raise TypeError(f"no tree can be read off {kind.__name__}")
+        assert found is not None
         points.append(found.embed(kernel, x))
         if found.shape is not None:
             shapes.append(found.shape.read(kernel))
