@@ -170,6 +170,28 @@ def behind(x: torch.Tensor) -> torch.Tensor:
 TALLY = torch.zeros(1)
 
 
+def test_draws_go_on_in_their_order_and_a_seed_is_drawn_but_not_used() -> None:
+    def seed() -> int:
+        return int(torch.randint(0, 1000, (1,)).item())
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        torch.rand(2)  # of no use
+        return x * torch.rand(1, dtype=x.dtype).uniform_() + torch.randn_like(x) if seed() >= 0 else x
+
+    x = points(4, 3)
+    with (recorder := Recorder(x, seeding=seed.__code__)):
+        ours = f(x)
+    replay = recorder.replay(ours)
+    assert recorder.draws
+    for number in range(3):
+        torch.manual_seed(number)
+        replay.run()
+        state = torch.get_rng_state()
+        torch.manual_seed(number)
+        assert torch.equal(ours, f(x))
+        assert torch.equal(state, torch.get_rng_state())
+
+
 @pytest.mark.parametrize(
     ("f", "reason"),
     [

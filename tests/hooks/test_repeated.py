@@ -18,7 +18,6 @@ from botorch.models.transforms import Standardize
 from botorch.models.transforms.input import InputPerturbation
 from botorch.optim import optimize_acqf
 from botorch.optim.closures import get_loss_closure_with_grads
-from botorch.sampling.stochastic_samplers import StochasticSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.acquisitions import DOUBLE, SAMPLER, asked, improvement, noisy, points, single, wrapper
 from support.outcomes import assert_close, count
@@ -132,7 +131,6 @@ class Warning(acquisitions.PosteriorMean):
 
 REFUSED = {
     "sparse": (lambda: acquisitions.LogExpectedImprovement(tasks(), 0.3), 1),
-    "random": (lambda: improvement(sampler=StochasticSampler(torch.Size([4]))), 2),
     "warning": (lambda: Warning(single()), 1),
     "few": (lambda: acquisitions.PosteriorMean(single()), 1),
     "a setting": (lambda: acquisitions.PosteriorMean(single()), 1),

@@ -67,7 +67,7 @@ def kind_of(func: Any) -> Kind:
     seeded = torch.Tag.nondeterministic_seeded in func.tags
     empty = schema.name.startswith(("aten::empty", "aten::new_empty"))
     reads = schema.name not in _METADATA and torch.Tag.inplace_view not in func.tags
-    return Kind(written, seeded, reads, empty, shaped, None if written or shaped else _out_variant(func))
+    return Kind(written, seeded, reads, empty, shaped, None if written or shaped or seeded else _out_variant(func))
 
 
 def _out_variant(func: Any) -> tuple[Any, list[str]] | None:

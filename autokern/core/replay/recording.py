@@ -6,16 +6,19 @@ list of calls that write where they wrote, as CUDA graphs do, without modules an
 computes bit for bit what the recorded code would, but for some derivatives (`prod`) that torch computes otherwise
 while it is recorded.
 
-A number that Python has read, such as a flag of LAPACK, must be the same in a replay. Operations that draw random
-numbers or write to memory of others cannot be recorded, nor can what leaves torch (``numpy()``). What an extension in
-C++ reads is not seen: who records compares replays with the recorded code at other inputs.
+A number that Python has read, such as a flag of LAPACK, must be the same in a replay. Operations that write to memory
+of others cannot be recorded, nor can what leaves torch (``numpy()``), nor random draws without the recorder's consent.
+What an extension in C++ reads is not seen: who records compares replays with the recorded code at other inputs.
 """
 
 from __future__ import annotations
 
 import functools
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from types import CodeType
 from typing import Any
 
 import torch
@@ -32,6 +35,8 @@ _living: list[tuple[weakref.ref[Any], int]] = []
 """What has a recording, with the bytes of it, oldest first."""
 _MOST_STEPS = 20_000
 _TYPES = torch.Tensor, torch.nn.Parameter
+_READ = torch.ops.aten._local_scalar_dense.default
+_FRAMES = 8  # from the record of an operation to the function that called it, at most
 _LEAVING = frozenset(("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"))
 
 
@@ -90,11 +95,14 @@ class Replay:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records what is computed from some tensors while it is entered; the computation runs as without it.
 
-    The inputs are leaves that own their memory. A replay reads whatever they contain then.
+    The inputs are leaves that own their memory. A replay reads whatever they contain then. With `seeding` it draws
+    random numbers from torch's own generator, but does not use those that this code draws as a seed.
     """
 
-    def __init__(self, *inputs: torch.Tensor) -> None:
+    def __init__(self, *inputs: torch.Tensor, seeding: CodeType | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._seeding, self._seeds = seeding, set[int]()  # memory of drawn seeds
+        self.draws = False
         self._inputs = {_memory(t) for t in inputs}
         self._varying = set(self._inputs)
         self._made: dict[int, Any] = dict.fromkeys(self._inputs)  # with a tensor that keeps the memory
@@ -213,9 +221,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs:
             tensors += tensors_in(kwargs.values())
         memories = self._read(tensors)
-        varies = kind.reads and not self._varying.isdisjoint(memories)
-        if kind.seeded:
+        varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
+        if kind.seeded and (self._seeding is None or kwargs.get("generator") is not None):
             raise UnrecordedError(f"{func} draws random numbers")
+        self.draws = self.draws or kind.seeded
+        if func is _READ and memories.keys() <= self._seeds:
+            return memories, False
         if kind.written:
             self._writes(func, operations.written(kind, args, kwargs), varies)
         return memories, varies
@@ -248,7 +259,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if fresh and kind.reads and not self._empty.isdisjoint(memories):
             raise UnrecordedError(f"{func} reads what was computed outside of torch")
         if kind.empty:
-            self._empty.update(map(_memory, fresh))
+            self._empty.update(_memory(t) for t in fresh if t.numel())
         self._made.update((_memory(t), t) for t in fresh)
         self._check(func, fresh)
         if varies and (fresh or kind.written or not (several or isinstance(out, torch.Tensor))):
@@ -256,7 +267,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._varying |= writes
             args, kwargs = map(apart, args), {name: apart(value) for name, value in kwargs.items()}
             self._steps.append((operations.step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
-            if kind.shaped:  # the step checks the shape, which Python may have read
+            if kind.seeded and any(f.f_code is self._seeding for f, _ in islice(traceback.walk_stack(None), _FRAMES)):
+                self._seeds |= writes
+            if kind.shaped or kind.seeded:  # the step checks the shape, which Python may have read, or draws
                 self._steps.append((_nothing, writes, set()))
 
     def _check(self, func: Any, fresh: Iterable[torch.Tensor]) -> None:

@@ -202,6 +202,8 @@ class _Acquisition(Repeated):
         cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
         known = set(cells) == {"acquisition_function"} and f.__module__ == gen.__name__
         self._called = cells["acquisition_function"].cell_contents if known else None
+        sampler: Any = sys.modules.get("botorch.sampling.base")
+        self.seeding = getattr(getattr(sampler, "MCSampler", _Acquisition).__init__, "__code__", None)
         self._wasted = 0.0
         super().__init__((type(self._called), self._shape), [dtype])
 
@@ -235,8 +237,9 @@ class _Acquisition(Repeated):
     def outgrown(self, x: np.ndarray, fixed: Any, rows: Any) -> bool:
         """Whether replays of dropped sets have taken as long as another recording does, as for skis that are rented."""
         part = self._sets(x) / len(self._points)
-        self._wasted += self._running * (1 - part) if math.isfinite(self.price) else 0.0
-        if part > _FEW or self._wasted < self.price or not self._history.shrinks:
+        lost = self._seconds - self._running if self.draws and part < 1 else self._running * (1 - part)
+        self._wasted += lost if math.isfinite(self.price) else 0.0
+        if (part > _FEW and not self.draws) or self._wasted < self.price or not self._history.shrinks:
             return False
         self._wasted = 0.0
         self.start_anew(larger=self._running)
@@ -246,7 +249,7 @@ class _Acquisition(Repeated):
         """Write points to where the recorded ones were; sets that were dropped keep their last points."""
         sets, recorded = self._sets(x), len(self._points)
         apart = rows is not None and self._results[0].shape == (recorded,)
-        fits = sets == recorded or (sets < recorded and apart)
+        fits = sets == recorded or (sets < recorded and apart and not self.draws)
         if not fits or not np.isfinite(x).all():
             return False
         self.unlike, self._fewer = sets < recorded and not self._fewer, self._fewer or sets < recorded

@@ -17,6 +17,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -76,12 +77,15 @@ class Repeated(abc.ABC):
     """Whether what an evaluation leaves in its modules is used later, so that no replay may skip it."""
     watched = True
     """Whether the user's program runs between two calls, and may replace functions then."""
+    seeding: CodeType | None = None
+    """The code that draws a seed, where random numbers may be drawn."""
     _held: Held
 
     def __init__(self, kind: Any, dtypes: Iterable[torch.dtype]) -> None:
         self._history = _histories.setdefault(kind, _History())
         self._until, self._spent = self._history.spent(), 0.0
         self._replay: Replay | None = None
+        self.draws = False  # whether a replay draws random numbers
         self._count = self.unfit = 0  # calls, and those one after another that the recording did not fit
         self.start_anew()
         self._ran = Ran()
@@ -164,14 +168,19 @@ class Repeated(abc.ABC):
             found = self._recorded(*call)
             self._cost += time.thread_time() - began
             return found
+        before = host.random_states() if self.draws else None
         ours = self._by_replay(*call)
+        first = self._compared < _COMPARED
+        serves = ours is not None and not (first or self.unlike) and self._count % _EVERY
+        if before and not serves:
+            after = torch.get_rng_state()
+            host.take_random_states(before)
         if ours is None:
             found = self.library(*call)
             if self._same and not self.lasting:  # nothing had changed; the library keeps things of its last call
                 self.renew()
             return found
-        first = self._compared < _COMPARED
-        if not (first or self.unlike) and self._count % _EVERY:
+        if serves:
             dispatch.session().past["optimised function", "replay"] += 1
             return ours
         numbers = [np.array(values) for values in self.numbers(ours)]
@@ -191,6 +200,8 @@ class Repeated(abc.ABC):
             self.end("a warning")
         elif changed:
             self.end("an evaluation changes what it consists of")
+        elif before and not torch.equal(after, torch.get_rng_state()):
+            self.end("an evaluation draws other random numbers than its replay")
         elif not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
             self.end("an evaluation differs from its replay")
         elif first:
@@ -236,15 +247,15 @@ class Repeated(abc.ABC):
             return self.library(*call)
         self._held = held
         inputs, compute = self.evaluated(*call)
-        recorder, before, found = Recorder(*inputs), host.random_states(), None
+        recorder, before, found = Recorder(*inputs, seeding=self.seeding), host.random_states(), None
         try:
             with recorder:
                 results = tuple(compute())
             self._results = tuple(t.detach() for t in results)
             self.renew()
-            self._replay = self.made(recorder)
-            recorder.limit(self)
             found = self.result(self._results, *call)
+            self._replay, self.draws = self.made(recorder), recorder.draws
+            recorder.limit(self)
         except UnrecordedError as reason:
             self.end(str(reason))
         if found is None:
