@@ -17,7 +17,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, ModuleType
 
 _BORN = 1000
 """With fewer frozen objects, `gc.freeze` was not called: Python 3.12 starts with 375, and a call freezes over 4,000."""
@@ -51,13 +51,34 @@ def _freeze_all_but(theirs: list[object]) -> None:
     untrack, track = ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track
     untrack.argtypes = track.argtypes = [ctypes.py_object]
     untrack.restype = track.restype = None
-    gc.collect()  # torch.fx leaves a frame as garbage, which holds the importing program's frames
+    if not _ended(theirs):
+        gc.collect()
     gc.freeze()
     for one in theirs:
         if gc.is_tracked(one):
             untrack(one)
             track(one)
     atexit.register(_unfreeze_for_finalizers)
+
+
+def _ended(theirs: list[object]) -> bool:
+    """Clear frames that hold themselves, as torch.fx leaves one; false if another would keep the program's frames.
+
+    A frame that has ended keeps its callers, up to the program. A collection would find it in a tenth of a second.
+    """
+    before = {id(one) for one in theirs if type(one) is FrameType}
+    frames = [one for one in gc.get_objects() if type(one) is FrameType and id(one) not in before]
+    own = [frame for frame in frames if any(value is frame for value in frame.f_locals.values())]
+    known = set[int]()
+    for frame in (*own, *sys._current_frames().values()):
+        caller: FrameType | None = frame
+        while caller is not None:
+            known.add(id(caller))
+            caller = caller.f_back
+    for frame in own:
+        with contextlib.suppress(RuntimeError):  # it runs
+            frame.clear()
+    return all(id(frame) in known for frame in frames)
 
 
 def _unfreeze_for_finalizers() -> None:
