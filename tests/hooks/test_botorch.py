@@ -15,8 +15,7 @@ from botorch.optim.closures import get_loss_closure, get_loss_closure_with_grads
 from botorch.optim.closures.core import BatchedNDarrayOptimizationClosure, ForwardBackwardClosure
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from support.botorch_models import KNOWN, ROUGH, data, of_categories, of_tasks, single
+from support.botorch_models import KNOWN, ROUGH, closure, data, of_categories, of_tasks, single
 from support.botorch_models import MODELS as COMMON
 from support.outcomes import assert_close, count, serving
 from support.programs import said
@@ -42,14 +41,6 @@ MODELS = {
     "nothing but categories": lambda: MixedSingleTaskGP(of_categories()[0][:, 2:], data()[1], cat_dims=[0]),
     "two outputs of categories": lambda: MixedSingleTaskGP(of_categories()[0], data(outputs=2)[1], cat_dims=[1, 2]),
 }
-OTHERS = {"warped inputs": lambda: SingleTaskGP(*data(), input_transform=Warp(3, list(range(3))))}
-
-
-def closure(make):
-    model = make()
-    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
-    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-    return mll, parameters, get_loss_closure_with_grads(mll, parameters)
 
 
 @pytest.fixture
@@ -68,7 +59,7 @@ def arrays(least=1):
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 def test_losses_and_gradients_are_the_same(make):
-    _, parameters, evaluate = closure(make)
+    _, parameters, evaluate = closure(make())
     loss, grads = evaluate()
     grads = [g.clone() for g in grads]
     with arrays():
@@ -78,17 +69,10 @@ def test_losses_and_gradients_are_the_same(make):
     assert all(p.grad is slope for p, slope in zip(parameters.values(), slopes, strict=True))
 
 
-@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
-def test_models_that_are_not_known_run_stock(make, enabled):
-    _, _, evaluate = closure(make)
-    loss, _ = evaluate()
-    assert loss.requires_grad
-
-
 def fitted(name):
     """The loss, as stock computes it, where a search that goes on to the minimum ends: each output has its own."""
     torch.manual_seed(0)
-    mll, _, evaluate = closure(MODELS[name])
+    mll, _, evaluate = closure(MODELS[name]())
     several = getattr(mll.model, "_aug_batch_shape", ())
     options = {"factr": 5, "pgtol": 1e-9} if several else {"ftol": 1e-15, "gtol": 1e-9, "maxiter": 3000}
     fit_gpytorch_mll_scipy(mll, options=options)
@@ -113,10 +97,8 @@ OUTPUTS = [name for name, make in MODELS.items() if "outputs" in name]
 def test_rows_of_states_for_each_output(make):
     def evaluated():
         torch.manual_seed(0)
-        model = make()
-        mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
-        parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-        evaluate = BatchedNDarrayOptimizationClosure(get_loss_closure(mll), parameters, model._aug_batch_shape)
+        mll, parameters, _ = closure(make())
+        evaluate = BatchedNDarrayOptimizationClosure(get_loss_closure(mll), parameters, mll.model._aug_batch_shape)
         state = evaluate.state * 0.9 + 0.01
         found = [evaluate(), evaluate(state), evaluate(state[[1]] * 0.9, batch_indices=[1])]
         return [torch.from_numpy(part) for pair in found for part in pair] + [p.grad for p in parameters.values()]
@@ -150,7 +132,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_model_of_tasks_that_changes(change, monkeypatch):
     torch.manual_seed(0)
-    mll, _, evaluate = closure(of_tasks((0, 1, 3), rank=1, validate_task_values=False))
+    mll, _, evaluate = closure(of_tasks((0, 1, 3), rank=1, validate_task_values=False)())
     with arrays():
         evaluate()
     change(monkeypatch, mll.model)
@@ -164,7 +146,7 @@ def test_a_model_of_tasks_that_changes(change, monkeypatch):
 
 
 def test_a_model_that_changes_is_read_again(enabled):
-    mll, _, evaluate = closure(MODELS["usual"])
+    mll, _, evaluate = closure(MODELS["usual"]())
     evaluate()
     before = served()
     mll.model.set_train_data(mll.model.train_inputs[0] * 0.5, strict=False)
@@ -177,8 +159,8 @@ def test_a_model_that_changes_is_read_again(enabled):
         evaluate()
 
 
-def test_closures_of_other_kinds_run_stock(enabled):
-    mll, parameters, _ = closure(MODELS["usual"])
+def test_closures_and_models_of_other_kinds_run_stock(enabled):
+    mll, parameters, _ = closure(MODELS["usual"]())
 
     def loss():
         return -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
@@ -186,8 +168,14 @@ def test_closures_of_other_kinds_run_stock(enabled):
     class Own(ForwardBackwardClosure):
         pass
 
+    class Doubling(SingleTaskGP):
+        def transform_inputs(self, X, input_transform=None):
+            return 0.5 * X
+
     few = dict(list(parameters.items())[:1])
     for evaluate in (
+        closure(Doubling(*data()))[-1],
+        closure(SingleTaskGP(*data(), input_transform=Warp(3, list(range(3)))))[-1],
         ForwardBackwardClosure(loss, parameters),
         Own(get_loss_closure_with_grads(mll, parameters).forward, parameters),
         get_loss_closure_with_grads(mll, few),  # stock adds to the gradients of the others, too
@@ -195,8 +183,8 @@ def test_closures_of_other_kinds_run_stock(enabled):
         assert evaluate()[0].requires_grad
 
 
-def test_hooks_of_gradients_modes_and_own_transforms_are_obeyed(enabled):
-    mll, parameters, evaluate = closure(MODELS["usual"])
+def test_hooks_of_gradients_and_modes_are_obeyed(enabled):
+    mll, parameters, evaluate = closure(MODELS["usual"]())
     handles = [p.register_hook(torch.zeros_like) for p in parameters.values()]
     assert all(not g.any() for g in evaluate()[1])
     for handle in handles:
@@ -204,13 +192,6 @@ def test_hooks_of_gradients_modes_and_own_transforms_are_obeyed(enabled):
     mll.eval()
     with pytest.warns(gpytorch.utils.warnings.GPInputWarning):
         assert evaluate()[0].requires_grad
-
-    class Doubling(SingleTaskGP):
-        def transform_inputs(self, X, input_transform=None):
-            return 0.5 * X
-
-    _, _, doubled = closure(lambda: Doubling(*data()))
-    assert doubled()[0].requires_grad
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 import pytest
@@ -76,32 +75,22 @@ def test_fixed_features_are_those_of_stock(features, replaces):
         assert run() == stock
 
 
-@pytest.fixture
-def release(monkeypatch):
-    """Puts a version in the place of SciPy's."""
-
-    return functools.partial(monkeypatch.setattr, scipy, "__version__")
-
-
-@pytest.mark.parametrize("version", ["1.17.1", "1.18.3", "1.19.0", "2.0.0"])
-def test_starts_are_a_batch_by_the_release_that_was_tried(release, version):
-    release(version)
-    assert ("not tried" in (acquisition.obstacle() or "")) == (version != "1.18.3")
-    assert acquisition.leaves_batch(gen) is (version != "1.17.1")
+RELEASES = [
+    *((version, False, "not tried") for version in ("1.17.1", "1.19.0", "2.0.0")),
+    ("1.18.3", False, ""), ("1.18.0", True, "64-bit"),
+]  # fmt: skip
 
 
-def test_64_bit_integers(release, monkeypatch):
-    release("1.18.0")
-    monkeypatch.setattr("scipy.optimize._lbfgsb_py.HAS_ILP64", True, raising=False)
-    assert "64-bit" in acquisition.obstacle()
-
-
-def test_doctor_names_it(release, monkeypatch):
-    release("1.17.1")
-    assert doctor._optimiser() == []
-    release("1.18.0")
-    (found,) = doctor._optimiser()
-    assert (found.status, "batched L-BFGS-B" in found.found, found.advice) == ("ok", True, "")
-    release("1.19.0")
-    (found,) = doctor._optimiser()
-    assert (found.status, "not tried" in found.found, "scipy<1.18" in found.advice) == ("note", True, True)
+@pytest.mark.parametrize(("version", "large", "obstacle"), RELEASES)
+def test_starts_are_a_batch_by_the_release_that_was_tried_and_doctor_names_it(monkeypatch, version, large, obstacle):
+    monkeypatch.setattr(scipy, "__version__", version)
+    monkeypatch.setattr("scipy.optimize._lbfgsb_py.HAS_ILP64", large, raising=False)
+    told = acquisition.obstacle() or ""
+    assert obstacle in told
+    assert bool(told) == bool(obstacle)
+    leaves, release = acquisition.leaves_batch(gen), version.rpartition(".")[0]
+    assert leaves is (version != "1.17.1")
+    for found in doctor._optimiser():
+        assert f"batched L-BFGS-B with SciPy {release}; {told or 'autokern puts it back'}" in found.found
+        assert (found.status, "scipy<1.18" in found.advice) == (("note", True) if obstacle else ("ok", False))
+    assert len(doctor._optimiser()) == leaves

@@ -210,20 +210,3 @@ def test_a_tracer_of_the_users_keeps_its_place():
         finally:
             sys.settrace(None)
     assert seen
-
-
-class Caching(Own):
-    """A kernel that leaves in itself what a later prediction reads."""
-
-    def forward(self, x1, x2, diag=False, **params):
-        if self.training:
-            self._scale = self.lengthscale.detach() * 1.0
-        return super().forward(x1, x2, diag, **params) * self._scale.mean()
-
-
-@as_library()
-def test_what_an_evaluation_leaves_behind_is_left_there():
-    before = replays()
-    found = trained(lambda: single(ScaleKernel(Caching())), steps=20)
-    assert replays() == before
-    return found

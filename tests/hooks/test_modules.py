@@ -9,8 +9,6 @@ from botorch.models.transforms import Normalize
 from support.botorch_models import F64, KNOWN, D, single
 from support.outcomes import as_stock, both
 
-import autokern
-
 
 class Counted(gpytorch.kernels.RBFKernel):
     calls = 0
@@ -28,10 +26,21 @@ def made(kernel=None, known=False):
     return single(covar_module=kernel, train_Yvar=KNOWN if known else None, input_transform=Normalize(D))()
 
 
+def tensors(model):
+    return [*model.parameters(), *model.buffers(), *model.train_inputs, model.train_targets]
+
+
 def state(model):
-    tensors = [*model.state_dict().values(), *model.train_inputs, model.train_targets]
-    tensors += [p.grad for p in model.parameters() if p.grad is not None]
-    return [m.training for m in model.modules()], [t.dtype for t in tensors], [t.requires_grad for t in tensors]
+    every = [*tensors(model), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return [m.training for m in model.modules()], [t.dtype for t in every], [t.requires_grad for t in every]
+
+
+def with_a_flag_of_torch(model):
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        return model.to(torch.float64)  # has other parameters
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
 
 
 CHANGES = {
@@ -47,6 +56,7 @@ CHANGES = {
     "data elsewhere": lambda m: (m.set_train_data(m.train_inputs[0].float(), strict=False), m.to(torch.float64)),
     "gradients": lambda m: (m(*m.train_inputs).mean.sum().backward(), m.to(torch.float64), m.to(torch.float32)),
     "noise": lambda m: (m.likelihood.noise_covar.float(), m.to(torch.float64)),
+    "a flag": with_a_flag_of_torch,
 }
 
 
@@ -55,18 +65,9 @@ CHANGES = {
 @as_stock()
 def test_state_is_the_same(name, known):
     model = made(known=known)
-    CHANGES[name](model)
-    return state(model)
-
-
-def test_nothing_moves_where_nothing_has_to():
-    model = made().eval()
-    tensors = [*model.parameters(), *model.buffers(), *model.train_inputs, model.train_targets]
-    with autokern.enabled():
-        assert model.to(torch.float64) is model
-        assert model.eval() is model
-    now = [*model.parameters(), *model.buffers(), *model.train_inputs, model.train_targets]
-    assert all(one is other for one, other in zip(tensors, now, strict=True))
+    before = tensors(model)
+    returned = CHANGES[name](model)
+    return returned is model, [one is other for one, other in zip(before, tensors(model), strict=True)], state(model)
 
 
 def test_modules_of_the_user_are_asked():
@@ -77,14 +78,3 @@ def test_modules_of_the_user_are_asked():
 
     stock, ours = both(calls)
     assert stock == ours > 3
-
-
-def test_flags_of_torch_are_kept():
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    try:
-        model = made()
-        before = next(model.parameters())
-        with autokern.enabled():
-            assert next(model.to(torch.float64).parameters()) is not before  # as torch does
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(False)

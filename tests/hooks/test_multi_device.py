@@ -1,4 +1,7 @@
-"""Models with a `MultiDeviceKernel` on a machine without accelerators are those of the kernel in it."""
+"""Models with a `MultiDeviceKernel` on a machine without accelerators are those of the kernel in it.
+
+The library alone serves no such kernel there.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,12 @@ def over_devices(kernel):
 
 
 def found(kernel, n):
-    """A step, and a prediction."""
-    x = points(n, seed=n)
+    """A step, a prediction, and products."""
+    x, others = points(n, seed=n), points(7, seed=n + 1)
     model = ExactModel(x, (6 * x[:, 0]).sin() + 0.1 * x[:, 1], kernel).double()
     with autokern.enabled():
-        return step(model), moments(model.eval()(points(7, seed=n + 1)))
+        products = [autokern.covariance.matmul(kernel, z, x, x[:, :1]) for z in (x, others)]
+        return step(model), moments(model.eval()(others)), products
 
 
 @pytest.mark.parametrize("n", [1, 12, 400])
@@ -38,17 +42,3 @@ def found(kernel, n):
 )
 def test_a_model_over_no_devices_is_the_model_of_its_kernel(wrapped, plain, n):
     assert_close(found(wrapped(), n), found(plain(), n))
-
-
-def test_products_take_the_kernel_in_it():
-    x = points(40)
-    kernel = ScaleKernel(MaternKernel(2.5)).double()
-    with autokern.enabled():
-        for other in (x, x[:7] + 0.1):
-            out = autokern.covariance.matmul(over_devices(kernel), other, x, x[:, :1])
-            torch.testing.assert_close(out, autokern.covariance.matmul(kernel, other, x, x[:, :1]))
-
-
-def test_the_library_alone_serves_no_such_kernel():
-    with pytest.raises(AttributeError, match="dim"):
-        over_devices(RBFKernel())(torch.rand(5, 2)).to_dense()

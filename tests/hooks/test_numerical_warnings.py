@@ -70,14 +70,18 @@ def test_variances_below_zero_are_floored_with_the_warning_of_the_library(on):
 
 
 @SIDES
-def test_what_no_jitter_mends_raises(on):
-    with (
-        served(on),
-        heard() as told,
-        pytest.raises(NotPSDError, match=r"after repeatedly adding jitter up to 1\.0e-06"),
-    ):
-        to_linear_operator(-torch.eye(3, dtype=torch.float64)).cholesky()
-    assert [text[-25:-16] for text in told] == ["f 1.0e-08", "f 1.0e-07", "f 1.0e-06"]
+@pytest.mark.parametrize(
+    ("corner", "error", "text", "jitter"),
+    [
+        (-1.0, NotPSDError, r"after repeatedly adding jitter up to 1\.0e-06", ["1.0e-08", "1.0e-07", "1.0e-06"]),
+        (torch.nan, NanError, "1 of 9 elements", []),
+    ],
+)
+def test_what_no_jitter_mends_raises(on, corner, error, text, jitter):
+    matrix = torch.diag(torch.tensor([corner, 1.0, 1.0], dtype=torch.float64))
+    with served(on), heard() as told, pytest.raises(error, match=text):
+        to_linear_operator(matrix).cholesky()
+    assert [text[-23:-16] for text in told] == jitter
 
 
 @pytest.mark.skipif(not memory.has_huge(), reason="this system provides no huge pages")
@@ -93,14 +97,6 @@ def test_a_large_matrix_that_needs_jitter_is_tried_as_often_as_by_the_library(ca
     assert stock == ours
     assert stock[0] == 1 + len(stock[1]) > 1
     assert lower.equal(expected)
-
-
-@SIDES
-def test_nan_raises(on):
-    matrix = torch.eye(3, dtype=torch.float64)
-    matrix[0, 0] = float("nan")
-    with served(on), pytest.raises(NanError, match="1 of 9 elements"):
-        to_linear_operator(matrix).cholesky()
 
 
 @SIDES

@@ -11,11 +11,10 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
-from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.optim.closures.core import NdarrayOptimizationClosure
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from support.botorch_models import MODELS
+from support.botorch_models import MODELS, closure
 from support.models import ExactModel, loss_of, points, step
 from support.outcomes import assert_close, serving
 
@@ -38,13 +37,6 @@ def fitted(device, name="usual", dtype=torch.float64):
     return MODELS[name]().to(device, dtype)
 
 
-def closure(model):
-    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
-    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-    inner = get_loss_closure_with_grads(mll, parameters)
-    return mll, parameters, inner, NdarrayOptimizationClosure(inner, parameters)
-
-
 CASES = {
     "float32": ("usual", torch.float32),
     **{name: (name,) for name in ("usual", "two outputs", "known noise", "normalised inputs", "scaled")},
@@ -54,7 +46,8 @@ CASES = {
 def evaluations(side, device, *of):
     """Losses and gradients at some vectors, and after changes that no vector tells of."""
     model = fitted(device, *of)
-    mll, parameters, inner, flat = closure(model)
+    mll, parameters, inner = closure(model)
+    flat = NdarrayOptimizationClosure(inner, parameters)
     state, told = flat.state + 0.1, []
     changes = (
         lambda: next(iter(parameters.values())).data.add_(0.2),
@@ -85,8 +78,8 @@ def test_closures_are_those_of_stock(case, device):
 
 @on_every_device
 def test_a_gradient_that_autograd_wrote_last_is_the_one_that_is_told(device):
-    model = fitted(device)
-    _, _, _, flat = closure(model)
+    _, parameters, inner = closure(fitted(device))
+    flat = NdarrayOptimizationClosure(inner, parameters)
     state = flat.state
     with autokern.using(force={"objective": "arrays"}):
         flat(state)

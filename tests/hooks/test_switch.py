@@ -36,11 +36,19 @@ print(autokern.is_enabled())
 LOOK = "import autokern.auto, autokern; print(autokern.is_enabled(), autokern.stats()); print(autokern.explain())"
 
 
-def test_a_bad_value_is_warned_of_once_and_raises_nowhere():
-    on, nothing, *warned = told(LOOK + "; print(autokern.status().why_off)", AUTOKERN_BUDGET="soon")
+@pytest.mark.parametrize(
+    ("name", "why", "off"),
+    [
+        ("AUTOKERN_BUDGET", "AUTOKERN_BUDGET='soon': expected", "AUTOKERN_BUDGET='soon': expected"),
+        pytest.param("AUTOKERN_EXCLUDE", "'soon' was excluded", "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_bad_value_is_warned_of_once_and_raises_nowhere(name, why, off):
+    on, nothing, *warned = told(LOOK + "; print(autokern.status().why_off)", **{name: "soon"})
     assert (on, nothing) == ("False {}", "autokern has taken no decision in this process")
-    assert len([line for line in warned if "AutokernWarning" in line]) == 1
-    assert warned[0].startswith("AUTOKERN_BUDGET='soon': expected")
+    (line,) = [line for line in warned if "AutokernWarning" in line]
+    assert f"autokern stays off: {why}" in line
+    assert warned[0].startswith(off)
 
 
 @pytest.mark.parametrize(("text", "on"), [("1", True), ("0", False)])

@@ -36,6 +36,7 @@ WITHIN = ["covariance.matmul", "covariance.matrix", "linalg.cholesky", "linalg.i
 
 def test_the_public_names_are_these():
     assert sorted(autokern.__all__) == NAMES
+    assert dir(autokern) == sorted([*NAMES, "__version__"])
     assert all(hasattr(autokern, name) for name in NAMES)
     assert [f"{m}.{name}" for m in ("covariance", "linalg") for name in getattr(autokern, m).__all__] == WITHIN
 
@@ -97,6 +98,9 @@ def test_calibrate_measures_keeps_and_uses(monkeypatch):
 x1 = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 x2 = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
+x3, line = torch.stack((x2, x2 + 1)), torch.linspace(0, 1, 6, dtype=torch.float64)
+POINTS = [(x1, None), (x1, x2), (x1, x3), (x3, x1)]
+LINES = [(line, None), (line, line[:2])]
 KERNELS = {
     "rbf": RBFKernel,
     "scaled": lambda: ScaleKernel(MaternKernel(1.5, ard_num_dims=3)),
@@ -117,31 +121,13 @@ KERNELS = {
 @pytest.mark.parametrize("enabled", [False, True])
 def test_covariance_matrices(kind, enabled):
     kernel = KERNELS[kind]().double()
-    for second in (None, x2):
-        expected = kernel(x1, second).to_dense()
+    for first, second in POINTS[: 2 if kind == "batch" else 4] + (LINES if kind in ("rbf", "linear") else []):
+        expected = kernel(first, second).to_dense()
         for forced in ("stock", "gemm"):
             hooks = autokern.enabled() if enabled else contextlib.nullcontext()
             with autokern.using(force={"kernel_matrix": forced}), hooks:
-                found = autokern.covariance.matrix(kernel, x1, second)
+                found = autokern.covariance.matrix(kernel, first, second)
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("kind", [RBFKernel, LinearKernel])
-def test_points_of_one_dimension(kind):
-    kernel, line = kind().double(), torch.linspace(0, 1, 6, dtype=torch.float64)
-    expected = kernel(line).to_dense()
-    torch.testing.assert_close(autokern.covariance.matrix(kernel, line), expected)
-    torch.testing.assert_close(autokern.covariance.matrix(kernel, line, line[:2]), expected[:, :2])
-
-
-def test_batches_of_points_broadcast():
-    kernel = RBFKernel().double()
-    batch = torch.stack((x2, x2 + 1))
-    with autokern.using(force={"kernel_matrix": "gemm"}):
-        found = autokern.covariance.matrix(kernel, x1, batch)
-        turned = autokern.covariance.matrix(kernel, batch, x1)
-    torch.testing.assert_close(found, torch.stack([kernel(x1, b).to_dense() for b in batch]), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(turned, found.mT, rtol=1e-9, atol=1e-9)
 
 
 QR = [
@@ -158,7 +144,10 @@ QR = [
 DENSITY = [
     ({"variant": "nonsense"}, "variant 'nonsense' was asked for; exact_log_prob knows"),
     ({"variant": "matern52"}, "variant 'matern52' .*, matern52/cholesky"),
-    ({"variant": "order:nothing=1"}, "an order is NAME=NUMBER of "),
+    *(
+        ({"variant": f"order:{word}"}, "an order is NAME=NUMBER of max_cholesky_size, ")
+        for word in ("num_trace_sample=3", "num_trace_samples", "cg_tolerance=few")
+    ),
 ]
 QUICK = {"ops": ["qr"], "budget": 0.1, "progress": False}
 CALIBRATIONS = [
@@ -174,6 +163,10 @@ REFUSED = [
     (lambda: autokern.explain("kernel_matrix", n=100, grad="everything"), "grad 'everything'"),
     *((lambda asked=asked: autokern.calibrate(**QUICK | asked), told) for asked, told in CALIBRATIONS),
     (lambda: autokern.covariance.matrix(RBFKernel(), x1, x2[:, :2]), "3 and 2 input dimensions"),
+    *(
+        (lambda d=d: autokern.covariance.matrix(ScaleKernel(RBFKernel(ard_num_dims=4)), x1[:, :d]), "4 lengthscales")
+        for d in (1, 2, 3)
+    ),
 ]
 
 
@@ -181,13 +174,6 @@ REFUSED = [
 def test_what_never_occurs_is_refused(call, told):
     with pytest.raises(SettingsError, match=told):
         call()
-
-
-@pytest.mark.parametrize("d", [1, 2, 3])
-def test_points_that_do_not_match_the_lengthscales_are_refused(d):
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=4)).double()
-    with pytest.raises((SettingsError, RuntimeError)):
-        autokern.covariance.matrix(kernel, x1[:, :d])
 
 
 @pytest.fixture(params=[(), (3,), (2, 1)], ids=str)

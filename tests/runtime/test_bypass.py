@@ -63,24 +63,16 @@ def test_a_checkpoint_recomputes_what_it_computed_whatever_was_decided_meanwhile
         kernel, x = model.covar_module, model.train_inputs[0].clone().requires_grad_()
         k = checkpoint(lambda x: kernel(x).to_dense(), x, use_reentrant=reentrant)
         meanwhile()
-        return _pulled(k, x, kernel)
+        k.square().sum().backward()
+        return [x.grad, *(p.grad for p in kernel.parameters())]
 
     expected = gradients(lambda: None)
     with autokern.enabled():
-        for seed in range(6):
-            with autokern.using(force=f"random:{seed}"):
-                found = gradients(lambda: None)
-            torch.testing.assert_close(found, expected)
         with autokern.using(force={"kernel_matrix": "gemm"}):
             block = autokern.using(force={"kernel_matrix": "broadcast"})
             found = gradients(block.__enter__)
             block.__exit__(None, None, None)
         torch.testing.assert_close(found, expected)
-
-
-def _pulled(k, x, kernel):
-    k.square().sum().backward()
-    return [x.grad, *(p.grad for p in kernel.parameters())]
 
 
 def test_saved_tensors_that_are_kept_elsewhere_are_those_of_stock():

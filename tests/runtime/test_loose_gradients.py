@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import os
-from pathlib import Path
-
 import gpytorch
 import pytest
 import torch
 from linear_operator.utils.errors import NotPSDError
 from support import models
-from support.models import ExactModel
+from support.models import rough
 from support.synthetic import measured, seconds_of_stock, square
 
 import autokern
@@ -20,7 +16,6 @@ from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.density import array_density, gaussian
 from autokern.ops import _candidates as iterations
-from autokern.runtime import dispatch
 from autokern.tuning.chooser import Chooser
 from autokern.tuning.measuring import measurable
 from autokern.tuning.policy import decide, described
@@ -115,37 +110,15 @@ def test_exact_is_the_default_up_to_some_thousand_points_and_iterations_beyond(c
     assert get("exact_log_prob").default_candidate(LOOSE.replace(**changes, **sizes)) == expected
 
 
-def regression(n, noise=1e-3, seed=0):
-    x = torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    model = ExactModel(x, (7 * x[:, 0]).sin() + x[:, 1]).double()
-    model.likelihood.noise = noise
-    model.covar_module.base_kernel.lengthscale = 0.2
-    return model
-
-
 def step(model):
     loss, slopes = models.step(model)
     return loss, torch.cat([slope.flatten() for slope in slopes])
 
 
-def test_a_model_whose_stock_iterates_gets_exact_gradients_by_default(monkeypatch):
-    model = regression(1000)
-    with gpytorch.settings.max_cholesky_size(10**6):
-        truth, slopes = step(model)
-    _, loose = step(model)
-    assert (loose - slopes).norm() > 1e-2 * slopes.norm()
-    dispatch.reset(Settings(calibrate="never", home=Path(os.environ["AUTOKERN_HOME"])))
-    with autokern.enabled():
-        loss, gradient = step(model)
-    torch.testing.assert_close(loss, truth, rtol=1e-9, atol=1e-9)
-    assert (gradient - slopes).norm() < 1e-4 * slopes.norm()
-    assert math.isfinite(loss)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("candidate", ["fused", "arrays"])
 def test_a_matrix_without_a_factor_is_left_to_conjugate_gradients(candidate, monkeypatch):
-    model = regression(820, noise=0.1)
+    model = rough(820, noise=0.1)
     torch.manual_seed(0)
     expected, slopes = step(model)
     with autokern.enabled(), autokern.using(force={"exact_log_prob": candidate}):

@@ -102,7 +102,3 @@ def test_pandas_is_named_where_it_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(AutokernError, match="pip install pandas"):
         found.to_frame()
-
-
-def test_dir_names_what_is_public():
-    assert dir(autokern) == sorted([*autokern.__all__, "__version__"])

@@ -10,6 +10,7 @@ from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
 from botorch.models.kernels import CategoricalKernel
 from botorch.models.transforms import Normalize
 from botorch.models.utils.gpytorch_modules import get_matern_kernel_with_gamma_prior
+from botorch.optim.closures import get_loss_closure_with_grads
 from gpytorch.kernels import (
     ConstantKernel,
     CosineKernel,
@@ -25,6 +26,7 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern.hooks import later
 
@@ -49,6 +51,13 @@ def moved(model):
         for p in model.parameters():
             p.add_(0.3 * torch.rand(p.shape, generator=generator, **F64))
     return model
+
+
+def closure(model):
+    """A model's marginal likelihood, its parameters that want gradients, and BoTorch's closure of these."""
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+    return mll, parameters, get_loss_closure_with_grads(mll, parameters)
 
 
 def with_kernel(kernel, n=15, **more):

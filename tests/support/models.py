@@ -41,9 +41,9 @@ def rough_model(x, y):
     return ExactModel(x, y, ScaleKernel(MaternKernel(1.5)))
 
 
-def rough(n, dtype=torch.float64, noise=1e-2):
+def rough(n, dtype=torch.float64, noise=1e-2, seed=0):
     """One of a sine and a slope, with a short lengthscale."""
-    x = points(n, dtype=dtype)
+    x = points(n, dtype=dtype, seed=seed)
     model = rough_model(x, (6 * x[:, 0]).sin() + x[:, 1]).to(dtype)
     model.likelihood.noise, model.covar_module.base_kernel.lengthscale = noise, 0.3
     return model
