@@ -160,6 +160,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(tensor, torch.Tensor) and _memory(tensor) in self._varying:
             self.fail("numbers leave torch")
 
+    def renews(self, old: torch.Tensor, new: Any) -> bool:
+        """Whether one tensor was not read, and another of its form was computed in its place."""
+        alike = type(new) is torch.Tensor and (new.shape, new.dtype) == (old.shape, old.dtype)
+        with torch._C.DisableTorchFunction():
+            return alike and _memory(old) not in self._constants and _memory(new) in self._varying
+
     def mark(self) -> None:
         """Begin the second of the `parts`."""
         self._middle = len(self._steps)

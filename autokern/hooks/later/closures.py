@@ -6,12 +6,14 @@ Models that are read as arrays are served by them; of others, loss and gradients
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gpytorch
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autokern.core.errors import caught, unless_it_fails
 from autokern.core.releases.recorded import is_within
@@ -147,6 +149,8 @@ class OfParameters(Repeated):
     """A function of parameters, which the optimiser writes in place."""
 
     lasting = True
+    _kept: Sequence[tuple[dict[str, Any], str]] = ()
+    """Attributes of modules that hold what the last evaluation computed with a graph."""
 
     def __init__(self, kind: Any, parameters: Iterable[torch.Tensor], fixed: Iterable[torch.Tensor] = ()) -> None:
         self._parameters, self._fixed = tuple(parameters), tuple(fixed)
@@ -159,10 +163,13 @@ class OfParameters(Repeated):
         if not self.is_plain():
             return "a hook on a parameter"
         found = held(*of, inputs=self._parameters, **options)
-        known = set(map(id, self._parameters))
+        known = set(map(id, (*self._parameters, *self._renewed())))
         if any(t.requires_grad and id(t) not in known for t in found.tensors):
             return "other tensors that require a gradient"
         return found
+
+    def _renewed(self) -> list[Any]:
+        return [space.get(name) for space, name in self._kept]
 
     def differentiated(self, loss: torch.Tensor, leaves: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return a loss and its gradients by those leaves on which it depends."""
@@ -217,14 +224,33 @@ class _Closure(OfParameters):
         wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
         if not self._of or wanted != set(map(id, self._parameters)):
             return "parameters of which the optimiser has not all"
-        return self.held(self._forward)
+        spaces = [vars(module) for one in self._of for module in one.modules()]
+        names = {name for own in spaces for name, t in own.items() if isinstance(t, torch.Tensor) and not t.is_leaf}
+        self._kept = [(own, name) for own in spaces for name in names & own.keys()]
+        return self.held(self._forward, without=names)
 
     def evaluated(self, stock: Any) -> Any:
         def compute() -> list[torch.Tensor]:
+            recorder: Any
+            recorder, before = _get_current_dispatch_mode(), self._renewed()
             with torch.enable_grad():
-                return self.differentiated(self._forward().sum(), self._parameters)
+                found = self.differentiated(self._forward().sum(), self._parameters)
+            self._made = self._renewed()
+            if not all(map(recorder.renews, before, self._made)):
+                recorder.fail("an evaluation keeps tensors with a graph, which it reads or does not renew")
+            self._alone = self._holders()
+            return found + [t.detach() for t in self._made if isinstance(t, torch.Tensor)]
 
         return self._parameters, compute
+
+    def _holders(self) -> list[int]:
+        """Count those that have what a replay writes, but for the modules."""
+        counts = list(map(sys.getrefcount, self._made))
+        return [n - (one is now) for n, one, now in zip(counts, self._made, self._renewed(), strict=True)]
+
+    def put(self, stock: Any) -> bool:
+        """Whether the parameters are as they were recorded, and nobody else has what a replay writes."""
+        return super().put() and self._holders() == self._alone
 
     def result(self, results: tuple[torch.Tensor, ...], stock: Any) -> Any:
         """Put gradients into the parameters and return them with the loss, None if any number is not finite."""
@@ -241,8 +267,10 @@ class _Closure(OfParameters):
             else:
                 parameter.grad.copy_(next(given))
             found.append(parameter.grad)
+        for (own, name), tensor in zip(self._kept, self._made, strict=True):
+            own[name] = tensor
         return loss.clone(), tuple(found)
 
     def numbers(self, found: Any) -> Iterator[Any]:
-        for values in (found[0], *found[1]):
+        for values in (found[0], *found[1], *self._renewed()):
             yield np.zeros(0) if values is None else values.detach().numpy()

@@ -1,0 +1,109 @@
+"""Losses of models whose modules keep what an evaluation computed: a replay renews it, or the library evaluates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.kernels.orthogonal_additive_kernel import OrthogonalAdditiveKernel
+from botorch.optim.closures import get_loss_closure_with_grads
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.acquisitions import DOUBLE, points
+from support.outcomes import count
+
+import autokern
+from autokern.hooks import install
+from autokern.hooks import later as hooks
+from autokern.hooks.later import repeated
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    """Record the third evaluation, and serve whatever it takes."""
+    hooks.look()
+    for name, value in {"_SPENT": 0.0, "_GAIN": np.inf, "_histories": {}}.items():
+        monkeypatch.setattr(repeated, name, value)
+    with install.enabled():
+        yield
+
+
+class Reading(OrthogonalAdditiveKernel):
+    """Uses the value of its last evaluation in the next one."""
+
+    __module__ = OrthogonalAdditiveKernel.__module__
+
+    def normalizer(self, eps=1e-6):
+        before = getattr(self, "_normalizer", None)
+        found = super().normalizer(eps)
+        return found if before is None else 0.5 * found + 0.5 * before.detach()
+
+
+def made(kind):
+    x = points(12, 3)
+    model = SingleTaskGP(x, x.sin().sum(-1, keepdim=True), covar_module=kind(dim=3, second_order=True, dtype=DOUBLE))
+    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
+    return model.covar_module, mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters()))
+
+
+def steps(kernel, mll, closure, number=9):
+    for step in range(number):
+        with torch.no_grad():
+            for at, parameter in enumerate(mll.parameters()):
+                parameter.fill_(0.1 * step + 0.2 * at + 0.1)
+        loss, gradients = closure()
+        yield [loss.item(), *(g.clone() for g in gradients), kernel._normalizer.detach().clone()]
+
+
+def agree(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        for found, expected in zip(one, other, strict=True):
+            size = np.abs(np.asarray(expected)).max()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * size)
+
+
+def by_stock(kind):
+    with autokern.using(force={"objective": "stock", "posterior": "stock"}):
+        return list(steps(*made(kind)))
+
+
+@pytest.mark.parametrize(("kind", "replays"), [(OrthogonalAdditiveKernel, 4), (Reading, 0)])
+def test_loss_gradients_and_what_the_kernel_keeps_are_stock_s(kind, replays):
+    before = count("optimised function", "replay")
+    kernel, *rest = made(kind)
+    ours = list(steps(kernel, *rest))
+    assert count("optimised function", "replay") - before == replays
+    agree(ours, by_stock(kind))
+    assert kernel._normalizer.requires_grad
+    with pytest.raises(RuntimeError, match="second time"):  # the library has freed that graph as well
+        kernel._normalizer.sum().backward()
+
+
+def test_predictions_after_replays_use_what_the_last_evaluation_left():
+    ours, theirs = [], []
+    for found in (ours, theirs):
+        order = {} if found is ours else {"objective": "stock", "posterior": "stock"}
+        with autokern.using(force=order):
+            kernel, mll, closure = made(OrthogonalAdditiveKernel)
+            list(steps(kernel, mll, closure))
+            posterior = mll.model.eval().posterior(points(4, 3, seed=7))
+            found.append([posterior.mean.detach(), posterior.variance.detach()])
+    agree(ours, theirs)
+
+
+def test_a_tensor_that_the_program_has_taken_is_not_written():
+    kernel, mll, closure = made(OrthogonalAdditiveKernel)
+    before = count("optimised function", "replay")
+    taken = steps(kernel, mll, closure, 12)
+    held = [(kernel._normalizer, kernel._normalizer.detach().clone()) for _ in taken]
+    assert all(torch.equal(*pair) for pair in held)
+    assert count("optimised function", "replay") - before <= 1
+
+
+def test_another_value_in_place_of_a_kept_tensor_is_overwritten_as_by_the_library():
+    kernel, mll, closure = made(OrthogonalAdditiveKernel)
+    ours = []
+    for found in steps(kernel, mll, closure):
+        ours.append(found)
+        kernel._normalizer = torch.ones(3, 1, 1, dtype=DOUBLE)
+    agree(ours, by_stock(OrthogonalAdditiveKernel))
