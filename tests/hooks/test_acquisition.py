@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
 
 import pytest
 import torch
@@ -109,16 +108,9 @@ def test_what_is_not_known_keeps_all_threads():
         assert set(threads) == {2}
         assert threads_of(Mine(model_of())) == threads_of(PosteriorMean(mine)) == {2}
         assert threads_of(PosteriorMean(broken), ValueError("mine")) == {2}
-    assert acquisition_hook._is_small(inputs_of(PosteriorMean(known)))
-    assert acquisition_hook._is_small(inputs_of(qLogExpectedImprovement(known, best_f=0.5)))
-    namesake = type("PosteriorMean", (PosteriorMean,), {"__module__": "analytic"})
-    assert not acquisition_hook._is_small(inputs_of(namesake(known)))
-    assert not acquisition_hook._is_small(inputs_of(PosteriorMean(perturbed)))
-
-
-def inputs_of(acquisition):
-    names = {"num_restarts": 2, "raw_samples": 8, "options": {}, "q": 1, "bounds": BOUNDS, "acq_function": acquisition}
-    return types.SimpleNamespace(**names)
+        assert threads_of(qLogExpectedImprovement(model_of(), best_f=0.5)) == {1}
+        namesake = type("PosteriorMean", (PosteriorMean,), {"__module__": "analytic"})
+        assert threads_of(namesake(model_of())) == threads_of(PosteriorMean(perturbed), ValueError("mine")) == {2}
 
 
 @pytest.mark.slow

@@ -205,6 +205,9 @@ def test_subclasses_modes_and_compilers_meet_what_they_met(measured):
 
     names = []
     assert type(qr(SMALL.as_subclass(Own))[0]) is Own
+    for large in (LARGE.as_subclass(Own), LARGE):
+        autokern.linalg.qr(large)
+    assert calls_of_qr() == {"stock": 2, "choleskyqr2": 1}
     with Seen():
         qr(SMALL)
     assert "linalg_qr" in names
