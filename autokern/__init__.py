@@ -8,6 +8,7 @@ import io as _io
 from typing import Any as _Any
 
 from autokern.core.releases import __version__ as __version__
+from autokern.system import deferred as _deferred
 from autokern.system import start as _start
 
 if _start.only_helps():  # this process prints help or versions, and ends
@@ -16,6 +17,7 @@ else:
     try:
         with (
             _start.importing(),
+            _deferred.rules(),
             _contextlib.redirect_stdout(_io.StringIO()),
         ):  # without CUDA, KeOps prints so on standard output
             from autokern import covariance, linalg
