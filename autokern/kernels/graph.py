@@ -1,16 +1,13 @@
-"""Kernel matrices by torch's own machinery: cdist, torch.compile and TorchScript on plain tensors.
+"""Kernel matrices by torch's own machinery: cdist, and torch.compile on plain tensors.
 
 Each is often recommended, so each is a candidate that a calibration measures on the user's machine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -55,19 +52,6 @@ def _is_far(tree: Tree, others: list[torch.Tensor] | None) -> bool:
     return any(of.reach(*own).far for (of, *_), own in zip(by_leaf(tree), norms, strict=True))
 
 
-def _applied(
-    make: Callable[[Parts, torch.dtype, bool], Callable[..., torch.Tensor]],
-    tree: Tree, others: list[torch.Tensor] | None, same: bool,
-) -> torch.Tensor:  # fmt: skip
-    """Return the kernel matrix by the function that `make` returns, or by `matrix` for points too far apart."""
-    if _is_far(tree, others):
-        return matrix(tree, others, same)
-    first = tree.points[0]
-    off = 1 - torch.eye(first.shape[-2], dtype=first.dtype, device=first.device) if same else first.new_ones(())
-    parts, tensors = apart(tree._replace(weights=[w[..., None, None] for w in tree.weights]), others)
-    return make(parts, first.dtype, same)(off, *tensors)
-
-
 @functools.cache
 def _compiled(parts: Parts, dtype: torch.dtype, same: bool) -> Callable[..., torch.Tensor]:
     """Return a compiled formula with a code object of its own, since torch limits recompilations per code object."""
@@ -81,7 +65,12 @@ def compiled(tree: Tree, others: list[torch.Tensor] | None, same: bool) -> torch
 
     Sizes are dynamic, except that the compiler treats a size of one as a constant.
     """
-    return _applied(_compiled, tree, others, same)
+    if _is_far(tree, others):
+        return matrix(tree, others, same)
+    first = tree.points[0]
+    off = 1 - torch.eye(first.shape[-2], dtype=first.dtype, device=first.device) if same else first.new_ones(())
+    parts, tensors = apart(tree._replace(weights=[w[..., None, None] for w in tree.weights]), others)
+    return _compiled(parts, first.dtype, same)(off, *tensors)
 
 
 def compiler_problem() -> str | None:
@@ -89,24 +78,3 @@ def compiler_problem() -> str | None:
     if sys.platform != "linux":
         return "torch.compile is used on Linux only"
     return "torch.compile needs a C++ compiler, and none was found" if compiler() is None else None
-
-
-@functools.cache
-def _scripted(parts: Parts) -> Callable[..., torch.Tensor]:
-    """Trace a formula with the caller's autocast and inference mode off, since a trace would keep them for ever."""
-    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), contextlib.ExitStack() as stack:
-        warnings.simplefilter("ignore")
-        for device in ("cpu", "cuda", "mps", "xpu"):
-            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        points = torch.eye(3, dtype=torch.float32, device="cpu")[:, :2]
-        one = points.new_ones
-        sets = [points] * parts.points + [points + 1] * (parts.columns or 0)
-        arguments = (one(()), *sets, *[one(1, 1)] * (parts.shapes + parts.weights))
-        traced: Any = torch.jit.trace(_formula(parts), arguments, check_trace=False)
-    return traced
-
-
-def scripted(tree: Tree, others: list[torch.Tensor] | None, same: bool) -> torch.Tensor:
-    """Return the kernel matrix by TorchScript."""
-    return _applied(lambda parts, *_: _scripted(parts), tree, others, same)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ from autokern.kernels.matrix import both, bytes_on
 from autokern.ops._candidates import every, on_other_devices, only
 from autokern.ops._problems import families, is_ours, kernel_of, kernel_problem, random_matrix
 
-_NO_SCRIPT = "TorchScript does not support Python 3.14 and later" if sys.version_info >= (3, 14) else None
 _MAIN = ("rbf", "matern12", "matern32", "matern52")
 
 
@@ -188,7 +186,6 @@ def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tenso
     return KERNEL_MATRIX.reference(kernel, x1, x2)
 
 
-_no_second = only("its second derivatives at equal points are wrong", lambda p: not p.grad)
 _several = only(
     "compiled for single matrices of two points and dimensions at least",
     lambda p: p.batch <= 1 and min(p.m, p.n, p.d) >= 2,
@@ -217,17 +214,6 @@ def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
 def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.compile of the formula on raw tensors."""
     return graph.compiled(*both(kernel, x1, x2))
-
-
-@KERNEL_MATRIX.candidate(
-    "torchscript",
-    unsupported=_no_second,
-    unavailable=lambda device: _NO_SCRIPT,
-    memory=_by_family((4, 4, 4, 5), (6, 8, 9, 11)),
-)
-def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """TorchScript of the formula on raw tensors."""
-    return graph.scripted(*both(kernel, x1, x2))
 
 
 on_other_devices(KERNEL_MATRIX, matrices.matrix, "One GEMM on the {}; the time includes all copies.", read=both)

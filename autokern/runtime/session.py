@@ -220,7 +220,7 @@ _REMOVED = (
     ("exact_log_prob", "kronecker"), ("exact_log_prob", "mixed"), ("inv_quad_logdet", "mixed"),
     ("kernel_matmul", "tf32"), ("kernel_matmul", "tiled-columns"), ("kernel_matmul", "tiled@2048"),
     ("pinverse_root", "*"), ("cholesky", "looped"), ("exact_log_prob", "merged"),
-    ("kernel_matrix", "vmap"),
+    ("kernel_matrix", "vmap"), ("kernel_matrix", "torchscript"),
 )  # fmt: skip
 """Removed candidates of earlier versions: patterns of op and candidate."""
 

@@ -17,7 +17,7 @@ import autokern
 from autokern.backends import keops_product
 from autokern.core.errors import KeOpsError
 from autokern.density import gaussian
-from autokern.kernels import family, graph, tree
+from autokern.kernels import family, tree
 from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family
 from autokern.kernels.matmul import matmul
 from autokern.kernels.tiles import usual
@@ -158,7 +158,6 @@ def inverse_quadratic():
         kernels=(InverseQuadraticKernel,),
     )
     del _FAMILIES["inverse_quadratic"], _OF_KERNEL[InverseQuadraticKernel]
-    graph._scripted.cache_clear()
 
 
 def test_a_family_is_all_that_the_dense_routes_need(inverse_quadratic):
@@ -168,7 +167,7 @@ def test_a_family_is_all_that_the_dense_routes_need(inverse_quadratic):
     read = tree.read(kernel, x)
     torch.testing.assert_close(tree.dense(read), truth)
     cov = covariances.Covariance(inverse_quadratic, kernel.base_kernel.lengthscale, kernel.outputscale)
-    for route in ("reference", "matrix", "by_cdist", "scripted"):
+    for route in ("reference", "matrix", "by_cdist"):
         torch.testing.assert_close(getattr(covariances, route)(cov, x, x), truth)
     # block by block, by the tile epilogue
     noise, residual = torch.full((1,), 0.1, dtype=torch.float64), points(12)

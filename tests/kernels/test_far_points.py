@@ -135,7 +135,7 @@ def test_near_points_stay_in_single_precision_and_far_ones_do_not():
     assert Blocks(trees_of("rbf", distant)[1], look=False)._leaves[0].z.dtype is torch.float32
 
 
-def test_compiled_and_scripted_formulae_leave_far_points_alone():
+def test_a_compiled_formula_leaves_far_points_alone():
     x, _ = repeated(40, 2, 300.0, 0.0, 5)
     known = covariances.recognise(_KERNELS["rbf"](2).requires_grad_(False))
     expected = covariances.matrix(known, x, x)

@@ -9,19 +9,14 @@ import pickle
 
 import pytest
 import torch
-from gpytorch.kernels import (
-    RBFKernel,
-    ScaleKernel,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import covariances
 from support.covariances import Covariance, reference
 
 from autokern import kernels
-from autokern.kernels import families, graph, stationary
+from autokern.kernels import families, stationary
 from autokern.kernels import matrix as matrices
-from autokern.kernels.tree import Node, Parts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -122,31 +117,6 @@ def test_values_of_any_shape(family, layout, n, m, d, batch, ard, scaled, dtype,
 
 
 # --- the other routes -------------------------------------------------------------------------------------------------
-
-
-def test_what_is_traced_remembers_nothing_of_its_caller():
-    x, rbf = torch.rand(30, 2), Parts(Node("scale", "", (Node("leaf", "rbf"),)), 1, None, 0, 1)
-    known = covariances.recognise(ScaleKernel(RBFKernel()).requires_grad_(False))
-    expected = covariances.reference(known, x, x)
-    for state in (
-        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-        torch.inference_mode,
-        torch.no_grad,
-        lambda: torch.device("meta"),
-    ):
-        graph._scripted.cache_clear()
-        with state():
-            graph._scripted(rbf)
-        found = covariances.scripted(known, x, x)
-        assert found.dtype is torch.float32
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    graph._scripted.cache_clear()
-    torch.set_default_dtype(torch.float64)
-    try:
-        graph._scripted(rbf)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert covariances.scripted(known, x, x).dtype is torch.float32
 
 
 # --- derivatives ------------------------------------------------------------------------------------------------------

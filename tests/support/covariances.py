@@ -54,10 +54,6 @@ def compiled(covariance, x1, x2):
     return graph.compiled(*pair(covariance, x1, x2))
 
 
-def scripted(covariance, x1, x2):
-    return graph.scripted(*pair(covariance, x1, x2))
-
-
 def reference(covariance, x1, x2):
     """The truth in float64, by explicit differences."""
     difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)

@@ -107,20 +107,6 @@ def many_calls(see: See, what: str, n: int = 30):
         see("drawn", drawn)
 
 
-@scenarios(cases(kernel=["matern12", "matern32", "matern52", "rbf"], dtype=["float32"]))
-def first_traced_under_autocast(see: See, kernel: str):
-    """What is traced once under autocast does not keep its casts."""
-    from autokern.kernels import graph
-
-    k, x = made(see, kernel), points(see, 20)
-    with torch.no_grad():
-        graph._scripted.cache_clear()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            k(x).to_dense()
-        see("after", k(x).to_dense())
-        graph._scripted.cache_clear()
-
-
 @scenarios(cases(what=[*WHAT[:3], "dual points"], kernel=["scaled rbf", "rbf + matern", "own"]))
 def forward_mode(see: See, what: str, kernel: str):
     model, x = regression(see, 12, kernel), points(see, 5, seed=1)
