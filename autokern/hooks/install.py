@@ -26,6 +26,7 @@ from autokern.core.releases.recorded import is_ours, is_within
 from autokern.core.settings import Settings, from_environment
 from autokern.core.state import Lock
 from autokern.runtime import dispatch, ranks
+from autokern.runtime.session import why_off
 from autokern.system import host, memory, threads
 from autokern.system import ranks as joining
 
@@ -254,7 +255,7 @@ def status() -> Status:
             known.trust(False)
             for patch in patches():
                 _admits(patch, stock_of(patch.owner, patch.name))
-        return Status(bool(_originals), known.versions(), known.unknown(), "" if _originals else known.why_off())
+        return Status(bool(_originals), known.versions(), known.unknown(), "" if _originals else why_off())
 
 
 def _admits(patch: Patch, present: Any) -> bool:

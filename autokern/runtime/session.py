@@ -22,7 +22,7 @@ from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError, AutokernWarning, SettingsError, nearest, recoverable
 from autokern.core.op import Op
 from autokern.core.problem import Feasibility, Problem
-from autokern.core.settings import Settings
+from autokern.core.settings import Settings, from_environment
 from autokern.core.state import Lock, inside, permitted
 from autokern.runtime.memo import Entry, Memo, Served, Shared, counted, is_large, publish_floors, served, stock_entry
 from autokern.system import host, memory
@@ -271,3 +271,13 @@ def _some_op_has(candidate: str) -> None:
             return
     advice = nearest(candidate, names) or "; `autokern show` and `autokern explain OP` name them"
     raise SettingsError(f"{candidate!r} was excluded, and no op has a candidate of that name{advice}")
+
+
+def why_off() -> str:
+    """Return why autokern is off, or what enables it."""
+    try:
+        settings = existing(from_environment())
+    except SettingsError as error:
+        return str(error)
+    order = "AUTOKERN=0" if not settings.enabled else "AUTOKERN_UNKNOWN=stock" if settings.unknown == "stock" else ""
+    return f"{order} keeps it off" if order else "`import autokern.auto` or autokern.enable() enables it"

@@ -16,15 +16,14 @@ from typing import Any
 
 import msgspec
 
-from autokern.core.errors import AutokernWarning, SettingsError, suppressed, uninterrupted
+from autokern.core.errors import AutokernWarning, suppressed, uninterrupted
 from autokern.core.releases import LIBRARIES, comparison, installed
 from autokern.core.releases.comparison import MAYBE, MISSING, PATCHED, Look, is_known
 from autokern.core.releases.recorded import functions, is_of, original, table
-from autokern.core.settings import from_environment
 
 __all__ = [
     "Relied", "Status", "admits", "everything", "full_name", "is_known", "leave_out", "relied", "summary", "trust",
-    "unknown", "versions", "warn", "why_off",
+    "unknown", "versions", "warn",
 ]  # fmt: skip
 
 _FEW = 6  # names that a warning lists
@@ -67,16 +66,6 @@ class Status(msgspec.Struct, frozen=True):
         off = [f"stock runs where it relies on code that {why}: {', '.join(of)}" for why, of in by_reason.items()]
         here = [f"autokern is {'on' if self.enabled else 'off'}: {', '.join(versions)}"]
         return "\n".join([*here, *filter(None, [self.why_off]), *off])
-
-
-def why_off() -> str:
-    """Return why autokern is off, or what enables it."""
-    try:
-        settings = from_environment()
-    except SettingsError as error:
-        return str(error)
-    order = "AUTOKERN=0" if not settings.enabled else "AUTOKERN_UNKNOWN=stock" if settings.unknown == "stock" else ""
-    return f"{order} keeps it off" if order else "`import autokern.auto` or autokern.enable() enables it"
 
 
 def versions() -> dict[str, tuple[str, bool]]:
