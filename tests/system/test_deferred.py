@@ -28,7 +28,7 @@ def test_whatever_needs_the_rules_first_finds_them(names):
     [
         ("import autokern.auto", DEFERRED),
         ("import torch, autokern.auto", THERE),
-        ("import os; os.environ['AUTOKERN'] = '0'\nimport autokern.auto", THERE),
+        ("import os; os.environ['AUTOKERN'] = 'Off '\nimport autokern.auto", THERE),
         ("import autokern.auto, torch._dynamo", THERE),
     ],
 )
