@@ -1,6 +1,6 @@
 """Torch's rules for tensors without data, which its own import ends with, imported when something first needs them.
 
-`torch._meta_registrations` and the decompositions that it imports take a quarter of the time of ``import torch``. Only
+`torch._meta_registrations` and the decompositions that it imports take a sixth of the time of ``import torch``. Only
 tensors on the device "meta", tracers and compilers use them. While autokern imports torch, an empty module stands in
 their place. They are imported as soon as anything asks for one of these modules or creates such a tensor; nothing is
 left then of what this file did.
@@ -22,17 +22,18 @@ from typing import Any
 from autokern.core.state import Lock
 
 _RULES = "torch._meta_registrations"
-_MODULES = {_RULES, "torch._decomp", "torch._prims", "torch._refs", "torch.utils._content_store"}
+_MODULES = {_RULES, "torch._decomp", "torch._refs"}
 """Modules that import each other: the rules come first."""
 _CREATING = "empty.memory_format", "empty_strided.default", "_efficientzerotensor.default"
 """The operations that have a kernel for the device "meta" and no tensor among their arguments."""
 _FUNCTIONALIZING = (
     ("torch._functorch.eager_transforms", "_func_increment_nesting"),
     ("torch", "_enable_functionalization"),
+    ("torch._C", "_EnablePythonDispatcher"),
 )
-"""Functions after which operations run on tensors without data that no dispatched operation has created."""
-_NAMESPACES = "prims", "rngprims", "debugprims"
-"""Operations that the rules define."""
+"""Functions after which operations run by rules, or on tensors without data that no dispatched operation creates."""
+_TRIED = "2.13.", "2.14."
+"""Releases whose rules have no effects but these: `tests/system/test_deferred.py` looks for others."""
 
 
 class Deferred:
@@ -68,6 +69,7 @@ class Deferred:
             return False
         del sys.modules[_RULES], torch._meta_registrations
         torch._lazy_modules.update(name.removeprefix("torch.") for name in _MODULES)
+        importlib.import_module("torch._prims")  # which the rules import: it makes operations, and generators work
         library = torch.library.Library("aten", "IMPL", "Meta")
         self._undone.append(library._destroy)
         for name in _CREATING:
@@ -78,10 +80,6 @@ class Deferred:
             function = getattr(module, name)
             self._undone.append(functools.partial(setattr, module, name, function))
             setattr(module, name, functools.partial(self._again, function))
-        for name in _NAMESPACES:  # a module whose functions are looked up when they are asked for
-            known = vars(getattr(torch.ops, name))
-            known["__getattr__"] = functools.partial(self._again, functools.partial(getattr, getattr(torch.ops, name)))
-            self._undone.append(functools.partial(known.pop, "__getattr__"))
         return True
 
     def _again(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,8 +107,9 @@ class Deferred:
 
 @contextlib.contextmanager
 def rules() -> Iterator[None]:
-    """Defer torch's rules in the block, if that imports a torch of a tested release, and autokern is on."""
-    if "torch" in sys.modules or os.environ.get("AUTOKERN", "").strip().lower() in ("0", "false", "off", "no"):
+    """Defer torch's rules in the block, if that imports a torch of a tried release, on Linux and with autokern on."""
+    off = sys.platform != "linux" or os.environ.get("AUTOKERN", "").strip().lower() in ("0", "false", "off", "no")
+    if off or "torch" in sys.modules:
         yield
         return
     deferred = Deferred()
@@ -120,14 +119,8 @@ def rules() -> Iterator[None]:
     finally:
         waits = False
         with contextlib.suppress(AttributeError, ImportError, KeyError, RuntimeError, TypeError):  # another release
-            waits = deferred.arm() and _is_tested()
+            waits = deferred.arm() and sys.modules["torch"].__version__.startswith(_TRIED)
         if "torch" not in sys.modules:
             sys.meta_path.remove(deferred)
         elif not waits:
             deferred.load()
-
-
-def _is_tested() -> bool:
-    from autokern.core.releases import known
-
-    return known.versions()["torch"][1]

@@ -114,6 +114,11 @@ def watched(kind, method):
     return seen
 
 
+def by_python():
+    with torch._C._EnablePythonDispatcher():
+        return torch.ones(2, 3) @ torch.ones(3)
+
+
 def threads():
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(lambda _: torch.linalg.eigh(meta(3, 3))[0].shape, range(8)))
@@ -155,6 +160,8 @@ USES = {
     "a dispatch mode": lambda: watched(TorchDispatchMode, "__torch_dispatch__"),
     "a function mode": lambda: watched(TorchFunctionMode, "__torch_function__"),
     "threads": threads,
+    "a generator": lambda: torch.rand(2, generator=torch.Generator().manual_seed(0)),
+    "a dispatcher": by_python,
     "shapes": lambda: torch.broadcast_shapes((3, 1), (1, 4)),
     "a compiler": lambda: torch.compile(lambda x: torch.nn.functional.gelu(x).sum(), backend="aot_eager")(meta(3)),
     "an export": lambda: torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),)).graph_module.code,

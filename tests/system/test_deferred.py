@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -21,6 +22,23 @@ def test_whatever_needs_the_rules_first_finds_them(names):
     theirs, ours = (python(first_uses.__file__, word, *names, check=True).stdout.splitlines() for word in ("off", "on"))
     assert ours == theirs
     assert len(ours) >= len(names)
+
+
+def test_the_rules_have_no_other_kernels_than_those_of_the_device():
+    program = """
+import contextlib, json, sys
+if sys.argv[1] == "on":
+    import autokern.auto
+import torch
+found = {}
+for key in vars(torch._C.DispatchKey):
+    with contextlib.suppress(RuntimeError):  # no name of a key
+        found[key] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+print(json.dumps(found))
+"""
+    theirs, ours = (json.loads("".join(said(program, word))) for word in ("off", "on"))
+    assert len(theirs) > 50
+    assert {key for key, names in theirs.items() if set(names) != set(ours[key])} <= {"Meta", "MPS"}
 
 
 @pytest.mark.parametrize(
