@@ -8,7 +8,6 @@ import io as _io
 from typing import Any as _Any
 
 from autokern.core.releases import __version__ as __version__
-from autokern.system import deferred as _deferred
 from autokern.system import start as _start
 
 if _start.only_helps():  # this process prints help or versions, and ends
@@ -17,7 +16,6 @@ else:
     try:
         with (
             _start.importing(),
-            _deferred.rules(),
             _contextlib.redirect_stdout(_io.StringIO()),
         ):  # without CUDA, KeOps prints so on standard output
             from autokern import covariance, linalg

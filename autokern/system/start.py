@@ -16,7 +16,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, ModuleType
 
 _BORN = 1000
@@ -62,23 +62,36 @@ def _freeze_all_but(theirs: list[object]) -> None:
 
 
 def _ended(theirs: list[object]) -> bool:
-    """Clear frames that hold themselves, as torch.fx leaves one; false if another would keep the program's frames.
+    """Clear torch's frames that hold themselves, as torch.fx leaves one; false if others may keep the program's frames.
 
     A frame that has ended keeps its callers, up to the program. A collection would find it in a tenth of a second.
     """
     before = {id(one) for one in theirs if type(one) is FrameType}
     frames = [one for one in gc.get_objects() if type(one) is FrameType and id(one) not in before]
-    own = [frame for frame in frames if any(value is frame for value in frame.f_locals.values())]
-    known = set[int]()
-    for frame in (*own, *sys._current_frames().values()):
-        caller: FrameType | None = frame
-        while caller is not None:
-            known.add(id(caller))
-            caller = caller.f_back
-    for frame in own:
+    own = [frame for frame in frames if _is_torch(frame) and any(one is frame for one in gc.get_referents(frame))]
+    known = _with_callers((*own, *sys._current_frames().values()))
+    alone = all(id(frame) in known for frame in frames)
+    frames.clear()
+    while own:
+        last = own.pop()
         with contextlib.suppress(RuntimeError):  # it runs
-            frame.clear()
-    return all(id(frame) in known for frame in frames)
+            last.clear()
+        alone = alone and sys.getrefcount(last) == 2  # nobody else has it, and it ends here
+    return alone
+
+
+def _with_callers(frames: Iterable[FrameType | None]) -> set[int]:
+    """Return the identities of frames and of their callers: a frame that kept its own would keep the program's, too."""
+    found = set[int]()
+    for frame in frames:
+        while frame is not None:
+            found.add(id(frame))
+            frame = frame.f_back  # noqa: PLW2901
+    return found
+
+
+def _is_torch(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("torch.")
 
 
 def _unfreeze_for_finalizers() -> None:
