@@ -168,7 +168,7 @@ def random_states_kept() -> contextlib.AbstractContextManager[None]:
 
 def random_states() -> tuple[Any, ...]:
     """Return the states of the default generators of torch (CPU), Python and NumPy."""
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+    return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
 
 
 def take_random_states(found: tuple[Any, ...]) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from botorch import acquisition as acquisitions
 from botorch.acquisition.multi_objective.hypervolume_knowledge_gradient import qHypervolumeKnowledgeGradient
+from botorch.exceptions.errors import OptimizationGradientError
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.sampling.normal import IIDNormalSampler, SobolQMCNormalSampler
 from botorch.sampling.stochastic_samplers import StochasticSampler
@@ -55,12 +56,17 @@ def drawing(name):
 
 
 GENERATOR = torch.Generator()
+STATISTICS = torch.zeros(2), torch.ones(2)
 DRAWN = {
     "numbers": lambda given: torch.rand(1, dtype=DOUBLE) + torch.randn(1, dtype=DOUBLE),
     "in place": lambda given: torch.empty(1, dtype=DOUBLE).uniform_(),
     "nothing of use": lambda given: 0.0 * torch.rand(3, dtype=DOUBLE).sum(),
     "a number that Python reads": lambda given: torch.rand(1).item(),
     "of another generator": lambda given: torch.rand(1, generator=GENERATOR).clone(),
+    "of another generator, without a slope": lambda given: torch.rand(1, generator=GENERATOR) * torch.inf,
+    "running statistics": lambda given: torch.nn.functional.batch_norm(
+        torch.arange(6.0).reshape(3, 2), *STATISTICS, training=True
+    ).sum(),
     "a sampler's seed": lambda given: IIDNormalSampler(torch.Size([2]))(given).mean(),
     "a sampler's seed for nothing": lambda given: 0.0 * IIDNormalSampler(torch.Size([2]))(given).mean(),
     "a sampler's seed for Sobol points": lambda given: SobolQMCNormalSampler(torch.Size([2]))(given).mean(),
@@ -73,23 +79,47 @@ CASES = {
 }
 
 
+def ended(call, one):
+    try:
+        return call(*one)
+    except OptimizationGradientError:
+        return np.nan, np.nan
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_the_random_state_are_stock_s(name):
     make, q, replays = CASES[name]
     torch.manual_seed(0)
     acquisition = make()
     asked = [(points(4, q * 2, seed=seed).numpy(), [0, 1, 2, 3]) for seed in range(9)]
-    asked += [(points(left, q * 2, seed=left).numpy(), list(range(left))) for left in (3, 2)]
-    before, found = count("optimised function", "replay"), []
+    asked += [(points(sets, q * 2, seed=sets).numpy(), list(range(sets))) for sets in (3, 2)]
+    before, found, left = count("optimised function", "replay"), [], []
     for stock in (False, True):
         torch.manual_seed(1)
         GENERATOR.manual_seed(1)
+        for tensor in STATISTICS:
+            tensor.fill_(1.0)
         with autokern.using(force={"posterior": "stock"}) if stock else torch.enable_grad():
             call = wrapper(acquisition, q, 2)
-            found.append([[values, slopes, torch.get_rng_state()] for values, slopes in (call(*one) for one in asked)])
+            found.append([[*ended(call, one), torch.get_rng_state()] for one in asked])
+            left.append([GENERATOR.get_state(), *(t.clone() for t in STATISTICS)])
         if not stock:
             assert count("optimised function", "replay") - before == replays
+    for ours, theirs in zip(*left, strict=True):
+        assert torch.equal(ours, theirs)
     for (value, slopes, state), (its_value, its_slopes, its_state) in zip(*found, strict=True):
         assert torch.equal(state, its_state)
         np.testing.assert_allclose(value, its_value, rtol=1e-8, atol=1e-9)
         np.testing.assert_allclose(slopes, its_slopes, rtol=1e-6, atol=1e-8)
+
+
+def test_a_bit_generator_of_numpy_s_own_is_kept_without_a_warning():
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        call = wrapper(drawing("numbers"), 1, 2)
+        for seed in range(6):
+            call(points(4, 2, seed=seed).numpy(), [0, 1, 2, 3])
+        assert np.random.random() == np.random.Generator(np.random.PCG64(1)).random()
+    finally:
+        np.random.set_bit_generator(before)

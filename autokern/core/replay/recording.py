@@ -36,6 +36,7 @@ _living: list[tuple[weakref.ref[Any], int]] = []
 _MOST_STEPS = 20_000
 _TYPES = torch.Tensor, torch.nn.Parameter
 _READ = torch.ops.aten._local_scalar_dense.default
+_BATCH_NORM = torch.ops.aten.native_batch_norm.default
 _FRAMES = 8  # from the record of an operation to the function that called it, at most
 _LEAVING = frozenset(("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"))
 
@@ -103,6 +104,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._seeding, self._seeds = seeding, set[int]()  # memory of drawn seeds
         self.draws = False
+        self.drawn: tuple[torch.Generator, torch.Tensor] | None = None
+        """The program's own generator that the computation drew from, and its state before."""
         self._inputs = {_memory(t) for t in inputs}
         self._varying = set(self._inputs)
         self._made: dict[int, Any] = dict.fromkeys(self._inputs)  # with a tensor that keeps the memory
@@ -228,8 +231,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors += tensors_in(kwargs.values())
         memories = self._read(tensors)
         varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
-        if kind.seeded and (self._seeding is None or kwargs.get("generator") is not None):
+        generator = kwargs.get("generator")
+        if kind.seeded and (self._seeding is None or generator is not None):
+            self.drawn = None if generator is None else (generator, generator.get_state())
             raise UnrecordedError(f"{func} draws random numbers")
+        if func is _BATCH_NORM and args[3] is not None and args[5]:  # its schema does not say so
+            raise UnrecordedError(f"{func} updates running statistics")
         self.draws = self.draws or kind.seeded
         if func is _READ and memories.keys() <= self._seeds:
             return memories, False

@@ -268,6 +268,8 @@ class _Closure(OfParameters):
                 parameter.grad.copy_(next(given))
             found.append(parameter.grad)
         for (own, name), tensor in zip(self._kept, self._made, strict=True):
+            if isinstance(tensor, torch.Tensor):  # views of it that the program has keep their numbers
+                tensor.data = next(given).clone()
             own[name] = tensor
         return loss.clone(), tuple(found)
 

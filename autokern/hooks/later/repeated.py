@@ -260,6 +260,8 @@ class Repeated(abc.ABC):
             self.end(str(reason))
         if found is None:
             host.take_random_states(before)
+            if recorder.drawn:
+                recorder.drawn[0].set_state(recorder.drawn[1])
             return self.library(*call)
         return found
 
