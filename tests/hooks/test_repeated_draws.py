@@ -46,7 +46,8 @@ class Drawing(acquisitions.PosteriorMean):
     __module__ = acquisitions.PosteriorMean.__module__
 
     def forward(self, X):
-        return super().forward(X) + self.drawn(self.given)
+        mean = super().forward(X)
+        return mean + self.drawn(self.given, mean)
 
 
 def drawing(name):
@@ -58,18 +59,20 @@ def drawing(name):
 GENERATOR = torch.Generator()
 STATISTICS = torch.zeros(2), torch.ones(2)
 DRAWN = {
-    "numbers": lambda given: torch.rand(1, dtype=DOUBLE) + torch.randn(1, dtype=DOUBLE),
-    "in place": lambda given: torch.empty(1, dtype=DOUBLE).uniform_(),
-    "nothing of use": lambda given: 0.0 * torch.rand(3, dtype=DOUBLE).sum(),
-    "a number that Python reads": lambda given: torch.rand(1).item(),
-    "of another generator": lambda given: torch.rand(1, generator=GENERATOR).clone(),
-    "of another generator, without a slope": lambda given: torch.rand(1, generator=GENERATOR) * torch.inf,
-    "running statistics": lambda given: torch.nn.functional.batch_norm(
+    "numbers": lambda given, mean: torch.rand(1, dtype=DOUBLE) + torch.randn(1, dtype=DOUBLE),
+    "in place": lambda given, mean: torch.empty(1, dtype=DOUBLE).uniform_(),
+    "nothing of use": lambda given, mean: 0.0 * torch.rand(3, dtype=DOUBLE).sum(),
+    "a number that Python reads": lambda given, mean: torch.rand(1).item(),
+    "of another generator": lambda given, mean: torch.rand(1, generator=GENERATOR).clone(),
+    "of another generator, without a slope": lambda given, mean: (
+        (mean - mean.detach()).sqrt() * torch.rand(1, generator=GENERATOR)
+    ),
+    "running statistics": lambda given, mean: torch.nn.functional.batch_norm(
         torch.arange(6.0).reshape(3, 2), *STATISTICS, training=True
     ).sum(),
-    "a sampler's seed": lambda given: IIDNormalSampler(torch.Size([2]))(given).mean(),
-    "a sampler's seed for nothing": lambda given: 0.0 * IIDNormalSampler(torch.Size([2]))(given).mean(),
-    "a sampler's seed for Sobol points": lambda given: SobolQMCNormalSampler(torch.Size([2]))(given).mean(),
+    "a sampler's seed": lambda given, mean: IIDNormalSampler(torch.Size([2]))(given).mean(),
+    "a sampler's seed for nothing": lambda given, mean: 0.0 * IIDNormalSampler(torch.Size([2]))(given).mean(),
+    "a sampler's seed for Sobol points": lambda given, mean: SobolQMCNormalSampler(torch.Size([2]))(given).mean(),
 }  # fmt: skip
 SERVED = ("numbers", "in place", "nothing of use")
 CASES = {
