@@ -293,3 +293,27 @@ def test_sets_that_depend_on_each_other_are_noticed_where_one_is_dropped():
         ours = call(*some)
         with by_stock():
             agree(ours, wrapper(acquisition, 2, 2)(*some), 1e-9)
+
+
+@pytest.mark.parametrize("wrong", [0, -1], ids=["values", "slopes"])
+@pytest.mark.parametrize(("first", "least", "most"), [(0, 0, 0), (10, 8, 40)], ids=["at once", "later"])
+def test_a_replay_that_differs_from_the_library_is_dropped(monkeypatch, wrong, first, least, most):
+    """By a fault of its own: two replays are compared before one serves, and one of 32 calls from then on."""
+    run, runs = repeated.Repeated._run, []
+
+    def faulty(self):
+        took = run(self)
+        runs.append(took)
+        if len(runs) > first:
+            self._results[wrong].mul_(1.001)
+        return took
+
+    monkeypatch.setattr(repeated.Repeated, "_run", faulty)
+    before, call = served(), wrapper(improvement(), 2)
+    found = asked(call, range(80), 2)
+    with autokern.using(force={"posterior": "stock"}):  # nothing is replayed under orders
+        expected = asked(wrapper(improvement(), 2), range(80), 2)
+    for ours, theirs in [*zip(found, expected, strict=True)][: 3 if first == 0 else 10]:
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8)
+    assert least <= served() - before <= most
