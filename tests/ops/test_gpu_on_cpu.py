@@ -84,6 +84,7 @@ def test_the_rules_of_a_gpu_hold(tmp_path):
 
 
 COUNTED = """
+from botorch.optim.closures.core import NdarrayOptimizationClosure
 import sys
 import torch, autokern
 from hooks.test_on_accelerators import CASES, closure, fitted
@@ -114,7 +115,12 @@ kernels = (
     lambda: ScaleKernel(RBFKernel() * PeriodicKernel()),
 )
 steps = [lambda d=dtype, k=kernel: step(d, k) for dtype in (torch.float32, torch.float64) for kernel in kernels]
-closures = [lambda case=case: closure(fitted("cuda", *CASES[case]))[3] for case in CASES]
+
+def flat(case):
+    _, parameters, inner = closure(fitted("cuda", *CASES[case]))
+    return NdarrayOptimizationClosure(inner, parameters)
+
+closures = [lambda case=case: flat(case) for case in CASES]
 with autokern.enabled():
     for made in (steps, closures):
         for side in ("stock", "arrays"):
