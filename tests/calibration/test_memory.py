@@ -31,7 +31,7 @@ def test_the_committed_figures_are_within_a_fifth_and_the_docs_show_them():
     ],
 )
 def test_predictions_hold_here_and_now(words):
-    """In the best of three processes; LAPACK's inverse takes up to half a matrix for itself, in most on an Intel CPU."""
+    """In the best of three processes; on an Intel CPU LAPACK's inverse takes up to half a matrix for itself in most."""
     case = next(c for c in footprints.cases() if all(word in str(c) for word in words.split(",")))
     own = case.problem.n**2 * case.problem.itemsize / 2 if case.what == "exact_log_prob" else 0
     for _ in range(3):
