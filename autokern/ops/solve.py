@@ -52,6 +52,10 @@ _LEAST = 4
 """Rows of the first factor, and of all others, below which one of them has most of the work."""
 
 
+def _rows(problem: Problem) -> int:
+    return problem.n * problem.d if PRODUCT in problem.words else problem.n
+
+
 class _Solve(Iterated):
     name = "solve"
     summary = "solutions with a covariance plus noise, which is large or a Kronecker product"
@@ -89,7 +93,7 @@ class _Solve(Iterated):
         if PRODUCT not in problem.words:
             return *system_of(problem, generator), None
         both = [positive_definite(problem.replace(n=size), generator) for size in (problem.n, problem.d)]
-        rows = problem.n * problem.d
+        rows = _rows(problem)
         noise = ConstantDiagLinearOperator(both[0].new_full((*both[0].shape[:-2], 1), 0.1), rows)
         operator = KroneckerProductAddedDiagLinearOperator(KroneckerProductLinearOperator(*both), noise)
         return operator, random_matrix(problem, generator, rows, problem.rhs), None
@@ -104,7 +108,7 @@ class _Solve(Iterated):
 
     def features(self, problem: Problem) -> Features:
         if PRODUCT in problem.words:
-            rows = problem.n * problem.d
+            rows = _rows(problem)
             return Features(300.0, problem.batch * rows**2 * (rows / 3 + 2.0 * problem.rhs), 4.0 * self.memory(problem))
         elements = problem.batch * problem.n**2
         flops = 2.0 * CG_ITERATIONS * elements * problem.rhs
@@ -112,12 +116,12 @@ class _Solve(Iterated):
 
     def memory(self, problem: Problem) -> int:
         """Return the bytes of the factor, in place of a copy of the matrix, and of a sum of its parts."""
-        rows = problem.n * max(1, problem.d) if PRODUCT in problem.words else problem.n
+        rows = _rows(problem)
         return int(problem.batch * (2.1 * rows**2 + 3 * rows * problem.rhs) * problem.itemsize)
 
     def default_candidate(self, problem: Problem) -> str:
         if PRODUCT in problem.words:
-            many = problem.n * problem.d >= _MANY and min(problem.n, problem.d) >= _LEAST
+            many = _rows(problem) >= _MANY and min(problem.n, problem.d) >= _LEAST
             return "eigenvalues" if many and problem.device == "cpu" else "stock"
         if FREE in problem.words:
             return "stock" if self["preconditioned"].unsupported(problem) else "preconditioned"

@@ -20,6 +20,19 @@ def at_once(monkeypatch):
 
 
 @pytest.fixture
+def third_recorded(monkeypatch):
+    """The third evaluation is recorded, and replays serve whatever they take."""
+    from autokern.hooks import install, later
+    from autokern.hooks.later import repeated
+
+    later.look()
+    for name, value in {"_SPENT": 0.0, "_GAIN": float("inf"), "_histories": {}}.items():
+        monkeypatch.setattr(repeated, name, value)
+    with install.enabled():
+        yield
+
+
+@pytest.fixture
 def fresh():
     """No system is known, and none is left behind."""
     from autokern.density import systems

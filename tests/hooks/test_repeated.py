@@ -23,27 +23,16 @@ from support.outcomes import count
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import autokern
-from autokern.hooks import install
-from autokern.hooks import later as hooks
 from autokern.hooks.later import repeated
 from autokern.runtime import dispatch
 
 pytestmark = [
+    pytest.mark.usefixtures("third_recorded"),
     pytest.mark.filterwarnings("ignore:.*has known numerical issues"),
     pytest.mark.filterwarnings("ignore:The model inputs are of type torch.float32"),
     pytest.mark.filterwarnings("ignore:A not p.d., added jitter"),
 ]
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=DOUBLE)
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    """Record the third evaluation, and serve whatever it takes."""
-    hooks.look()
-    for name, value in {"_SPENT": 0.0, "_GAIN": np.inf, "_histories": {}}.items():
-        monkeypatch.setattr(repeated, name, value)
-    with install.enabled():
-        yield
 
 
 def several():

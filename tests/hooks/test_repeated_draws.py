@@ -15,21 +15,11 @@ from support.acquisitions import DOUBLE, improvement, noisy, points, single, wra
 from support.outcomes import count
 
 import autokern
-from autokern.hooks import install
-from autokern.hooks import later as hooks
-from autokern.hooks.later import repeated
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*has known numerical issues", "ignore:A not p.d., added jitter")
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    """Record the third evaluation, and serve whatever it takes."""
-    hooks.look()
-    for name, value in {"_SPENT": 0.0, "_GAIN": np.inf, "_histories": {}}.items():
-        monkeypatch.setattr(repeated, name, value)
-    with install.enabled():
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("third_recorded"),
+    pytest.mark.filterwarnings("ignore:.*has known numerical issues", "ignore:A not p.d., added jitter"),
+]
 
 
 def hypervolume():

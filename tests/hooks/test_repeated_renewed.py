@@ -13,19 +13,8 @@ from support.acquisitions import DOUBLE, points
 from support.outcomes import count
 
 import autokern
-from autokern.hooks import install
-from autokern.hooks import later as hooks
-from autokern.hooks.later import repeated
 
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    """Record the third evaluation, and serve whatever it takes."""
-    hooks.look()
-    for name, value in {"_SPENT": 0.0, "_GAIN": np.inf, "_histories": {}}.items():
-        monkeypatch.setattr(repeated, name, value)
-    with install.enabled():
-        yield
+pytestmark = pytest.mark.usefixtures("third_recorded")
 
 
 class Reading(OrthogonalAdditiveKernel):

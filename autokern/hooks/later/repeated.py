@@ -168,13 +168,13 @@ class Repeated(abc.ABC):
             found = self._recorded(*call)
             self._cost += time.thread_time() - began
             return found
-        before = host.random_states() if self.draws else None
+        before = torch.get_rng_state() if self.draws else None
         ours = self._by_replay(*call)
         first = self._compared < _COMPARED
         serves = ours is not None and not (first or self.unlike) and self._count % _EVERY
-        if before and not serves:
+        if before is not None and not serves:
             after = torch.get_rng_state()
-            host.take_random_states(before)
+            torch.set_rng_state(before)
         if ours is None:
             found = self.library(*call)
             if self._same and not self.lasting:  # nothing had changed; the library keeps things of its last call
@@ -200,7 +200,7 @@ class Repeated(abc.ABC):
             self.end("a warning")
         elif changed:
             self.end("an evaluation changes what it consists of")
-        elif before and not torch.equal(after, torch.get_rng_state()):
+        elif before is not None and not torch.equal(after, torch.get_rng_state()):
             self.end("an evaluation draws other random numbers than its replay")
         elif not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
             self.end("an evaluation differs from its replay")
