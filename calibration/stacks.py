@@ -53,7 +53,7 @@ def stack() -> dict[str, Any]:
     import importlib.metadata
 
     import release_runs
-    from t14_releases import WAYS
+    from releases import WAYS
 
     row: dict[str, Any] = {name: importlib.metadata.version(name).partition("+")[0] for name in LIBRARIES}
     row["python"] = ".".join(map(str, sys.version_info[:2]))

@@ -9,16 +9,13 @@ import sys
 import pytest
 import torch
 from gpytorch.kernels import ConstantKernel, Kernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
-from support import covariances
 from support.fakes import as_if_of_autokern
 from support.programs import python
 
 import autokern
 from autokern.backends import keops_product
 from autokern.core.errors import KeOpsError
-from autokern.density import gaussian
-from autokern.kernels import family, tree
-from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family
+from autokern.kernels import tree
 from autokern.kernels.matmul import matmul
 from autokern.kernels.tiles import usual
 
@@ -131,55 +128,10 @@ def test_shapes_and_batches(shapes, monkeypatch):
     torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
 
 
-# --- a new family is one object ---------------------------------------------------------------------------------------
-
-
-class InverseQuadraticKernel(Kernel):
-    has_lengthscale = True
-
-
-@pytest.fixture
-def inverse_quadratic():
-    """k = 1 / (1 + u), in the one file that a family is."""
-
-    def epilogue(u, slope):
-        k = u.add_(1).reciprocal_()
-        if slope is not None:
-            torch.mul(k, k, out=slope).neg_()
-        return k
-
-    yield Family(
-        "inverse_quadratic",
-        0.5,
-        lambda u: 1 / (u + 1),
-        epilogue,
-        (lambda u: -((u + 1) ** -2), lambda u: 2 * (u + 1) ** -3, lambda u: -6 * (u + 1) ** -4),
-        InverseQuadraticKernel,
-        kernels=(InverseQuadraticKernel,),
-    )
-    del _FAMILIES["inverse_quadratic"], _OF_KERNEL[InverseQuadraticKernel]
-
-
-def test_a_family_is_all_that_the_dense_routes_need(inverse_quadratic):
-    assert family("inverse_quadratic") is inverse_quadratic
-    kernel, x = ScaleKernel(InverseQuadraticKernel()).double(), points(12, D)
-    truth = kernel.outputscale / (1 + (x[:, None] - x[None]).square().sum(-1) / (2 * kernel.base_kernel.lengthscale**2))
-    read = tree.read(kernel, x)
-    torch.testing.assert_close(tree.dense(read), truth)
-    cov = covariances.Covariance(inverse_quadratic, kernel.base_kernel.lengthscale, kernel.outputscale)
-    for route in ("reference", "matrix", "by_cdist"):
-        torch.testing.assert_close(getattr(covariances, route)(cov, x, x), truth)
-    # block by block, by the tile epilogue
-    noise, residual = torch.full((1,), 0.1, dtype=torch.float64), points(12)
-    value = gaussian.log_prob(read, noise, residual)
-    torch.testing.assert_close(value, gaussian.reference(read, noise, residual))
-
-
 @needs_keops
 @pytest.mark.slow
-def test_a_family_is_all_that_keops_needs_and_second_derivatives_are_right(inverse_quadratic):
-    kernel, x, rhs = ScaleKernel(InverseQuadraticKernel()).double(), points(12, D), points(12, 1, seed=1)
-    kernel.requires_grad_(False)
+def test_second_derivatives_are_right():
+    kernel, x, rhs = ScaleKernel(RQKernel()).double().requires_grad_(False), points(12, D), points(12, 1, seed=1)
     y = points(12, D, grad=True)  # as x, by value
 
     def twice(value):

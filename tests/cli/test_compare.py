@@ -67,6 +67,9 @@ def test_sides_take_turns_until_the_difference_is_known(timed):
     assert found.low < 2.0 < found.high
     assert str(found).startswith("autokern saves 2.00 s of 4.00 s: train.py runs 2.00 times as fast (")
     assert not [doubt for doubt in found.warnings if "meanwhile" not in doubt]
+    told = timed([4.0] * 20, [2.0] * 20)
+    assert compare.compare(ORDER, 20, math.inf, lambda text: None).known
+    assert len(told) == 7, "three pairs are the least, however well they agree"
     told = timed([4.0, 8.0] * 10, [3.0, 5.0] * 10)
     assert not compare.compare(ORDER, 20, 0.0, lambda text: None).known
     assert len(told) == 3, "the budget is over"

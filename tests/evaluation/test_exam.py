@@ -107,26 +107,35 @@ def test_choices_that_lose_beyond_the_noise_give_way(world, known, seconds, nois
     assert [choice(found, n) for n in (35, 36, N, 112, 113)] == [mine, theirs, theirs, theirs, mine]
 
 
-@pytest.fixture
-def whole(world, make_op):
-    """An op around the part, whose direct candidate takes longer than profiles say."""
-    found = make_op("whole", nesting=3, composite=True)
-    found.candidate("stock")(world.route)
-    found.candidate("direct")(world.candidate("direct"))
-    world.seconds["direct"] = 2.0
-    route = dispatch.route(found)
-    world.tasks = [("a task", lambda: lambda: (route(world.a), world.route(world.a)))]
-    return found
-
-
-def test_only_the_outermost_choices_go_back_to_stock(world, whole, monkeypatch):
+def test_only_the_outermost_choices_go_back_to_stock(world, make_op, monkeypatch):
     """What they call is measured by itself, and may be right in other tasks."""
+    whole = make_op("whole", nesting=3, composite=True)
+    whole.candidate("stock")(world.route)
+    whole.candidate("direct")(world.takes(lambda: 2.0))  # longer than profiles say
+    route = dispatch.route(whole)
+    world.tasks = [("a task", lambda: lambda: (route(world.a), world.route(world.a)))]
     of_whole, of_part = trials("whole", direct=0.3), trials("part", other=0.6)
     bases = {"whole@cpu": fit_base(whole, [of_whole]), "part@cpu": fit_base(world.part, [of_part])}
     monkeypatch.setattr(chooser, "recorded", lambda: chooser.Shipped(bases))
     found = exam.examined(fitted(profile(other=0.6).merge(Profile(trials=of_whole))), "quick", 10.0)
     assert found.kept == [of("whole", "stock")]
     assert (found.exam[0].new, found.exam[0].shipped, found.exam[0].kept) == (0.5, 1.25, "stock")
+
+
+def test_a_lost_task_is_timed_again_three_times(world, make_op, monkeypatch):
+    """Each time the outermost of four nested choices goes back, so that the next one runs."""
+    call, bases, known = world.route, {}, profile(other=0.6)
+    for level in range(1, 5):
+        op = make_op(f"whole{level}", nesting=level, composite=True)
+        op.candidate("stock")(call)
+        op.candidate("direct")(world.takes(lambda level=level: 5.0 + level))
+        found = trials(op.name, direct=0.3)
+        bases[f"{op.name}@cpu"], known = fit_base(op, [found]), known.merge(Profile(trials=found))
+        call = dispatch.route(op)
+    monkeypatch.setattr(chooser, "recorded", lambda: chooser.Shipped(bases))
+    world.tasks = [("a task", lambda: lambda: call(world.a))]
+    found = exam.examined(fitted(known), "quick", 10.0)
+    assert [(one.op, one.instead) for one in found.kept] == [(f"whole{level}", "stock") for level in (2, 3, 4)]
 
 
 def test_disturbed_timings_decide_nothing(world):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.programs import said
+from support.threads import in_threads
 from threadpoolctl import threadpool_limits
 
 from autokern.system import threads
@@ -35,9 +36,12 @@ def test_one_thread_inside_and_the_former_number_afterwards():
 
 
 def test_a_number_that_the_user_sets_meanwhile_stands():
+    seen = []
     with one_thread:
         for _, put in threads._libraries():
             put(3)
+        in_threads(lambda _: one_thread.__enter__() or seen.append(numbers()) or one_thread.__exit__(), [0])
+    assert {*seen[0]} == {3}, "another thread that enters meanwhile lowers nothing"
     assert set(numbers()) == {3}
 
 

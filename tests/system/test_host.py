@@ -165,6 +165,7 @@ QUOTAS = [
     (V1, "12:memory:/x\n4:cpu,cpuacct:/job/step\n0::/x", 0.5),
     (V1, "4:cpuset:/job/step", None),
     *((OWN, line, 2.0) for line in ("4:cpu:/docker/0123", "0::/../../sibling", "0::/docker/0123")),  # a container
+    ({**OWN, "a/cpu.max": "100000 100000"}, "0::/a/../a", 2.0),
     ({"unified/a/cpu.max": "300000 100000"}, "1:name=systemd:/a\n0::/a", 3.0),
     *(({"cpu.max": text}, "0::/\ngarbage\n::", None) for text in ("", "max", "max 100000", "-1 100000", "0 0", "5 0")),
     *(({"cpu.max": text}, "0::/\ngarbage\n::", None) for text in ("nonsense 7", "\0\0")),

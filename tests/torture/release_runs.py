@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from harness import ended, forked
+from forks import ended, forked
 from release_changes import Change
 from release_sources import LIBRARIES, Function, functions, modules
 from release_trace import Trace, traced
@@ -218,7 +218,7 @@ def _run(change: Change, parts: tuple[str, ...], auto: bool, orders: dict[str, s
 class Verdict(NamedTuple):
     """What became of a change."""
 
-    word: str  # one of the columns of `t14_releases`
+    word: str  # one of the columns of `releases`
     told: str = ""
     warned: str = ""  # the first warning of autokern's
 

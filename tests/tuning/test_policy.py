@@ -221,6 +221,7 @@ def test_a_set_up_must_be_repaid_by_calls_seen_and_is_weighed_against_the_best_t
     again = chosen(op, known, problem, seen=first.review)
     assert (again.candidate, again.review) == ("slow-start", 0)
     assert chosen(op, known, problem, seen=first.review // 2).candidate == "stock"
+    assert [chosen(op, known, problem, calls=calls).candidate for calls in (50, 200)] == ["stock", "slow-start"]
     known = measured({"slow-start": 0.5, "fast": 0.52})
     known.setup = setup
     found = chosen(op, known, problem, calls=200)

@@ -19,15 +19,14 @@ import platformdirs
 import pytest
 from support.fakes import as_if_of_autokern
 from support.programs import BARE
+from support.stored import HOST, kept, profile
 
 from autokern.core.errors import AutokernWarning, ProfileError
-from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.system import files
 from autokern.tuning import store
-from autokern.tuning.profile import Profile, Timing, Trial
+from autokern.tuning.profile import Profile
 
-HOST = "0123456789abcdef" * 2
 ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 as_root = pytest.mark.skipif(not ROOT, reason="needs root, to give files to another user")
 no_root = pytest.mark.skipif(ROOT, reason="needs a user other than root, whom file modes bind")
@@ -43,18 +42,6 @@ def _fresh():
 @pytest.fixture
 def settings(tmp_path):
     return Settings(home=tmp_path / "home")
-
-
-def profile(*sizes: int, fingerprint: str = HOST, **timing: float) -> Profile:
-    timings = {"stock": Timing(1e-3, **timing), "cpu": Timing(5e-4)}
-    trials = [Trial(Problem(op="qr", m=n, n=n), timings) for n in sizes]
-    return Profile(host={"cpu": "test"}, fingerprint=fingerprint, trials=trials, levels={"qr@cpu": "quick"})
-
-
-def kept(settings: Settings, host: str = HOST) -> set[int] | None:
-    """The sizes in the profile that is loaded."""
-    found = store.load(settings, host)
-    return found and {trial.problem.n for trial in found.trials}
 
 
 def names(settings: Settings, *suffixes: str) -> list[str]:

@@ -27,8 +27,13 @@ class Clock:
         self.queued = 0.0
         self.waited = 0.0
 
+    @property
+    def known(self) -> bool:
+        """Whether threads have waited for a core."""
+        return self.waited > 0
+
     def __call__(self) -> float:
-        return self.now
+        return self.waited
 
     def work(self, name: str, seconds: float, noise: float = 0.0, seed: int = 0):
         generator = random.Random(seed)
@@ -63,25 +68,11 @@ class Clock:
         self.queued = 0.0
 
 
-class Waits:
-    """The seconds that threads waited for a core, counted only once there are any."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    @property
-    def known(self) -> bool:
-        return self._clock.waited > 0
-
-    def __call__(self) -> float:
-        return self._clock.waited
-
-
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=made))
-    monkeypatch.setattr(timer, "Waited", lambda: contextlib.nullcontext(Waits(made)))
+    monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=lambda: made.now))
+    monkeypatch.setattr(timer, "Waited", lambda: contextlib.nullcontext(made))
     return made
 
 
@@ -130,6 +121,7 @@ def test_every_place_of_a_round_is_everybodys_as_often(clock, many):
     compare(calls, rounds=(turns, turns), min_time=0, warm=dict.fromkeys(calls, 1e-3))
     assert clock.calls[::2] == clock.calls[1::2]  # each call that counts follows one of its own
     rounds = [clock.calls[i : i + 2 * many : 2] for i in range(0, 2 * many * turns, 2 * many)]
+    assert [order[::-1] for order in rounds[::2]] == rounds[1::2]
     for place in range(many):
         assert {name: [r[place] for r in rounds].count(name) for name in calls} == dict.fromkeys(calls, 2)
 

@@ -5,16 +5,10 @@ Every case is a program of its own in a fresh interpreter in which any warning i
 
 from __future__ import annotations
 
-import concurrent.futures
-import os
-import subprocess
-import sys
-import tempfile
 import textwrap
-from pathlib import Path
-from typing import NamedTuple
 
-from harness import Findings, Mutation, main
+import pytest
+from support.programs import python
 
 SOURCE = """
 import warnings
@@ -215,53 +209,15 @@ CASES = {
 }
 
 
-class Size(NamedTuple):
-    """How much is done: times that each program is run."""
-
-    times: int
-
-
-SIZES = {"ci": Size(1), "full": Size(3)}
-
-
-def _run(code: str) -> str:
-    """Run a program, which measures at once; return what went wrong."""
-    with tempfile.TemporaryDirectory() as home:
-        environment = {**os.environ, "AUTOKERN_HOME": home, "AUTOKERN_BUDGET": "2", "PYTHONWARNINGS": "error"}
-        environment["AUTOKERN_CALIBRATE"] = "first-use"
-        # KeOps rewrites its list when a process ends, and one that imports it meanwhile reads an empty file
-        environment["KEOPS_CACHE_FOLDER"] = str(Path(home) / "keops")
-        program = Path(home, "program.py")  # spawned processes import it under another name
-        guarded = textwrap.indent(COMMON + textwrap.dedent(code), "    ")
-        program.write_text(f"{SOURCE}\nif __name__ == '__main__':\n{guarded}", encoding="utf-8")
-        command = [sys.executable, program.name]
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=400, check=False, cwd=home
-            )
-        except subprocess.TimeoutExpired:
-            return "hangs"
-    if done.returncode == 0:
-        return ""
-    return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:300]
-
-
-def programs(found: Findings, size: Size) -> None:
-    """Run each program."""
-    names = [name for name in CASES for _ in range(size.times)]
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        told = list(pool.map(lambda name: _run(CASES[name]), names))
-    for name, wrong in zip(names, told, strict=True):
-        found.expect(not wrong, f"{name}: {wrong}")
-    found.figures["programs"] = f"{len(names)} runs of {len(CASES)} programs"
-
-
-MUTATIONS = [
-    Mutation(
-        "disabling puts nothing back", "hooks/install.py", "            setattr(patch.owner, patch.name, original)",
-        "            pass", "programs",
-    ),
-]  # fmt: skip
-
-if __name__ == "__main__":
-    main({"programs": programs}, SIZES)
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_works_beside(name, tmp_path, in_earnest):
+    program = tmp_path / "program.py"  # spawned processes import it under another name
+    guarded = textwrap.indent(COMMON + textwrap.dedent(CASES[name]), "    ")
+    program.write_text(f"{SOURCE}\nif __name__ == '__main__':\n{guarded}", encoding="utf-8")
+    orders = {"AUTOKERN_BUDGET": "2", "AUTOKERN_CALIBRATE": "first-use", "PYTHONWARNINGS": "error"}
+    # KeOps rewrites its list when a process ends, and one that imports it meanwhile reads an empty file
+    orders["KEOPS_CACHE_FOLDER"] = str(tmp_path / "keops")
+    for _ in range(3 if in_earnest else 1):
+        done = python(program.name, cwd=tmp_path, timeout=400, **orders)
+        assert done.returncode == 0, done.stderr
