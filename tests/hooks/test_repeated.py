@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from botorch import acquisition as acquisitions
+from botorch.acquisition import active_learning
 from botorch.acquisition import objective as objectives
 from botorch.acquisition.multi_objective import logei as multi_objective
 from botorch.acquisition.risk_measures import VaR
@@ -156,6 +157,16 @@ def test_replays_are_what_stock_computes(name):
         for found, one in zip(ours, asked, strict=True):  # an optimiser drops sets that have converged
             agree(found, stock(*one), 1e-3 if dtype is torch.float32 else 1e-8)
     assert count == 6  # the first call with fewer sets is compared
+
+
+def test_gradients_that_the_library_loses_are_not_replayed():
+    grid = points(20, seed=7)
+    call, before = wrapper(active_learning.qNegIntegratedPosteriorVariance(single(), grid), 2, 2), served()
+    every = [points(4, 4, seed=3).numpy()] * 8
+    losses, slopes = zip(*(call(x, [0, 1, 2, 3]) for x in every), strict=True)
+    assert served() == before
+    agree(losses[1:], losses[:1] * 7)
+    agree(slopes[1:], slopes[:1] * 7)
 
 
 def test_errors_of_the_user_pass_and_leave_no_mode():

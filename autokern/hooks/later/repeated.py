@@ -229,12 +229,13 @@ class Repeated(abc.ABC):
         """Return how long a call by a replay takes, at least."""
         return self.earlier + self._running + self._around
 
-    def _agree(self, ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
+    def _agree(self, ours: list[np.ndarray], theirs: list[np.ndarray], within: float = 0.0) -> bool:
         """Whether results agree; where points were dropped, BLAS rounds products of another size otherwise."""
         sizes = [float(np.abs(values).max(initial=0.0)) for values in theirs]
         self._sizes = list(map(max, sizes, self._sizes or sizes))
+        agreement = within or self.agreement
         return len(ours) == len(theirs) and all(
-            one.shape == other.shape and np.allclose(one, other, rtol=0.0, atol=self.agreement * size, equal_nan=True)
+            one.shape == other.shape and np.allclose(one, other, rtol=0.0, atol=agreement * size, equal_nan=True)
             for one, other, size in zip(ours, theirs, self._sizes, strict=True)
         )
 
