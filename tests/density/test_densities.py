@@ -11,20 +11,7 @@ from gpytorch.likelihoods import DirichletClassificationLikelihood, FixedNoiseGa
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, SmoothedBoxPrior
 from support.array_kernels import KERNELS, TASKS, of_kernel
-from support.densities import (
-    D,
-    Deep,
-    Model,
-    N,
-    Served,
-    agree,
-    by,
-    derivatives,
-    made,
-    truth,
-    value_of,
-    without_factor,
-)
+from support.densities import D, Deep, Model, N, Served, agree, by, derivatives, made, truth, value_of, without_factor
 from support.models import ExactModel
 
 import autokern

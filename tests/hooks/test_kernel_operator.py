@@ -12,35 +12,21 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator import settings
 from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
-from support.tiling import (
-    BATCH,
-    FOR_OPERATORS,
-    KERNELS,
-    NONE,
-    SOME,
-    assert_as_dense,
-    assert_near,
-    dense_of,
-    each_batch,
-    each_kernel,
-    each_size,
-    operator,
-    random,
-    used,
-)
+from support import tiling
+from support.tiling import BATCH, KERNELS, NONE, SOME, assert_near, dense_of, each_size, operator, random, used
 
 import autokern
 from autokern.core.errors import MemoryBudgetError
 from autokern.hooks import kernel_operator
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 
-pytestmark = FOR_OPERATORS
+pytestmark = tiling.FOR_OPERATORS
 
 
-@each_kernel
+@tiling.each_kernel
 @each_size
 def test_products_and_their_gradients(make, m):
-    assert_as_dense(lambda op: op @ random(op.shape[-1], 3, seed=4), make=make, m=m)
+    tiling.assert_as_dense(lambda op: op @ random(op.shape[-1], 3, seed=4), make=make, m=m)
     assert used() == {"tiled"}
 
 
@@ -66,7 +52,7 @@ COPIES = {
 
 @pytest.mark.thin("how", "batch own m")
 @pytest.mark.parametrize("how", COPIES.values(), ids=COPIES)
-@each_batch
+@tiling.each_batch
 @each_size
 def test_copies_are_the_same(how, batch, own, m):
     op = operator(SOME, 23, m, batch, own)[0].detach()

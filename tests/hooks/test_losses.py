@@ -11,31 +11,15 @@ import weakref
 
 import pytest
 import torch
+from gpytorch import variational
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import RBFKernel, RBFKernelGrad, RQKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, MultitaskGaussianLikelihood, StudentTLikelihood
 from gpytorch.means import ConstantMeanGrad, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, PredictiveLogLikelihood
-from gpytorch.variational import (
-    MeanFieldVariationalDistribution,
-    NaturalVariationalDistribution,
-    UnwhitenedVariationalStrategy,
-)
-from support.losses import (
-    DOUBLE,
-    Model,
-    Own,
-    as_library,
-    batch,
-    called,
-    each_kind,
-    points,
-    prepared,
-    replays,
-    single,
-    sparse,
-    trained,
-)
+from gpytorch.variational import NaturalVariationalDistribution, UnwhitenedVariationalStrategy
+from support import losses as made_losses
+from support.losses import DOUBLE, Model, Own, as_library, batch, called, points, prepared, replays, single, sparse
 from support.threads import in_threads
 
 from autokern.hooks import install
@@ -70,7 +54,7 @@ CASES = {
     "elbo": sparse,
     "predictive": lambda: sparse(mll=PredictiveLogLikelihood),
     "unwhitened": lambda: sparse(strategy=UnwhitenedVariationalStrategy),
-    "mean field": lambda: sparse(kind=MeanFieldVariationalDistribution),
+    "mean field": lambda: sparse(kind=variational.MeanFieldVariationalDistribution),
     "natural": lambda: sparse(kind=NaturalVariationalDistribution),
     "fixed points": lambda: sparse(learn=False, mean=functools.partial(LinearMean, 2)),
     "student": lambda: sparse(StudentTLikelihood()),
@@ -80,7 +64,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @as_library(served=6)
 def test_a_replayed_step_is_that_of_the_library(case):
-    return trained(CASES[case])
+    return made_losses.trained(CASES[case])
 
 
 def shared():
@@ -171,7 +155,7 @@ def test_calls_without_gradients_and_with_other_arguments():
     return [*found, *torch.autograd.grad(mll(mll.model(*inputs), wanted), wanted)]
 
 
-@each_kind
+@made_losses.each_kind
 def test_copies_and_pickles_leave_recordings_out_and_a_model_is_freed(make):
     with install.enabled():
         mll = prepared(make)

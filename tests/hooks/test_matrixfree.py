@@ -6,16 +6,8 @@ import contextlib
 
 import pytest
 import torch
-from gpytorch import settings
-from gpytorch.kernels import (
-    ConstantKernel,
-    LinearKernel,
-    MaternKernel,
-    PeriodicKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-)
+from gpytorch import kernels, settings
+from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import DenseLinearOperator
 from support.exact_models import BATCH, NONE, Formed, Regression, assert_close
@@ -52,7 +44,7 @@ MODELS = {
     "rbf": lambda: regression(RBFKernel()),
     "matern and scale": lambda: regression(ScaleKernel(MaternKernel(2.5, ard_num_dims=2))),
     "sum": lambda: regression(ScaleKernel(MaternKernel(1.5)) + RBFKernel() + ConstantKernel()),
-    "product": lambda: regression(ScaleKernel(RQKernel() * PeriodicKernel(active_dims=(1,)))),
+    "product": lambda: regression(ScaleKernel(RQKernel() * kernels.PeriodicKernel(active_dims=(1,)))),
     "active dimensions": lambda: regression(ScaleKernel(RBFKernel(active_dims=(1,)), active_dims=(1, 0))),
     "batch": lambda: regression(
         ScaleKernel(RBFKernel(batch_shape=BATCH), batch_shape=BATCH), n=900, batch=BATCH

@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import (
-    AdditiveKernel,
-    ConstantKernel,
-    MaternKernel,
-    PeriodicKernel,
-    ProductKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-)
+from gpytorch import kernels as gp
+from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.tiling import (
-    KERNELS,
-    NONE,
-    PLANS,
-    assert_right,
-    distinct,
-    formed,
-    in_float64,
-    prepared,
-    product,
-    random,
-    read,
-)
+from support import tiling
+from support.tiling import KERNELS, NONE, PLANS, assert_right, distinct, formed, prepared, product, random, read
 
 from autokern import kernels
 from autokern.kernels import matmul, tiles
@@ -60,10 +41,10 @@ LEAVES = [
     lambda: MaternKernel(1.5),
     lambda: MaternKernel(2.5),
     RQKernel,
-    PeriodicKernel,
+    gp.PeriodicKernel,
     lambda: RBFKernel(active_dims=(1,)),
     lambda: MaternKernel(2.5, ard_num_dims=2, active_dims=(0, 1)),
-    ConstantKernel,
+    gp.ConstantKernel,
 ]
 forms = st.recursive(
     st.sampled_from(LEAVES),
@@ -161,7 +142,7 @@ def test_two_runs_are_equal_to_the_bit(plan, same):
 def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypatch):
     monkeypatch.setattr(threads, "members", lambda device: 1)  # thousands of products that last no time
     kernel, x1, x2, rhs = arguments(make, n=18, m=17, t=2, same=same)
-    x1, x2 = in_float64(x1, x2)
+    x1, x2 = tiling.in_float64(x1, x2)
     form, tensors = trees.apart(*read(kernel, x1, x2))
     tensors = [t.detach().clone().requires_grad_() for t in (rhs, *tensors)]
 

@@ -12,26 +12,8 @@ import torch
 from gpytorch import settings
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from support.exact_models import (
-    MODELS,
-    Regression,
-    Several,
-    assert_close,
-    at,
-    change,
-    fantasy,
-    fixed_noise,
-    moments,
-    ours,
-    points,
-    predicted,
-    refitted,
-    regression,
-    several_at,
-    stock_s,
-    truth,
-    values,
-)
+from support import exact_models
+from support.exact_models import assert_close, at, fantasy, moments, ours, points, predicted, refitted, regression
 from support.outcomes import both
 from support.threads import in_threads
 
@@ -56,11 +38,12 @@ def test_noise_written_through_data_is_not_seen_by_fast_variances():
             assert_close(moments(model(x)), moments(refitted(model)(x)))
 
 
-LATE_MODELS = MODELS | {
+LATE_MODELS = exact_models.MODELS | {
     "sum of operators": lambda: regression(form=lambda k, x: k(x) + k(x)),
     "jitter in forward": lambda: regression(form=lambda k, x: k(x).add_jitter(1e-3)),
-    "independent": lambda: Several("independent"),  # of a Kronecker product stock forgets the old values itself
-    "hadamard": lambda: Several("hadamard"),
+    # of a Kronecker product stock forgets the old values itself
+    "independent": lambda: exact_models.Several("independent"),
+    "hadamard": lambda: exact_models.Several("hadamard"),
 }
 
 
@@ -73,14 +56,14 @@ def test_what_is_read_late_is_of_the_values_at_the_call(make, candidate):
     def read(how):
         with torch.no_grad():
             model = make()
-            x, *task = several_at(getattr(model, "kind", ""), 600)
+            x, *task = exact_models.several_at(getattr(model, "kind", ""), 600)
             one, other = (model(x.to(model.train_targets), *task) for _ in range(2))
             how(model)
             return one.mean, one.variance, other.covariance_matrix
 
     expected = read(lambda model: None)
     with ours(candidate):
-        assert_close(read(change), expected)
+        assert_close(read(exact_models.change), expected)
 
 
 def counting(strength):
@@ -95,7 +78,7 @@ def counting(strength):
 
 
 @pytest.mark.parametrize("m", [20, 700])
-@stock_s()
+@exact_models.stock_s()
 def test_functions_of_the_users_in_kernels_of_the_library(m):
     strength = [1.0]
     constraint, calls = counting(strength)
@@ -138,7 +121,7 @@ def test_a_strategy_of_the_users_is_left_alone():
         old = model.prediction_strategy
         own = Own(old.train_inputs, old.train_prior_dist, old.train_labels, old.likelihood)
         model.prediction_strategy = own
-        change(model)
+        exact_models.change(model)
         moments(model(points(9, seed=4)))
         assert model.prediction_strategy is own
 
@@ -146,7 +129,7 @@ def test_a_strategy_of_the_users_is_left_alone():
 @each_candidate
 @pytest.mark.parametrize("m", [3, 300])
 @pytest.mark.parametrize("name", ["exact_predictive_mean", "exact_predictive_covar"])
-@stock_s()
+@exact_models.stock_s()
 def test_a_function_that_is_put_on_one_strategy(candidate, m, name):
     model = regression()
     model(points(2))
@@ -164,7 +147,7 @@ def test_points_far_from_the_origin_whichever_candidates_serve(whole, part):
 
     def predicted(dtype, whole=None, part=None):
         x, new = points(150) + 5000, (points(20, seed=5) + 5000).to(dtype)
-        model = Regression(x.to(dtype), values(x - 5000).to(dtype))
+        model = exact_models.Regression(x.to(dtype), exact_models.values(x - 5000).to(dtype))
         model.likelihood.noise = 1e-2
         with torch.no_grad():
             if whole:
@@ -198,13 +181,13 @@ def test_one_alpha_for_all_threads_that_ask_at_once():
 
 @pytest.mark.parametrize("candidate", ["stock", "rows"])
 def test_noise_of_more_dimensions_than_points_is_refused_as_in_the_library(candidate):
-    model = predicted(regression(likelihood=fixed_noise()))
+    model = predicted(regression(likelihood=exact_models.fixed_noise()))
     several = torch.full((5, 2), 0.1).double()
     with ours(candidate, "fantasy"), pytest.raises(RuntimeError, match="same number of dimensions"):
         fantasy(model, points(2, seed=7), several, noise=several)
 
 
-@stock_s(rtol=1e-06, atol=1e-07)
+@exact_models.stock_s(rtol=1e-06, atol=1e-07)
 def test_noise_of_one_update_stays_with_it():
     """A Gaussian likelihood has no place for it, so that it must not be computed anew."""
     model = predicted(regression())
@@ -216,7 +199,7 @@ def test_noise_of_one_update_stays_with_it():
 @pytest.mark.parametrize("model", ["ard", "float32", "batch"])
 def test_a_long_stream_is_as_good_as_a_refit_and_its_models_stay_apart(model):
     with ours(), torch.no_grad():
-        first = latest = predicted(MODELS[model]())
+        first = latest = predicted(exact_models.MODELS[model]())
         lead = first.train_inputs[0].shape[:-2]
         before = moments(first(at(first, 6, 8)))
         for seed in range(100 if model == "ard" else 30):
@@ -235,7 +218,7 @@ def test_fantasies_of_large_models_are_exact_and_take_no_qr():
         imagined = fantasy(fantasy(predicted(model), points(2, seed=7)), points(1, seed=9))
         posterior = imagined(x)
         found = [posterior.mean, posterior.variance, posterior.covariance_matrix]
-    mean, covariance = truth(refitted(imagined), x)
+    mean, covariance = exact_models.truth(refitted(imagined), x)
     assert_close(found, [mean, covariance.diagonal(), covariance], rtol=0, atol=1e-6)
 
 
@@ -244,6 +227,6 @@ def test_a_fantasy_keeps_the_hyperparameters_that_its_parent_had():
         parent = predicted(regression())
         imagined = fantasy(parent, points(2, seed=7))
         expected = moments(refitted(imagined)(points(6, seed=8)))
-        change(parent)
+        exact_models.change(parent)
         predicted(parent)
         assert_close(moments(imagined(points(6, seed=8))), expected)

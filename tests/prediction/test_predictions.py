@@ -17,27 +17,8 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
-from support.exact_models import (
-    BATCH,
-    KINDS,
-    MODELS,
-    NONE,
-    Regression,
-    Several,
-    assert_close,
-    assert_stock,
-    at,
-    batched,
-    change,
-    fantasy,
-    moments,
-    ours,
-    points,
-    regression,
-    several_at,
-    stock_s,
-    values,
-)
+from support import exact_models
+from support.exact_models import BATCH, Regression, Several, assert_close, at, moments, ours, points, regression, values
 from support.fakes import unpickled_without_autokern
 
 from autokern.core.registry import get
@@ -60,7 +41,7 @@ either_cache = pytest.mark.parametrize("detached", [True, False], ids=["detached
 
 @pytest.mark.parametrize("fixed", [True, False])
 @each_candidate
-@stock_s()
+@exact_models.stock_s()
 def test_noise_with_a_batch_that_the_kernel_has_not(fixed, candidate):
     x, levels = points(30), torch.tensor([[0.1], [0.4]]).double()
     noise = FixedNoiseGaussianLikelihood(levels.expand(2, 30).clone()) if fixed else None
@@ -84,7 +65,7 @@ def test_no_prediction_writes_a_setting(fast, candidate, monkeypatch):
         monkeypatch.undo()
 
 
-@stock_s(rtol=1e-05, atol=1e-06)
+@exact_models.stock_s(rtol=1e-05, atol=1e-06)
 def test_structured_solves_keep_the_settings_of_the_call():
     model = Several("kronecker")
     with settings.max_cholesky_size(10), settings.eval_cg_tolerance(1e-8):
@@ -111,7 +92,7 @@ def test_what_is_no_number_raises_as_in_stock_where_it_iterates(candidate, where
         return raised.type
 
     with torch.no_grad():
-        assert_stock(read, candidate)
+        exact_models.assert_stock(read, candidate)
 
 
 @each_of_all
@@ -126,10 +107,12 @@ def test_a_covariance_without_a_factor_is_predicted_from_where_stock_iterates(ca
             return model(points(5, seed=2).float()[:, :1]).mean.isfinite()
 
     with torch.no_grad():
-        assert_stock(read, candidate)
+        exact_models.assert_stock(read, candidate)
 
 
-@pytest.mark.parametrize("make", [regression, batched, lambda: Several("kronecker")], ids=["one", "batch", "tasks"])
+@pytest.mark.parametrize(
+    "make", [regression, exact_models.batched, lambda: Several("kronecker")], ids=["one", "batch", "tasks"]
+)
 def test_models_and_distributions_are_pickled_and_copied_without_autokern(make):
     with ours("lazy"), torch.no_grad():
         model = make()
@@ -154,8 +137,8 @@ def test_equal_keys_mean_equal_problems(op, monkeypatch):
         return real(*args)
 
     monkeypatch.setattr(seam, f"_dispatch_{op}", noted)
-    makes = [*MODELS.values(), *(functools.partial(Several, kind) for kind in KINDS)]
-    for batch in (NONE, BATCH):  # of the kernel alone
+    makes = [*exact_models.MODELS.values(), *(functools.partial(Several, kind) for kind in exact_models.KINDS)]
+    for batch in (exact_models.NONE, BATCH):  # of the kernel alone
         kernel = functools.partial(ScaleKernel, RBFKernel(batch_shape=batch), batch_shape=batch)
         y = torch.stack((values(x), -values(x)))
         makes.append(lambda kernel=kernel, y=y: Regression(x, y, kernel(), None, BATCH))
@@ -163,10 +146,10 @@ def test_equal_keys_mean_equal_problems(op, monkeypatch):
         warnings.simplefilter("ignore")
         for make in makes:
             model = make()
-            inputs, *task = several_at(getattr(model, "kind", ""), 9)
+            inputs, *task = exact_models.several_at(getattr(model, "kind", ""), 9)
             model(inputs.to(model.train_targets), *task)
             with contextlib.suppress(RuntimeError, ValueError):  # stock's, where these points do not fit
-                fantasy(model, points(2, seed=7), torch.ones(*model.train_targets.shape[:-1], 2))
+                exact_models.fantasy(model, points(2, seed=7), torch.ones(*model.train_targets.shape[:-1], 2))
     assert len(known) > 3
 
 
@@ -196,7 +179,7 @@ def test_a_backward_pass_is_that_of_the_forward_pass(reading, between):
     def loss():
         model, x = regression(), points(300, seed=5).requires_grad_()
         found = getattr(model(x), reading).sum()
-        change(model, 0.7 if between == "changed" else 0.0)
+        exact_models.change(model, 0.7 if between == "changed" else 0.0)
         return found, x
 
     expected = torch.autograd.grad(*loss())
@@ -245,9 +228,9 @@ def evaluated():
     ("make", "candidate"),
     [
         *((regression, candidate) for candidate in ("lazy", "lazy-product", "rows")),
-        (batched, "lazy"),
+        (exact_models.batched, "lazy"),
         (lambda: Several("kronecker"), None),
-        (MODELS["linear"], None),
+        (exact_models.MODELS["linear"], None),
     ],
     ids=["lazy", "lazy-product", "rows", "batch", "tasks", "linear"],
 )
@@ -278,7 +261,7 @@ def test_a_model_is_factorised_once(fast, candidate, detached):
             posterior = model(points(30, seed=seed))
             posterior.mean, posterior.variance, posterior.covariance_matrix
         model.prediction_strategy.covar_cache, model.prediction_strategy.mean_cache
-        fantasy(model, points(2, seed=7))(points(5)).variance
+        exact_models.fantasy(model, points(2, seed=7))(points(5)).variance
     assert sizes.count(120) == 1
     assert max(sizes) == 120
 

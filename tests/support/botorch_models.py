@@ -11,20 +11,8 @@ from botorch.models.kernels import CategoricalKernel
 from botorch.models.transforms import Normalize
 from botorch.models.utils.gpytorch_modules import get_matern_kernel_with_gamma_prior
 from botorch.optim.closures import get_loss_closure_with_grads
-from gpytorch.kernels import (
-    ConstantKernel,
-    CosineKernel,
-    IndexKernel,
-    LinearKernel,
-    MaternKernel,
-    PeriodicKernel,
-    PiecewisePolynomialKernel,
-    PolynomialKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-    SpectralMixtureKernel,
-)
+from gpytorch import kernels
+from gpytorch.kernels import IndexKernel, LinearKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
@@ -110,16 +98,16 @@ OF_OTHER_KERNELS = {
     "rational": with_kernel(lambda: ScaleKernel(RQKernel(ard_num_dims=D)) + RQKernel(active_dims=[2, 0])),
     "periodic": with_kernel(lambda: ScaleKernel(PeriodicKernel(ard_num_dims=D))),
     "locally periodic": with_kernel(lambda: ScaleKernel(PeriodicKernel(active_dims=[1]) * RBFKernel(active_dims=[1]))),
-    "piecewise": with_kernel(lambda: ScaleKernel(PiecewisePolynomialKernel(2, ard_num_dims=D))),
-    "piecewise of some": with_kernel(lambda: PiecewisePolynomialKernel(1, active_dims=[2]) + RBFKernel()),
-    "very smooth piecewise": with_kernel(lambda: PiecewisePolynomialKernel(3)),
-    "polynomial": with_kernel(lambda: ScaleKernel(PolynomialKernel(3)) + RBFKernel()),
-    "squares in a product": with_kernel(lambda: PolynomialKernel(2, active_dims=[0]) * RBFKernel()),
+    "piecewise": with_kernel(lambda: ScaleKernel(kernels.PiecewisePolynomialKernel(2, ard_num_dims=D))),
+    "piecewise of some": with_kernel(lambda: kernels.PiecewisePolynomialKernel(1, active_dims=[2]) + RBFKernel()),
+    "very smooth piecewise": with_kernel(lambda: kernels.PiecewisePolynomialKernel(3)),
+    "polynomial": with_kernel(lambda: ScaleKernel(kernels.PolynomialKernel(3)) + RBFKernel()),
+    "squares in a product": with_kernel(lambda: kernels.PolynomialKernel(2, active_dims=[0]) * RBFKernel()),
     "linear in a sum": with_kernel(lambda: RBFKernel() + ScaleKernel(LinearKernel(ard_num_dims=D))),
     "linear in a product": with_kernel(lambda: RBFKernel() * LinearKernel(active_dims=[2])),
-    "constant": with_kernel(lambda: ScaleKernel(RBFKernel()) + ConstantKernel()),
-    "spectral mixture": with_kernel(lambda: SpectralMixtureKernel(3, ard_num_dims=D)),
-    "spectral mixture of one": with_kernel(lambda: SpectralMixtureKernel(2, active_dims=[1]) * RBFKernel()),
+    "constant": with_kernel(lambda: ScaleKernel(RBFKernel()) + kernels.ConstantKernel()),
+    "spectral mixture": with_kernel(lambda: kernels.SpectralMixtureKernel(3, ard_num_dims=D)),
+    "spectral mixture of one": with_kernel(lambda: kernels.SpectralMixtureKernel(2, active_dims=[1]) * RBFKernel()),
     "linear mean": lambda: moved(SingleTaskGP(*data(), mean_module=linear_mean())),
     "linear mean without bias": lambda: moved(SingleTaskGP(*data(), mean_module=linear_mean(bias=False))),
     "linear means of two outputs": lambda: moved(
@@ -151,7 +139,7 @@ MODELS = {
     "categories of one lengthscale": lambda: moved(
         SingleTaskGP(*of_categories(), covar_module=ScaleKernel(CategoricalKernel(active_dims=[2, 1])) + RBFKernel())
     ),
-    "cosine": with_kernel(lambda: ScaleKernel(CosineKernel(active_dims=[1])) + RBFKernel()),
+    "cosine": with_kernel(lambda: ScaleKernel(kernels.CosineKernel(active_dims=[1])) + RBFKernel()),
     **OF_OTHER_KERNELS,
 }
 ROUGH = {"rough", "two rough outputs"}
