@@ -42,8 +42,6 @@ _failed = ""
 class _Recording:
     """One recorded step: the memory of its inputs and of its result, and its replay."""
 
-    __slots__ = ("_inputs", "_replay", "_result", "used")
-
     def __init__(self, step: Step, inputs: Sequence[torch.Tensor]) -> None:
         self._inputs = [t.detach().clone() for t in inputs]
         self._result, self._replay = _capture(lambda: step(*self._inputs), inputs[0].device)

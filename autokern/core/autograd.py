@@ -116,8 +116,6 @@ def times(
 class Lent:
     """A result that the backward pass reads again unless it was changed: a detached alias, with its version."""
 
-    __slots__ = ("_alias", "_version")
-
     def __init__(self, result: torch.Tensor) -> None:
         self._alias: torch.Tensor | None = result.detach()
         self._version = result._version
@@ -135,8 +133,6 @@ class Unsaved:
 
     Autograd does not save them: after a change of a saved tensor, every backward pass would raise.
     """
-
-    __slots__ = ("_tensors", "_versions")
 
     def __init__(self, *tensors: torch.Tensor | None) -> None:
         self._tensors = tensors

@@ -38,8 +38,6 @@ _NEW: Any = object()
 class Single:
     """One model of a batch; a mean of None stands for zero, `by_residual` is of the last evaluation."""
 
-    __slots__ = ("_kernel", "_mean", "_targets", "_terms", "_x", "by_residual", "noise")
-
     def __init__(self, kernel: Part, noise: Noise, terms: Sequence[Term], mean: Values | None = None) -> None:
         self._kernel, self._terms, self._mean = kernel, terms, mean
         self.noise: Any = noise

@@ -27,8 +27,6 @@ def arranged(x: Array, raw: bool, centre: Array | None = None) -> Array:
 class Scaled:
     """Some columns of the points, divided by a lengthscale, one for each dimension or one for all, if there is one."""
 
-    __slots__ = ("_columns", "_unit")
-
     def __init__(self, columns: Columns, lengthscale: Parameter | None = None) -> None:
         self._columns, self._unit = columns, lengthscale
 
@@ -45,8 +43,6 @@ class Scaled:
 
 class Circles:
     """Points mapped to circles, on which an RBF is the periodic kernel; the lengthscale divides squared distances."""
-
-    __slots__ = ("_columns", "_lengthscale", "_period")
 
     def __init__(self, columns: Columns, lengthscale: Parameter, period: Parameter) -> None:
         self._columns, self._lengthscale, self._period = columns, lengthscale, period
@@ -74,8 +70,6 @@ class Circles:
 class Weighted:
     """Points times the root of a variance, one for each dimension or one for all."""
 
-    __slots__ = ("_columns", "_variance")
-
     def __init__(self, columns: Columns, variance: Parameter) -> None:
         self._columns, self._variance = columns, variance
 
@@ -101,7 +95,6 @@ class Distances:
     Squared distances to other points are one matrix product, of points with their squared norms appended.
     """
 
-    __slots__ = ("_formula", "_held", "_points", "_shape")
     _one = True
     """Whether the covariance of a point with itself is 1."""
 
@@ -182,7 +175,6 @@ class Distances:
 class Products(Distances):
     """A formula of inner products in place of squared distances."""
 
-    __slots__ = ()
     _one = False
 
     def _forms(self, z: Array) -> tuple[Array, ...]:
@@ -200,8 +192,6 @@ class Products(Distances):
 
 class Rough(Distances):
     """A formula with a kink at distance zero: distances of near points are computed from differences."""
-
-    __slots__ = ()
 
     def _between(self, z: Array, others: Any) -> tuple[Array, Any]:
         s, _ = super()._between(z, others)

@@ -125,8 +125,6 @@ class SpectralMixture:
     an exponential. Weights are ``(q,)``, means and scales ``(q, 1, d)``.
     """
 
-    __slots__ = ("_columns", "_held", "_means", "_scales", "_weights")
-
     def __init__(self, columns: Columns, weights: Parameter, means: Parameter, scales: Parameter) -> None:
         self._columns, self._weights, self._means, self._scales = columns, weights, means, scales
         self._held: Any = None, None

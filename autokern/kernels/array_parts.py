@@ -85,8 +85,6 @@ def into(by_x: Array, columns: Columns, grad: Array) -> None:
 class Scale:
     """A part times an output scale."""
 
-    __slots__ = ("_part", "_scale")
-
     def __init__(self, part: Part, scale: Parameter) -> None:
         self._part, self._scale = part, scale
 
@@ -103,16 +101,12 @@ class Scale:
 
 
 class _Several:
-    __slots__ = ("_parts",)
-
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = tuple(parts)
 
 
 class Sum(_Several):
     """A sum of parts."""
-
-    __slots__ = ()
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
         found = [part.evaluate(x, other) for part in self._parts]
@@ -129,8 +123,6 @@ class Sum(_Several):
 
 class Product(_Several):
     """An elementwise product of parts."""
-
-    __slots__ = ()
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
         found = [part.evaluate(x, other) for part in self._parts]

@@ -133,8 +133,6 @@ def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> C
 class Element:
     """The part of a batched parameter that belongs to one model: its value, and the sum of derivatives by the value."""
 
-    __slots__ = ("by_value", "value")
-
     def __init__(self, value: Array, by_value: Array) -> None:
         self.value, self.by_value = value, by_value
 
@@ -145,8 +143,6 @@ class Element:
 
 class Parameter(Element):
     """A constrained parameter: its `value` as of the last `refresh`, always the same array, and its raw memory."""
-
-    __slots__ = ("_grad", "_pointer", "_slope", "_transform", "_written", "raw", "tensor")
 
     def __init__(self, tensor: torch.Tensor, raw: Array, transform: Curve | None) -> None:
         super().__init__(np.zeros(raw.shape), np.zeros(raw.shape))
@@ -197,7 +193,6 @@ class Parameter(Element):
 class Mirrored(Parameter):
     """A constrained parameter on an accelerator; `raw` is its copy on the CPU."""
 
-    __slots__ = ("_version",)
     _version: int
 
     @staticmethod
@@ -225,8 +220,6 @@ class Still:
 
     `shape` is that of one model. A parameter without a batch is kept once; a batch smaller than `models` is repeated.
     """
-
-    __slots__ = ("_of", "value")
 
     def __init__(self, of: Element, shape: tuple[int, ...], models: int) -> None:
         self._of = of

@@ -32,8 +32,6 @@ _claiming = Lock()
 class _Block:
     """Rows from `start` on, in a storage ``(..., capacity, width)``; rows before `claimed` are in use."""
 
-    __slots__ = ("claimed", "start", "storage")
-
     def __init__(self, start: int, storage: torch.Tensor, claimed: int) -> None:
         self.start, self.storage, self.claimed = start, storage, claimed
 

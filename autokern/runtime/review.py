@@ -50,8 +50,6 @@ _UNTIL_LAST = 0.6  # share of the allowance after which no further problem begin
 class Ledger:
     """The time that the calls of an unmeasured op have taken."""
 
-    __slots__ = ("enough", "seconds")
-
     def __init__(self) -> None:
         self.seconds = 0.0
         self.enough = _LEAST / _OF_OP  # seconds at which measuring is considered next

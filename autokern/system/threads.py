@@ -190,8 +190,6 @@ class _StoppedError(Exception):
 class Member:
     """One of the `count` threads that share a piece of work; `number` counts from 0."""
 
-    __slots__ = ("_barrier", "count", "number")
-
     def __init__(self, number: int, count: int, barrier: threading.Barrier) -> None:
         self.number, self.count, self._barrier = number, count, barrier
 
