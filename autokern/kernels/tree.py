@@ -190,7 +190,7 @@ def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
     """
     columns: Sequence[torch.Tensor | None] = others or [None] * len(tree.points)
     pairs = zip(by_leaf(tree), columns, strict=True)
-    us = (_square_distances(of, z, other) * of.gamma for (of, z, _), other in pairs)
+    us = (_square_distances(z, other) * of.gamma for (of, z, _), other in pairs)
     weights = [w[..., None, None] for w in tree.weights]
     found: torch.Tensor = by_formula(tree.node, us, tree.shapes, weights, lambda of: of)
     return found
@@ -232,15 +232,13 @@ def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor
     return found.expand(shape) if isinstance(found, torch.Tensor) else x.new_full(shape, found)
 
 
-def _square_distances(of: Family, z: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
+def _square_distances(z: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
     """Return the squared distances of points by differences, or expanded if differences need too much memory."""
     other = z if columns is None else columns
     if z.shape[-2] * other.numel() <= _MOST_DIFFERENCES:
         return (z.unsqueeze(-2) - other.unsqueeze(-3)).square().sum(-1)
-    dtype, centre = z.dtype, centre_of(z)
-    if of.reach(*((p.detach() - centre).square().sum(-1) for p in (z, other))).far:
-        z, other, centre = z.double(), other.double(), centre.double()
-    z, other = z - centre, other - centre
+    dtype, centre = z.dtype, centre_of(z).double()
+    z, other = z.double() - centre, other.double() - centre
     norms, other_norms = z.square().sum(-1, keepdim=True), other.square().sum(-1, keepdim=True)
     square = (norms + other_norms.mT - 2 * (z @ other.mT)).clamp_min(0).to(dtype)
     return square * (1 - torch.eye(z.shape[-2], dtype=dtype, device=z.device)) if columns is None else square

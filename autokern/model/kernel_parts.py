@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,8 @@ from autokern.kernels import array_parts as parts
 from autokern.kernels.array_distances import Circles, Distances, Products, Rough, Scaled, Weighted
 from autokern.kernels.array_formulas import SpectralMixture
 from autokern.kernels.array_parts import Array, Columns, Parameter, Part, Product, Scale, Sum
+from autokern.kernels.family import formula_of
 from autokern.model.arrays import Inspected, UnreadError
-
-_MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
 
 
 class _Place:
@@ -102,9 +100,9 @@ def _table(at: _Place, name: str, unit: int | None) -> Part:
     return made
 
 
-_READ: dict[type, tuple[str, Callable[[_Place], Part]]] = {
+_READ: dict[type | str, tuple[str, Callable[[_Place], Part]]] = {
     kernels.RBFKernel: ("rbf", lambda at: _distances(at, "rbf", at.parameter())),
-    kernels.MaternKernel: ("", lambda at: _distances(at, _name(at.kernel), at.parameter())),
+    kernels.MaternKernel: ("matern", lambda at: _distances(at, _of_matern(at.kernel), at.parameter())),
     kernels.RQKernel: ("rq", _rational),
     kernels.PeriodicKernel: ("periodic", lambda at: Distances(
         Circles(at.columns(), at.parameter(), at.parameter("raw_period_length")), formulas.FORMULAS["rbf"]
@@ -118,45 +116,36 @@ _READ: dict[type, tuple[str, Callable[[_Place], Part]]] = {
     kernels.ConstantKernel: ("constant", lambda at: parts.Constant(at.number("raw_constant"))),
     kernels.IndexKernel: ("index", lambda at: _table(at, "covar_factor", None)),
     kernels.SpectralMixtureKernel: ("mixture", _mixture),
-}  # fmt: skip
-_OF_BOTORCH: dict[str, tuple[str, str, Callable[[_Place], Part]]] = {
-    "CategoricalKernel": (
-        "botorch.models.kernels.categorical", "categorical", lambda at: parts.Categorical(at.raw(), at.parameter())
+    "botorch.models.kernels.categorical:CategoricalKernel": (
+        "categorical", lambda at: parts.Categorical(at.raw(), at.parameter())
     ),
-    "PositiveIndexKernel": ("botorch.models.kernels.positive_index", "index", _positive_index),
+    "botorch.models.kernels.positive_index:PositiveIndexKernel": ("index", _positive_index),
 }  # fmt: skip
-"""Readers of BoTorch kernels by class name, with the module: BoTorch may not be imported."""
-
-
-FAMILIES = {name for name, _ in _READ.values()} | {name for _, name, _ in _OF_BOTORCH.values()} | {*_MATERN.values()}
+"""Families and readers by class, or by its name: BoTorch may not be imported."""
+FAMILIES = {name for name, _ in _READ.values()} | {"matern12", "matern32", "matern52"}
 """Names of the supported kernel families."""
 
 
-def _name(kernel: Any) -> str:
-    name = _MATERN.get(kernel.nu)
-    if name is None:
+def _of_matern(kernel: Any) -> str:
+    found = formula_of(kernel)
+    if found is None:
         raise UnreadError("a Matérn kernel of another smoothness")
-    return name
+    return found.name
 
 
 def _leaf(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
     """Return the part of a kernel that contains no other kernel, on the selected columns."""
     kind = type(kernel)
-    name, read = _READ.get(kind) or _of_botorch(kind)
+    name, read = _READ.get(kind) or _READ.get(f"{kind.__module__}:{kind.__qualname__}") or ("", None)
+    if read is None:
+        raise UnreadError(f"a kernel {kind.__name__}")
     if kind is kernels.MaternKernel:
         seen.attribute(kernel, "nu")
-        name = _name(kernel)
+        name = _of_matern(kernel)
     if not dims and kind not in (kernels.RBFKernel, kernels.MaternKernel, kernels.ConstantKernel):
         raise UnreadError("a kernel of no dimensions")
     seen.families.append(name)
     return read(_Place(seen, kernel, columns, dims))
-
-
-def _of_botorch(kind: type) -> tuple[str, Callable[[_Place], Part]]:
-    module, *found = _OF_BOTORCH.get(kind.__name__, ("", "", _polynomial))
-    if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
-        raise UnreadError(f"a kernel {kind.__name__}")
-    return found[0], found[1]  # type: ignore[return-value]
 
 
 def called(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
