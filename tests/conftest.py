@@ -121,6 +121,12 @@ def _isolated(request, tmp_path_factory, _bare_environment):
     dispatch.reset(Settings(calibrate="never"))
 
 
+@pytest.fixture(scope="session")
+def in_earnest(pytestconfig):
+    """Whether tests that may go on for hours do."""
+    return pytestconfig.getoption("--torture") == "full"
+
+
 @pytest.fixture
 def make_op(monkeypatch):
     """A maker of ops that are gone after the test; unless told otherwise they double a matrix, without candidates."""

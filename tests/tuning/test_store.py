@@ -164,27 +164,6 @@ def test_damage_is_logged_once_and_set_aside_by_the_next_save(settings, monkeypa
     assert (settings.home / f"{HOST}.bad").read_bytes() == b"damage"
 
 
-def failing(call: str, number: int):
-    """Let a call of the system fail at what is written."""
-
-    def spoil(settings: Settings, patch: pytest.MonkeyPatch) -> None:
-        real = getattr(os, call)
-
-        def fail(*args, **kwargs):
-            if call == "open" and not args[1] & os.O_EXCL:
-                return real(*args, **kwargs)
-            if call == "close":
-                fd_of_file = stat.S_ISREG(os.fstat(args[0]).st_mode) and os.fstat(args[0]).st_size > 0
-                real(*args)
-                if not fd_of_file or len(names(settings, ".tmp")) == 0:
-                    return None
-            raise OSError(number, os.strerror(number))
-
-        patch.setattr(os, call, fail)
-
-    return spoil
-
-
 def exhausted(settings: Settings, patch: pytest.MonkeyPatch) -> None:
     def fail(*_args, **_kwargs):
         raise OSError(errno.EMFILE, "too many open files")
@@ -194,11 +173,6 @@ def exhausted(settings: Settings, patch: pytest.MonkeyPatch) -> None:
 
 NEWER = [b'{"schema":17,"anything":"else"}\nbinary\xff', b'{\n  "schema": 4,\n  "trials": []\n}\n']
 IN_THE_WAY = [
-    *(
-        pytest.param(failing(call, number), "", {8}, id=f"{call} {errno.errorcode[number]}")
-        for call in ("open", "write", "fsync", "close", "replace")
-        for number in (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
-    ),
     *((lambda settings, _, data=data: place(settings).write_bytes(data), "newer autokern", None) for data in NEWER),
     (exhausted, "too many open files", None),
     (lambda settings, _: settings.home.chmod(0o720), "chmod", None),
@@ -349,17 +323,6 @@ def test_save_does_not_wait_for_a_stuck_lock(settings, monkeypatch):
         before = time.monotonic()
         assert store.save(settings, profile(16)) is not None
         assert time.monotonic() - before < 5
-    assert kept(settings) == {8, 16}
-
-
-def test_killed_writers_leave_the_old_profile_and_one_temporary(settings):
-    place(settings)
-    code = "os.fsync = lambda fd: os.kill(os.getpid(), 9)\nstore.save(settings, Profile(fingerprint=host))\n"
-    with program(settings, code) as writer:
-        assert writer.wait(timeout=60) == -9
-    assert len(names(settings, ".tmp")) == 1
-    assert kept(settings) == {8}
-    store.save(settings, profile(16))
     assert kept(settings) == {8, 16}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import multiprocessing
 import os
 import random
 import shutil
@@ -19,7 +20,6 @@ import time
 from typing import Any
 
 import pytest
-from forks import ended, forked
 from support import stored
 from support.stored import HOST, profile
 
@@ -65,7 +65,10 @@ def struck(home, index=-1, when="", number=0, names=None):
             names.write_text(" ".join(calls[:-1]))  # without the last one of the profiler
         return status
 
-    return ended(forked(run))
+    process = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(run()))
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 def faults(full):
