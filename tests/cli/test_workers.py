@@ -1,4 +1,4 @@
-"""The recipes of docs/workers.md, where their packages are installed; `test_compare.py` has the standard library's."""
+"""The recipes of docs/workers.md, where their packages are installed; `test_compare.py` has joblib and subprocesses."""
 
 from __future__ import annotations
 
@@ -8,18 +8,6 @@ import pytest
 from support.programs import python
 
 pytestmark = pytest.mark.slow
-
-JOBLIB = """
-from joblib import Parallel, delayed
-
-def fit(seed):
-    import autokern.auto
-    from gpytorch.kernels import Kernel
-    return hasattr(Kernel.covar_dist, "__wrapped__")
-
-if __name__ == "__main__":
-    print(all(Parallel(n_jobs=2)(delayed(fit)(seed) for seed in range(4))))
-"""
 
 OPTUNA = """
 import threading
@@ -72,7 +60,7 @@ print(bool({"objective", "exact_log_prob"} & set(autokern.stats())))
 """
 
 
-RECIPES = {"joblib": JOBLIB, "optuna": OPTUNA, "ray": RAY, "ax": AX}
+RECIPES = {"optuna": OPTUNA, "ray": RAY, "ax": AX}
 
 
 @pytest.mark.parametrize("package", RECIPES)

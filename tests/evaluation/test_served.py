@@ -8,7 +8,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from support.losses import Own, single
+from support.losses import Own, single, sparse
 
 import autokern
 from autokern.core import errors
@@ -56,17 +56,7 @@ def test_lists_and_variational_models():
     several = gpytorch.models.IndependentModelList(*models)
     assert {"1, training step", "2, training step", "2, prediction"} <= rows(several).keys()
 
-    class Variational(gpytorch.models.ApproximateGP):
-        def __init__(self):
-            points = torch.rand(4, 2)
-            kind = gpytorch.variational.CholeskyVariationalDistribution(4)
-            super().__init__(gpytorch.variational.VariationalStrategy(self, points, kind))
-            self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), RBFKernel()
-
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    assert rows(Variational())["training step"] == ("the library", "in long loops it is recorded and replayed")
+    assert rows(sparse().model)["training step"] == ("the library", "in long loops it is recorded and replayed")
 
 
 def test_other_modules_and_an_environment_that_switches_off(monkeypatch):

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import secrets
 import stat
 import subprocess
 import sys
@@ -262,6 +263,15 @@ def test_stale_temporaries_are_swept(settings):
         os.utime(path, (0, time.time() - 7200))
     store.save(settings, profile(16))
     assert [path.exists() for path in (old, young, alien)] == [False, True, True]
+
+
+def test_what_stands_in_the_place_of_a_temporary_file_is_not_written(settings, monkeypatch):
+    place(settings)
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "00" * count)
+    theirs = settings.home / f"{HOST}.{'00' * 8}.tmp"
+    theirs.write_text("theirs")
+    is_not_kept(settings, "File exists")
+    assert theirs.read_text() == "theirs"
 
 
 def test_strict_raises(settings):
