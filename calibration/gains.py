@@ -33,11 +33,13 @@ SIDES = ("off", "none", "quick", "full")
 BUDGETS = {"quick": 20.0, "full": 300.0}
 SIZES = (20, 50, 100, 300, 500, 800, 1000, 1500)
 IMPORTS = """
-import json, os, runpy, sys, time
-import torch, torch._dynamo, gpytorch
-if "bo_" in sys.argv[1]: import botorch, botorch.fit, botorch.models, botorch.acquisition, botorch.optim
+import ast, json, os, runpy, sys, time
+import torch, torch._dynamo
+with open(sys.argv[1]) as script: found = ast.parse(script.read()).body
+found = [one for one in found if isinstance(one, (ast.Import, ast.ImportFrom))]
+exec(compile(ast.Module(found, []), sys.argv[1], "exec"), {})
 """
-"""What scripts in `whole/` import, before their time is taken."""
+"""What a script in `whole/` imports, before its time is taken; BoTorch imports some modules on first use."""
 PRELUDE = (
     IMPORTS
     + """

@@ -160,7 +160,7 @@ class Ran:
     def __init__(self) -> None:
         self.seen = True
         """Whether it can note anything: Python has one tracer only."""
-        self._codes: set[CodeType] = set()
+        self._codes: dict[int, CodeType] = {}  # by address, since the hash of code is slow
         self._called: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         """The globals of functions by their address, and the names that are looked up there."""
         self._kept: list[tuple[Mapping[str, Any], Any]] = []
@@ -183,18 +183,18 @@ class Ran:
     def has_warned(self) -> bool:
         """Whether a warning was shown, which a replay would not repeat."""
         shows: Any = warnings
-        return shows._showwarnmsg.__code__ in self._codes
+        return id(shows._showwarnmsg.__code__) in self._codes
 
     def _note(self, frame: Any, event: str, argument: Any) -> None:
         """Note a function when it is called; its lines are not traced."""
         code, space = frame.f_code, frame.f_globals
-        if code not in self._codes:
-            self._codes.add(code)
+        if id(code) not in self._codes:
+            self._codes[id(code)] = code
             self._called.setdefault(id(space), (space, set()))[1].update((code.co_name, *code.co_names))
 
     def keep(self, kinds: Iterable[type]) -> None:
         """Take the functions as they are now for unchanged, and those of some classes."""
-        names, several = {code.co_name for code in self._codes}, dict[int, tuple[Any, dict[str, None]]]()
+        names, several = {code.co_name for code in self._codes.values()}, dict[int, tuple[Any, dict[str, None]]]()
 
         def watch(owner: Any, among: Iterable[str], every: bool = False) -> None:
             space = vars(owner) if isinstance(owner, type) else owner
@@ -222,7 +222,7 @@ class Ran:
 
     def _ran(self, value: Any) -> Iterator[FunctionType]:
         """Yield the functions of an attribute that have run."""
-        return (one for one in functions(value) if one.__code__ in self._codes)
+        return (one for one in functions(value) if id(one.__code__) in self._codes)
 
     def _present(self) -> list[Any]:
         return [value for space, of in self._kept for value in of(space)]

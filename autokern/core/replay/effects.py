@@ -76,7 +76,7 @@ def walked(of: Iterable[Any]) -> dict[int, Any] | str:
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return "a hook on all modules"
     seen: dict[int, Any] = {}
-    modules, kinds = set[str](), set[type]()
+    modules, kinds, read = set[str](), set[type](), set[type]()
     waiting = list(of)
     while waiting:
         one = waiting.pop()
@@ -92,7 +92,7 @@ def walked(of: Iterable[Any]) -> dict[int, Any] | str:
         seen[id(one)] = one
         if type(one) is np.ndarray:
             continue
-        found = _inside(one, type(one) in kinds)
+        found = _inside(one, read)
         if isinstance(found, str):
             return found
         waiting += found
@@ -116,8 +116,8 @@ def _replaced(module: Any) -> list[Any]:
     ]
 
 
-def _inside(one: Any, known: bool) -> list[Any] | str:
-    """Return the objects that an object consists of, its methods unless its class is known, or what calling may do."""
+def _inside(one: Any, read: set[type]) -> list[Any] | str:
+    """Return the objects that an object consists of, methods of classes not yet `read`, or what calling may do."""
     if type(one) in _CONTAINERS or (isinstance(one, tuple) and hasattr(one, "_fields")):
         return list(one)
     if isinstance(one, _CHANGING):
@@ -144,7 +144,8 @@ def _inside(one: Any, known: bool) -> list[Any] | str:
         return f"a hook on a {kind.__name__}"
     if not any(is_library(base.__module__) for base in kind.__mro__) and kind.__module__ not in STANDARD:
         return f"an object of class {kind.__name__}"
-    bases = () if known else kind.__mro__
+    bases = [base for base in kind.__mro__ if base not in read]
+    read.update(bases)
     methods = [f for base in bases for f in _of_class(base, own=not is_library(base.__module__))]
     state = getattr(one, "__dict__", None)
     return [*methods, *(state.values() if isinstance(state, dict) else ())]

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from autokern.core.errors import caught
 from autokern.core.replay import operations
-from autokern.core.replay.operations import ChangedError, Noted, Step, UnrecordedError, apart, kind_of, tensors_in
+from autokern.core.replay.operations import ChangedError, Kind, Noted, Step, UnrecordedError, apart, kind_of, tensors_in
 
 _IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 2**21, 2**26, 2**28
 """Most bytes of tensors that need not share memory, of a recording, and of all recordings of a process."""
@@ -210,10 +210,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._reason:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            memories, varies = self.noticed(self._before, func, args, kwargs) or (None, False)
+            noted = self.noticed(self._before, func, args, kwargs)
             out = func(*args, **kwargs)
-            if memories is not None:
-                self.noticed(self._after, func, args, kwargs, out, memories, varies)
+            if noted is not None:
+                self.noticed(self._after, func, args, kwargs, out, *noted)
             return out
 
     def noticed(self, note: Callable[..., Any], *call: Any) -> Any:
@@ -224,12 +224,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.fail(str(error) or repr(error))
             return None
 
-    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[dict[int, torch.Tensor], bool]:
+    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[Kind, dict[int, torch.Tensor], bool]:
         """Note what an operation reads from others, draws, and is about to write; return whether its result varies."""
-        kind, tensors = kind_of(func), tensors_in(args)
-        if kwargs:
-            tensors += tensors_in(kwargs.values())
-        memories = self._read(tensors)
+        kind, memories = kind_of(func), self._read(tensors_in((*args, *kwargs.values())))
         varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
         generator = kwargs.get("generator")
         if kind.seeded and (self._seeding is None or generator is not None):
@@ -239,10 +236,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnrecordedError(f"{func} updates running statistics")
         self.draws = self.draws or kind.seeded
         if func is _READ and memories.keys() <= self._seeds:
-            return memories, False
+            return kind, memories, False
         if kind.written:
             self._writes(func, operations.written(kind, args, kwargs), varies)
-        return memories, varies
+        return kind, memories, varies
 
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return the memory of tensors, after noting what is of others."""
@@ -263,20 +260,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._begun.add(memory)
                 self._varying.add(memory)
 
-    def _after(self, func: Any, args: Any, kwargs: Any, out: Any, memories: dict[int, Any], varies: bool) -> None:
+    def _after(self, func: Any, args: Any, kwargs: Any, out: Any, kind: Kind, memories: Any, varies: bool) -> None:
         """Note an operation and its results."""
-        kind, several = kind_of(func), isinstance(out, (tuple, list))
         if kind.written:
             self._empty.difference_update(memories)
-        fresh = [t.detach() for t in tensors_in(out if several else (out,)) if _memory(t) not in memories]
+        made = [(at, t.detach()) for t in tensors_in((out,)) if (at := _memory(t)) not in memories]
+        fresh = [t for _, t in made]
         if fresh and kind.reads and not self._empty.isdisjoint(memories):
             raise UnrecordedError(f"{func} reads what was computed outside of torch")
         if kind.empty:
-            self._empty.update(_memory(t) for t in fresh if t.numel())
-        self._made.update((_memory(t), t) for t in fresh)
+            self._empty.update(at for at, t in made if t.numel())
+        self._made.update(made)
         self._check(func, fresh)
-        if varies and (fresh or kind.written or not (several or isinstance(out, torch.Tensor))):
-            writes = set(map(_memory, [*fresh, *operations.written(kind, args, kwargs)]))
+        if varies and (fresh or kind.written or not isinstance(out, (torch.Tensor, tuple, list))):
+            writes = {at for at, _ in made}.union(map(_memory, operations.written(kind, args, kwargs)))
             self._varying |= writes
             args, kwargs = map(apart, args), {name: apart(value) for name, value in kwargs.items()}
             self._steps.append((operations.step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))

@@ -59,7 +59,7 @@ class _History:
         self.longest, self.count = max(self.longest, self.count), 0
         if self.refused >= _MISSES:
             return math.inf
-        if self.gain and self.longest * self.gain > self.cost:
+        if self.gain and (self.longest - _EAGER - 1 - _COMPARED) * self.gain > self.cost:
             return 0.0
         return max(_SPENT, 2 * self.cost)
 
