@@ -213,8 +213,6 @@ class Candidate(msgspec.Struct, frozen=True):
 class Feasibility:
     """Which candidates can serve one problem, and their memory; each entry is evaluated once, when first read."""
 
-    __slots__ = ("_memory", "_reasons", "candidates", "op", "problem")
-
     def __init__(self, op: Op, problem: Problem) -> None:
         self.op, self.problem = op, problem
         self.candidates = tuple(op.candidates)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from autokern.kernels.array_formulas import Formula
-from autokern.kernels.array_parts import Array, Columns, Evaluated, Parameter, clear_diagonal, into, summed
+from autokern.kernels.array_parts import Array, Columns, Evaluated, Parameter, Same, clear_diagonal, into, summed
 
 _NEAR = 1e-3
 """Squared distances below this share of the largest squared norm are computed from differences."""
@@ -100,22 +100,18 @@ class Distances:
 
     def __init__(self, points: Points, formula: Formula, shape: Parameter | None = None) -> None:
         self._points, self._formula, self._shape = points, formula, shape
-        self._held: Any = None, None
+        self._others = Same()
 
-    def _others(self, x: Array) -> Any:
-        """Return the prepared second set of points with `_forms` of it, cached while it is the same array."""
-        known, found = self._held
-        if known is not x:
-            z, kept = self._points.of(x)
-            found = z, kept, *self._forms(z)
-            self._held = x, found
-        return found
+    def _prepared(self, x: Array) -> tuple[Any, ...]:
+        """Return the transformed points, what their `backward` needs, and their `_forms`."""
+        z, kept = self._points.of(x)
+        return z, kept, *self._forms(z)
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
         z, kept = self._points.of(x)
         if other is None and z.shape[-2] == 1 and self._one:
             return np.ones((*z.shape[:-1], 1)), None
-        others = None if other is None else self._others(other)
+        others = None if other is None else self._others.of(other, self._prepared)
         s, apart = self._between(z, others)
         k, slope, *by_shape = self._formula(s)
         return k, (z, kept, others, apart, slope, by_shape)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from autokern.kernels import array_parts as parts
 from autokern.kernels.array_parts import Array, Columns, Evaluated, Parameter, clear_diagonal, into, over_pairs, summed
 
 _GAUSSIAN = -2 * math.pi**2
@@ -127,7 +128,7 @@ class SpectralMixture:
 
     def __init__(self, columns: Columns, weights: Parameter, means: Parameter, scales: Parameter) -> None:
         self._columns, self._weights, self._means, self._scales = columns, weights, means, scales
-        self._held: Any = None, None
+        self._others = parts.Same()
 
     def _of(self, x: Array) -> tuple[Array, Array, Array]:
         """Return the columns of the points, their angles ``(..., q, n, d)``, and the angles' cosines and sines."""
@@ -136,12 +137,8 @@ class SpectralMixture:
         return z, angles, np.stack((np.cos(angles), np.sin(angles)), -1)
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
-        one = two = self._of(x)
-        if other is not None:
-            known, two = self._held
-            if known is not other:
-                two = self._of(other)
-                self._held = other, two
+        one = self._of(x)
+        two = one if other is None else self._others.of(other, self._of)
         kept = [self._dimension(k, one, two) for k in range(one[0].shape[-1])]
         factors = [total for total, _, _ in kept]
         return math.prod(factors[1:], start=factors[0]), (one, two, factors, kept)

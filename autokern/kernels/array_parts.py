@@ -150,31 +150,30 @@ class Constant:
             summed(self._constant, g)
 
 
-class _LookedUp:
-    """A part without a gradient by the points; results for points are cached while they are the same array."""
+class Same:
+    """A result for an array, kept while it is asked for the same one."""
 
-    def __init__(self) -> None:
-        self._seen: list[Any] = [(None, None), (None, None)]
+    held: tuple[Array | None, Any] = None, None
 
-    def _kept(self, place: int, x: Array, make: Callable[[], Any]) -> Any:
-        known, found = self._seen[place]
+    def of(self, x: Array, make: Callable[[Array], Any]) -> Any:
+        """Return ``make(x)``."""
+        known, found = self.held
         if known is not x:
-            found = make()
-            self._seen[place] = x, found
+            found = make(x)
+            self.held = x, found
         return found
 
 
-class Categorical(_LookedUp):
+class Categorical:
     """``exp(-mean_i [x_i != x'_i] / lengthscale_i)``."""
 
     def __init__(self, columns: Columns, lengthscale: Parameter) -> None:
-        super().__init__()
-        self._columns, self._lengthscale = columns, lengthscale
+        self._columns, self._lengthscale, self._alike = columns, lengthscale, Same()
 
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
         if other is None and x.shape[-2] == 1:
             return np.ones((*x.shape[:-1], 1)), None
-        differ = self._differ(x, other) if other is not None else self._kept(0, x, lambda: self._differ(x, x))
+        differ = self._alike.of(x, lambda x: self._differ(x, x)) if other is None else self._differ(x, other)
         unit = self._lengthscale.value
         rates = np.broadcast_to(-1.0 / (len(differ) * unit), (*unit.shape[:-1], len(differ)))
         total = rates[..., :1] * differ[0]
@@ -198,7 +197,7 @@ class Categorical(_LookedUp):
         summed(self._lengthscale, by_rate / (len(differ) * np.square(self._lengthscale.value)))
 
 
-class Index(_LookedUp):
+class Index:
     """Covariances of tasks, ``B B' + diag(v)``, divided by the variance of the task `unit` if that is given.
 
     B is ``(t, r)``, v is ``(t,)``; `column` of the points holds the task.
@@ -207,8 +206,8 @@ class Index(_LookedUp):
     present: Array  # the covariances of the tasks in the last evaluation
 
     def __init__(self, column: int, factor: Parameter, variance: Parameter, unit: int | None = None) -> None:
-        super().__init__()
         self._column, self._factor, self._variance, self._unit = column, factor, variance, unit
+        self._own, self._others = Same(), Same()
 
     def _table(self) -> Array:
         factor = self._factor.value
@@ -229,10 +228,10 @@ class Index(_LookedUp):
     def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
         """Return the covariances, NaN for unknown tasks."""
         if other is not None:
-            one, (two, rows) = self._each(x), self._kept(1, other, lambda: self._rows(other))
+            one, (two, rows) = self._each(x), self._others.of(other, self._rows)
             return one @ rows, (one, two)
-        one = self._kept(0, x, lambda: self._each(x))
-        table = self._table() if self._seen[1][0] is None else self.present
+        one = self._own.of(x, self._each)
+        table = self._table() if self._others.held[0] is None else self.present
         return one @ table @ one.swapaxes(-1, -2), (one, one)
 
     def _rows(self, x: Array) -> tuple[Array, Array]:

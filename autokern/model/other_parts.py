@@ -21,7 +21,7 @@ from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticN
 from gpytorch.means import ConstantMean, LinearMean, MultitaskMean, ZeroMean
 
 from autokern.core.releases.known import relied
-from autokern.kernels.array_parts import Array, summed
+from autokern.kernels.array_parts import Array, Same, summed
 from autokern.model.arrays import Inspected, UnreadError
 
 _KINDS = (
@@ -204,7 +204,7 @@ class Mean:
         kind, constants = type(mean), [mean]
         self.column: int | None = None
         self._weights: Any = None
-        self._seen: Any = None, None
+        self._kept = Same()
         if kind is MultitaskMean and tasks is not None:
             several = seen.module(mean, "base_means")
             constants, self.column = [seen.module(several, name) for name in several._modules], tasks
@@ -222,13 +222,10 @@ class Mean:
 
     def _shares(self, x: Array) -> list[Any]:
         """Return for each constant the mask of its points, None for all."""
-        if self.column is None:
+        if (column := self.column) is None:
             return [None] * self.count
-        known, found = self._seen
-        if known is not x:
-            found = [np.equal(x[..., self.column, None], task) for task in range(self.count)]
-            self._seen = x, found
-        return found
+        tasks = range(self.count)
+        return self._kept.of(x, lambda x: [np.equal(x[..., column, None], task) for task in tasks])
 
     def value(self, x: Array) -> Any:
         """Return the means ``(..., n, 1)`` of points, or one mean for all."""

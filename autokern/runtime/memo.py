@@ -42,11 +42,6 @@ class Entry:
     again when other candidates fit than before. Failed candidates are not chosen again.
     """
 
-    __slots__ = (
-        "_due", "before", "candidate", "count", "decision", "due", "failed", "fitting", "ledger", "needs", "nested",
-        "op", "parts", "run", "solved", "trial",
-    )  # fmt: skip
-
     def __init__(self, decision: Decision, op: Op, needs: dict[str, int] | None = None) -> None:
         self.decision, self.op, self.needs = decision, op, needs
         self.fitting, self.failed = frozenset[str](), frozenset[str]()
@@ -242,8 +237,6 @@ _plain = torch.Tensor
 
 class Floor:
     """The floors of one op on the CPU and on CUDA GPUs; 0 while the user's settings affect choices."""
-
-    __slots__ = ("cpu", "cuda")
 
     def __init__(self) -> None:
         self.cpu = self.cuda = 0
