@@ -15,11 +15,12 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, MultiDeviceKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, bernoulli_likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, VariationalELBO
 from gpytorch.models import ApproximateGP
 from linear_operator.operators import BlockInterleavedLinearOperator, DenseLinearOperator
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.errors import unless_it_fails
@@ -206,6 +207,18 @@ def _variational(self: Any, approximate_dist_f: Any, target: Any, **kwargs: Any)
     from autokern.hooks.later import variational
 
     return variational.loss(self, _variational.__wrapped__, _approximate.__wrapped__, approximate_dist_f, target)
+
+
+@hook(bernoulli_likelihood, "log_normal_cdf", relies=None)
+def _log_normal_cdf(x: Any) -> Any:
+    """While a step is recorded, compute each of the three cases for all numbers: the library selects, so sizes vary."""
+    recorder = _get_current_dispatch_mode()
+    if recorder is None or type(recorder).__module__ != "autokern.core.replay.recording":
+        return _log_normal_cdf.__wrapped__(x)
+    near, small = x.pow(2).lt(0.04), x.lt(-1)
+    cases = (near, 0.0), (small, -2.0), (~(near | small), 1.0)
+    of_near, of_small, ordinary = (_log_normal_cdf.__wrapped__(x.where(case, within)) for case, within in cases)
+    return of_near.where(near, of_small.where(small, ordinary))
 
 
 def _objective(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:

@@ -15,11 +15,14 @@ from support.losses import DOUBLE, Sparse, as_library, batch, called, once, prep
 pytestmark = pytest.mark.usefixtures("at_once")
 
 
-@pytest.mark.parametrize("likelihood", [None, BernoulliLikelihood], ids=["sizes", "branches"])
 @as_library()
-def test_batches_of_other_sizes_and_branches_are_left_to_the_library(likelihood):
-    size = (lambda at: 30) if likelihood else (lambda at: 30 if at % 3 else 17)
-    return trained(lambda: sparse(likelihood and likelihood()), size=size)
+def test_batches_of_other_sizes_are_left_to_the_library():
+    return trained(sparse, size=lambda at: 30 if at % 3 else 17)
+
+
+@as_library(served=8)
+def test_classification_is_replayed_though_each_step_selects_other_numbers():
+    return trained(lambda: sparse(BernoulliLikelihood()))
 
 
 @as_library()

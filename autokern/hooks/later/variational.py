@@ -174,7 +174,9 @@ class _Step(OfLosses):
             with torch.enable_grad():
                 given = self._taken(model, stock, points)
                 graded = [t for t in given.present[:-1] if t.requires_grad]
-            return torch.autograd.grad(graded, self._parameters, cotangents, create_graph=graph, allow_unused=True)
+                whole = sum((t * c).sum() for t, c in zip(graded, cotangents, strict=True))
+            # with cotangents of its own, torch would import a computer algebra system
+            return torch.autograd.grad(whole, self._parameters, create_graph=graph, allow_unused=True)
 
         wanted = list(itertools.compress(values, self._graded))
         graded = iter(_Again.apply(again, wanted, *self._parameters))  # type: ignore[no-untyped-call]
