@@ -17,7 +17,6 @@ import sys, os, copy, pathlib, pickle, subprocess, threading
 import torch, gpytorch, linear_operator
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator.operators import DenseLinearOperator
-from linear_operator.utils.cholesky import psd_safe_cholesky
 
 class Model(gpytorch.models.ExactGP):
     def __init__(self, n=40):
