@@ -6,9 +6,9 @@ import contextlib
 import importlib
 import importlib.abc
 import importlib.util
+import itertools
 import os
 import pickle
-import selectors
 import signal
 import sys
 import time
@@ -51,39 +51,27 @@ def start(function: Callable[[], Any]) -> tuple[int, int]:
     return child, reading
 
 
-def _answer(child: int, told: bytes) -> Any:
+def _answer(child: int, reading: int) -> Any:
+    with open(reading, "rb") as answer:
+        told = answer.read()
     status = ended(child)
     return Died(status) if status or not told else pickle.loads(told)
 
 
 def in_fork(function: Callable[[], Any]) -> Any:
     """Return what a function returns in a process of its own, or how that died."""
-    child, reading = start(function)
-    with open(reading, "rb") as answer:
-        told = answer.read()
-    return _answer(child, told)
+    return _answer(*start(function))
 
 
 Job = tuple[Any, Callable[[], Any]]
 
 
-def jobs(ready: Callable[[], Job | None], done: Callable[[Any, Any], None], at_once: int) -> None:
-    """Run what `ready` gives, some at once, until it gives nothing and all have answered."""
-    with selectors.DefaultSelector() as waiting:
-        while True:
-            while len(waiting.get_map()) < at_once and (job := ready()) is not None:
-                child, reading = start(job[1])
-                waiting.register(reading, selectors.EVENT_READ, (job[0], child, bytearray()))
-            if not waiting.get_map():
-                return
-            for key, _ in waiting.select():
-                name, child, told = key.data
-                if piece := os.read(key.fd, 1 << 20):
-                    told += piece
-                    continue
-                waiting.unregister(key.fd)
-                os.close(key.fd)
-                done(name, _answer(child, bytes(told)))
+def jobs(ready: Iterator[Job], done: Callable[[Any, Any], None], at_once: int) -> None:
+    """Run all that is ready, some at once."""
+    while some := list(itertools.islice(ready, at_once)):
+        started = [(name, start(function)) for name, function in some]
+        for name, begun in started:
+            done(name, _answer(*begun))
 
 
 def preload() -> None:

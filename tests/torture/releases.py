@@ -87,7 +87,7 @@ def tried(known: Known, each: int, ways: tuple[dict[str, str], ...]) -> tuple[li
             if verdict.word in _COUNT[:3]:
                 wrong.append(f"{kind}: {what}: {verdict.word}: {verdict.told}")
 
-        runs.jobs(ready, done, os.cpu_count() or 1)
+        runs.jobs(iter(ready, None), done, os.cpu_count() or 1)
     return wrong, counted
 
 
