@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from autokern.core.output import Shown, duration, legible, sized
 from autokern.core.problem import WITHIN, Problem
+from autokern.core.state import inside
 
 
 class Solved(msgspec.Struct, frozen=True):
@@ -70,43 +70,24 @@ def _worse(one: Solved, other: Solved) -> Solved:
     )
 
 
-class _Own(threading.local):
-    """The records of this thread; None while nothing collects them."""
-
-    seen: list[Solved] | None = None
-
-
-_own = _Own()
-
-
 def note(found: Solved) -> None:
     """Record a solve, if this thread collects."""
-    if _own.seen is not None:
-        _own.seen.append(found)
+    if inside.solves is not None:
+        inside.solves.append(found)
 
 
 @contextlib.contextmanager
 def collecting(keep: Callable[[list[Solved]], None]) -> Iterator[None]:
     """Call `keep` with the solves that this thread records in the block, if any; an outer block gets them, too."""
-    outer, _own.seen = _own.seen, []
+    outer, inside.solves = inside.solves, []
     try:
         yield
     finally:
-        found, _own.seen = _own.seen or [], outer
+        found, inside.solves = inside.solves or [], outer
         if found:
             keep(found)
             if outer is not None:
                 outer.extend(found)
-
-
-@contextlib.contextmanager
-def aside() -> Iterator[None]:
-    """Collect nothing in the block, for solves that the user did not ask for."""
-    before, _own.seen = _own.seen, None
-    try:
-        yield
-    finally:
-        _own.seen = before
 
 
 _ROUGHLY = 1.5  # factor of uncertainty from which on a margin is shown with two digits

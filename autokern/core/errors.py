@@ -12,11 +12,12 @@ import functools
 import logging
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
 from typing import Any, TypeVar
+
+from autokern.core.state import inside
 
 
 class AutokernError(Exception):
@@ -144,18 +145,11 @@ def _handlers() -> set[CodeType]:
     return found
 
 
-class _Here(threading.local):
-    listener: list[tuple[str, str]] | None = None
-
-
-_here = _Here()
-
-
 def left(what: str, reason: object) -> None:
     """Note why the library computes something."""
     told = what, str(reason) or repr(reason)
-    if _here.listener is not None:
-        _here.listener.append(told)
+    if inside.told is not None:
+        inside.told.append(told)
     elif told not in _said:
         _said.add(told)
         _log.info("the library computes %s: %s", *told)
@@ -164,8 +158,6 @@ def left(what: str, reason: object) -> None:
 @contextlib.contextmanager
 def heard() -> Iterator[list[tuple[str, str]]]:
     """Collect what is noted in this thread, and why, while this is entered."""
-    before, _here.listener = _here.listener, []
-    try:
-        yield _here.listener
-    finally:
-        _here.listener = before
+    found = list[tuple[str, str]]()
+    with inside.having(told=found):
+        yield found

@@ -126,6 +126,10 @@ class _Inside(threading.local):
     within: tuple[str, ...] = ()  # the composite calls that it runs, outermost first, as ``op by candidate``
     formless = False  # it multiplies by kernel matrices without forming them
     repeated = False  # it runs a function that may be replayed as a whole
+    told: list[tuple[str, str]] | None = None  # collects why the library computes something
+    solves: list[Any] | None = None  # collects the reports of iterative solves
+    differentiated: Any = None  # the operator whose solve it differentiates, which caches its factor
+    newest: weakref.ref[Any] | None = None  # the strategy that it created last with hooks, whose inputs are unchanged
 
     @contextlib.contextmanager
     def having(self, **state: Any) -> Iterator[None]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,7 @@ from linear_operator.utils import qr as qr_module
 
 from autokern.core.errors import unless_it_fails
 from autokern.core.releases.known import relied
+from autokern.core.state import inside
 from autokern.hooks.bypass import stay_out, stay_out_of_operators
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
@@ -103,23 +103,14 @@ def _factorised_already(operator: Any) -> bool:
     return any(name in _FACTORS for name in memoized.names(operator))
 
 
-class _Reuse(threading.local):
-    """The operator whose solve this thread is differentiating; it caches its factor."""
-
-    operator: Any = None
-
-
-_reuse = _Reuse()
-
-
 def _factorises(linear_op: Any, *_: Any, **__: Any) -> bool:
-    plain = _reuse.operator is None and linear_op.__class__ is not KroneckerProductAddedDiagLinearOperator
+    plain = inside.differentiated is None and linear_op.__class__ is not KroneckerProductAddedDiagLinearOperator
     return plain and regime(linear_op.size(-1), SOLVE) == EXACT
 
 
 @hook(_solve_module, "_solve", idle=_factorises)
 def _solve(linear_op: Any, rhs: Any) -> Any:
-    known = _reuse.operator
+    known = inside.differentiated
     if known is not None and _same_tensors(known, linear_op):
         linear_op = known
     if stay_out():
@@ -157,12 +148,8 @@ def _same_tensors(one: Any, other: Any) -> bool:
 @hook(_solve_module.Solve, "backward")
 def _solve_backward(ctx: Any, grad_output: Any) -> Any:
     """Solve with the factor of the forward pass; the library rebuilds its operator and factorises again."""
-    before = _reuse.operator
-    _reuse.operator = None if stay_out() else getattr(ctx, "_linear_op", None)
-    try:
+    with inside.having(differentiated=None if stay_out() else getattr(ctx, "_linear_op", None)):
         return _solve_backward.__wrapped__(ctx, grad_output)
-    finally:
-        _reuse.operator = before
 
 
 _KEYS = tuple((name, (), pickle.dumps({})) for name in ("root_decomposition", "root_inv_decomposition"))

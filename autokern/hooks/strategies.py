@@ -10,7 +10,6 @@ factor computes many, if it fits the memory; iterations compute few.
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -35,15 +34,6 @@ from autokern.model.memoized import State, by_kernel, frozen, is_library
 from autokern.prediction import factor_cache
 from autokern.prediction.lazy_covariance import PosteriorCovariance, Rooted, Structured
 from autokern.runtime.dispatch import explain, forced
-
-
-class _Newest(threading.local):
-    """The strategy that this thread created last with hooks installed; its inputs are still unchanged."""
-
-    made: weakref.ref[Any] | None = None
-
-
-_newest = _Newest()
 
 
 class _Origin(NamedTuple):
@@ -139,12 +129,12 @@ def ours(model: Any, growing: bool = False) -> Any:
 
 def made(strategy: Any) -> None:
     """Record the strategy that this thread has just created, None if its inputs are unknown."""
-    _newest.made = None if strategy is None else weakref.ref(strategy)
+    inside.newest = None if strategy is None else weakref.ref(strategy)
 
 
 def just_made(strategy: Any) -> bool:
     """Whether this is the strategy that this thread created last."""
-    return _newest.made is not None and _newest.made() is strategy
+    return inside.newest is not None and inside.newest() is strategy
 
 
 def is_ours(strategy: Any) -> bool:

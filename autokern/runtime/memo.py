@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from autokern.core.decision import Decision, Solved, aside, collecting, joined
+from autokern.core.decision import Decision, Solved, collecting, joined
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings
@@ -225,7 +225,7 @@ def apart(settings: Settings) -> Iterator[None]:
     """Run measurements in a memo of their own, which is discarded: their calls are not the user's."""
     token = current.set(Overlay(settings, current.get()))
     try:
-        with aside():
+        with inside.having(solves=None):
             yield
     finally:
         current.reset(token)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from autokern.core.decision import aside
 from autokern.core.errors import AutokernError, AutokernWarning, caught, recoverable
 from autokern.core.op import Candidate, Op
 from autokern.core.output import display, duration
@@ -240,7 +239,7 @@ def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
 
     op, problem = entry.op, entry.decision.problem
     try:
-        with inside.having(active=True), host.random_states_kept(), aside():
+        with inside.having(active=True, solves=None), host.random_states_kept():
             found, truth = (trial(op, candidate.run, problem, args)() for candidate in (entry.candidate, exact))
             return relative_error(op, found, truth)
     except caught(Exception, by=(op, entry.candidate.run, exact.run)):

@@ -9,6 +9,7 @@ import pytest
 
 from autokern.core import decision as solved
 from autokern.core.decision import Solved
+from autokern.core.state import inside
 
 ONE = Solved(3e-6, 9, "vecchia", 10, 0.0123, 1e-5)
 
@@ -26,7 +27,7 @@ def test_what_is_noted_is_collected_within_and_around_and_before_an_exception():
     def call():
         solved.note(ONE)
         inner.extend(collected(lambda: solved.note(ONE)))
-        with solved.aside():
+        with inside.having(solves=None):
             solved.note(ONE)
             collected(lambda: solved.note(ONE))
         raise ValueError("it failed")
