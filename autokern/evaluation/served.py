@@ -22,7 +22,7 @@ from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError, caught
 from autokern.core.output import Shown
 from autokern.core.releases import known
-from autokern.core.replay import held
+from autokern.core.replay import Held, held
 from autokern.hooks import install
 from autokern.model.kernel_parts import FAMILIES
 from autokern.runtime import api, dispatch
@@ -125,7 +125,7 @@ def _copied(model: Any) -> Any:
 def _rows(model: Any) -> Iterator[tuple[str, str, str]]:
     if isinstance(model, ApproximateGP):
         points = model.variational_strategy.inducing_points.detach()[..., :2, :] + 0.1
-        yield "training step", "the library", _replayed(held(model).effect)
+        yield "training step", "the library", _replayed(held(model))
         yield _told("prediction", lambda: model.eval()(points).variance)
         return
     if model.train_inputs is None:
@@ -157,12 +157,11 @@ def _trained(model: Any) -> tuple[str, str, str]:
 
     prior = model(*model.train_inputs)
     found = Loss(mll).consists(mll, None, None, prior, model.train_targets)
-    obstacle = found if isinstance(found, str) else found.effect
-    return part, by, "\n".join(filter(None, [why, _replayed(obstacle)]))
+    return part, by, "\n".join(filter(None, [why, _replayed(found)]))
 
 
-def _replayed(obstacle: str | None) -> str:
-    return f"no replays: {obstacle}" if obstacle else "in long loops it is recorded and replayed"
+def _replayed(found: Held | str) -> str:
+    return f"no replays: {found}" if isinstance(found, str) else "in long loops it is recorded and replayed"
 
 
 @torch.no_grad()

@@ -5,9 +5,8 @@ tensors of a frozen kernel are nodes of the caller's graph, so gradients reach t
 that `functional_call` swapped in. Stock caches the prior covariance when it computes the density. A density computed
 without it stores the values of the kernel's parameters, as plain objects that unpickle without autokern.
 
-A cached factor depends on a model's state. Version counters miss writes through ``.data``, by gpytorch's setters, or by
-fused optimisers. So values are compared: all parameters and buffers, tensor attributes of the libraries' own modules,
-and the training data, some hundreds of numbers.
+A cached factor depends on a model's state. Values are compared: all parameters and buffers, tensor attributes of the
+libraries' own modules, and the training data, some hundreds of numbers.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from operator import is_, itemgetter
+from operator import itemgetter
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
@@ -28,7 +27,7 @@ from linear_operator.utils.memoize import add_to_cache
 from autokern.core.autograd import version
 from autokern.core.errors import uninterrupted
 from autokern.core.releases import LIBRARIES, is_of_libraries
-from autokern.model.parameters import as_bytes
+from autokern.core.replay import Numbers, Pairs, are_equal
 
 _CACHE = "_memoize_cache"
 _NO_KEYWORDS = pickle.dumps({})
@@ -169,22 +168,9 @@ class _Earlier(torch.autograd.Function):
         return grad, None
 
 
-_FEW = 32  # most elements for which comparing Python numbers is faster than `torch.equal`
 _PLAIN = (bool, int, float, str, torch.Size, type(None), FunctionType, MethodType)
 _NOTED = frozenset(("_input_batch_shape", "_aug_batch_shape", "_original_train_inputs"))
 """Attributes that BoTorch sets on a model, and again on a new fantasy, and that no prediction reads."""
-_Pairs = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-class _Held(NamedTuple):
-    """The recorded state of one module."""
-
-    module: weakref.ref[torch.nn.Module]
-    addresses: list[int]  # the `id` of each parameter, buffer and submodule
-    buffers: dict[str, torch.Tensor | None]
-    read: Callable[[dict[str, Any]], tuple[Any, ...]] | None  # reads the attributes from a module's `__dict__`
-    attributes: tuple[Any, ...]
-    size: int  # number of entries of its `__dict__`
 
 
 class State:
@@ -195,106 +181,60 @@ class State:
     """
 
     def __init__(self, root: torch.nn.Module, but: torch.nn.Module | None = None) -> None:
-        self._held: list[_Held] = []
-        self._data = _data(root)
-        tensors = list(self._data)
+        self._read: list[tuple[weakref.ref[torch.nn.Module], Callable[[Any], tuple[Any, ...]] | None]] = []
         seen, stack = {id(but)}, [root]
         while stack:
             module = stack.pop()
-            if id(module) in seen or isinstance(module, Prior):
-                continue
-            seen.add(id(module))
-            own = module.__dict__
-            read = _reader(module) if is_of_libraries(type(module).__module__) else None
-            attributes = () if read is None else read(own)
-            self._held.append(
-                _Held(weakref.ref(module), _addresses(own), dict(own["_buffers"]), read, attributes, len(own))
-            )
-            found = (*own["_parameters"].values(), *own["_buffers"].values(), *attributes)
-            tensors += [t for t in found if isinstance(t, torch.Tensor)]
-            stack += [part for part in own["_modules"].values() if part is not None]
-        tensors = list({id(t): t for t in tensors}.values())
-        self._tensors = [(t, version(t)) for t in tensors]  # keeps them alive, so that no `id` is used again
-        few = [(t, t.tolist()) for t in tensors if t.is_cpu and t.numel() <= _FEW]
-        self._little = [(t, numbers) for t, numbers in few if t.tolist() == numbers]  # without NaN, unequal to itself
-        little = {id(t) for t, _ in self._little}
-        self._others = [(t, t.detach().clone()) for t in tensors if id(t) not in little]
+            if id(module) not in seen and not isinstance(module, Prior):
+                seen.add(id(module))
+                self._read.append((weakref.ref(module), _reader(module)))
+                stack += [part for part in module._modules.values() if part is not None]
+        self._addresses, self._buffers, kept = self._present()
+        self._kept = [one for one in (*kept, *self._buffers) if not isinstance(one, torch.nn.Module)]
+        tensors = {id(one): one for one in self._kept if isinstance(one, torch.Tensor)}.values()
+        self._versions = [(t, version(t)) for t in tensors]
+        self._numbers = Numbers(tensors)
+
+    def _present(self) -> tuple[list[int], list[torch.Tensor | None], list[Any]]:
+        """Return the addresses of what the modules have now, their buffers, and what else they have."""
+        addresses, buffers, found = list[int](), list[torch.Tensor | None](), list[Any]()
+        for ref, read in self._read:
+            own: Any = ref().__dict__  # None has none
+            parameters, parts = own["_parameters"], own["_modules"]
+            found += (*parameters.values(), *parts.values(), *(() if read is None else read(own)))
+            buffers += own["_buffers"].values()
+            addresses += len(parameters), len(parts), len(own["_buffers"]), 0 if read is None else len(own)
+        root: Any = self._read[0][0]()
+        found += (*(root.__dict__.get("train_inputs") or ()), root.__dict__.get("_train_targets"))
+        addresses += map(id, found)
+        return addresses, buffers, found
 
     def holds(self) -> bool:
         """Whether the module has the same objects with the same values."""
         renewed = self._renewed()
-        if renewed is None or any(tensor.tolist() != numbers for tensor, numbers in self._little):
-            return False
-        return _are_still([*renewed, *self._others])
+        return renewed is not None and self._numbers.hold() and are_equal(renewed)
 
     def counted(self) -> bool:
         """Whether an object was replaced or a version counter has changed; most values are not compared."""
         renewed = self._renewed()
-        return renewed is None or not _are_still(renewed) or any(version(t) != then for t, then in self._tensors)
+        return renewed is None or not are_equal(renewed) or any(version(t) != then for t, then in self._versions)
 
-    def _renewed(self) -> _Pairs | None:
+    def _renewed(self) -> Pairs | None:
         """Return pairs of the new and the old tensor of replaced buffers; None if anything else was replaced."""
-        found: _Pairs = []
-        for ref, addresses, buffers, read, attributes, size in self._held:
-            module = ref()
-            if module is None:
-                return None
-            own = module.__dict__
-            if _addresses(own) != addresses:
-                if (pairs := _other_buffers(own, addresses, buffers)) is None:
-                    return None
-                found += pairs
-            if read is not None and (len(own) != size or not _alike(read, own, attributes)):
-                return None
-        root = self._held[0].module()
-        now = () if root is None else _data(root)
-        return found if len(now) == len(self._data) and all(map(is_, now, self._data)) else None
-
-
-def _addresses(own: dict[str, Any]) -> list[int]:
-    parameters, buffers, parts = own["_parameters"], own["_buffers"], own["_modules"]
-    return [*map(id, parameters.values()), *map(id, buffers.values()), *map(id, parts.values())]
-
-
-def _other_buffers(own: dict[str, Any], addresses: list[int], buffers: dict[str, torch.Tensor | None]) -> _Pairs | None:
-    """Return pairs of the new and the old tensor of a module's replaced buffers; None if it differs otherwise."""
-    now, first = own["_buffers"], len(own["_parameters"])
-    found = _addresses(own)
-    same = found[:first] == addresses[:first] and found[first + len(now) :] == addresses[first + len(buffers) :]
-    if not same or now.keys() != buffers.keys():
-        return None
-    pairs: Any = [(new, old) for new, old in zip(now.values(), buffers.values(), strict=True) if new is not old]
-    return None if any(new is None or old is None for new, old in pairs) else pairs
-
-
-def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
-    own = module.__dict__
-    return tuple(t for t in (*(own.get("train_inputs") or ()), own.get("_train_targets")) if t is not None)
+        try:
+            addresses, buffers, _ = self._present()
+        except uninterrupted(AttributeError, KeyError):  # a module is gone, or an attribute was deleted
+            return None
+        if addresses != self._addresses:
+            return None
+        pairs: Any = [(new, old) for new, old in zip(buffers, self._buffers, strict=True) if new is not old]
+        return None if any(new is None or old is None for new, old in pairs) else pairs
 
 
 def _reader(module: torch.nn.Module) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
-    """Return a getter of the module's attributes that are numbers, strings, functions or tensors."""
+    """Return a getter of the attributes of a library's module that are numbers, strings, functions or tensors."""
+    if not is_of_libraries(type(module).__module__):
+        return None
     without = _NOTED | {"training"} if type(module) is FixedGaussianNoise else _NOTED  # it ignores its mode
     kinds, own = (torch.Tensor, *_PLAIN), module.__dict__
-    names = [name for name, value in own.items() if isinstance(value, kinds) and name not in without]
-    return itemgetter(*names) if len(names) > 1 else None  # a library's module has several
-
-
-def _alike(read: Callable[[dict[str, Any]], tuple[Any, ...]], own: dict[str, Any], then: tuple[Any, ...]) -> bool:
-    try:
-        return read(own) == then  # identical objects count as equal; tensors of several elements raise otherwise
-    except uninterrupted(KeyError, RuntimeError, ValueError):  # an attribute was deleted, or a tensor replaced
-        return False
-
-
-def _are_still(pairs: _Pairs) -> bool:
-    """Whether the tensors of each pair have equal contents; those on one accelerator are compared by one read."""
-    elsewhere: dict[torch.device, _Pairs] = {}
-    for tensor, content in pairs:
-        if tensor.shape != content.shape or tensor.dtype is not content.dtype or tensor.device != content.device:
-            return False
-        if not tensor.is_cpu:
-            elsewhere.setdefault(tensor.device, []).append((tensor, content))
-        elif not torch.equal(tensor, content) and not torch.equal(as_bytes([tensor]), as_bytes([content])):
-            return False  # bytes decide on missing observations, which are NaN
-    return all(torch.equal(*map(as_bytes, zip(*group, strict=True))) for group in elsewhere.values())
+    return itemgetter(*[name for name, value in own.items() if isinstance(value, kinds) and name not in without])

@@ -6,19 +6,15 @@ parameters would take longer than all arithmetic of a small model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan
 
+from autokern.core.replay import as_bytes
 from autokern.kernels.array_parts import Array
-
-
-def as_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the contents of tensors on one device, of any dtypes, concatenated as bytes on that device."""
-    return torch.cat([t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors])
 
 
 def sent(arrays: Sequence[Array], targets: Sequence[torch.Tensor]) -> None:

@@ -174,15 +174,11 @@ def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable
                 random = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5
                 cotangents.append(random.to(dtype=output.dtype, device=output.device))
         roots = (pair for pair in zip(outputs, cotangents, strict=True) if pair[0].requires_grad)
-        grads = backward(*zip(*roots, strict=True), shared, False, leaves, False, accumulate_grad=False)
-        return Trialled(out, grads)
+        return Trialled(out, backward(*zip(*roots, strict=True), shared, False, leaves, False, accumulate_grad=False))
 
     def open_call() -> Trialled:
-        before, inside.active = inside.active, False
-        try:
+        with inside.having(active=False):
             return call()
-        finally:
-            inside.active = before
 
     return open_call if nested else call
 
@@ -270,8 +266,7 @@ def draw(
             kinds.setdefault((p.variant, p.grad, p.m == p.n, p.batch > 1), p)
     shapes = list(kinds.values())
     for attempt in range(_TRIES * count if shapes else 0):
-        problem = _drawn(op, chance.choice(shapes), every, chance)
-        problem = problem.replace(dtype=dtypes[attempt % len(dtypes)])
+        problem = _drawn(op, chance.choice(shapes), every, chance).replace(dtype=dtypes[attempt % len(dtypes)])
         work = op.features(problem)
         small = work.flops <= flops and work.bytes <= moved
         if small and problem not in found and len(contenders(problem, free=free)) > 1:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.models import ExactModel
 
-from autokern.core.replay import Held
+from autokern.core import replay
 
 TARGET = torch.ones(3)
 CALLS: list[int] = []
@@ -26,7 +26,8 @@ COUNT = 0
 
 def effect(*of: Any) -> str | None:
     """Return what calling these objects may do beside computing."""
-    return Held(of).effect
+    found = replay.held(*of)
+    return found if isinstance(found, str) else None
 
 
 def own(kind: type = ExactModel) -> Any:
@@ -194,7 +195,9 @@ def test_what_is_held_is_as_before_until_something_is_put_elsewhere(monkeypatch:
 
     model, reached, array, named = own(), own(), np.ones(2), {"plain": 1.0}
     model.reference = weakref.ref(Plain())
-    held = Held([model, lambda x: x * weights[0], by_global, {"array": array}, named, by_name], [(Setting, "_state")])
+    monkeypatch.setattr(gpytorch.settings, "Setting", Setting, raising=False)
+    held = replay.held(model, lambda x: x * weights[0], by_global, {"array": array}, named, by_name)
+    assert not isinstance(held, str)
     kernel = model.covar_module.base_kernel
 
     def once(change: Callable[[], Any]) -> None:
@@ -213,6 +216,7 @@ def test_what_is_held_is_as_before_until_something_is_put_elsewhere(monkeypatch:
     once(lambda: monkeypatch.setitem(globals(), "WEIGHT", 2.0))
     once(lambda: setattr(Setting, "_state", True))
     once(lambda: setattr(kernel.raw_lengthscale, "data", torch.ones_like(kernel.raw_lengthscale)))
+    once(lambda: setattr(kernel.raw_lengthscale, "data", kernel.raw_lengthscale.detach().clone()))
     assert held.is_as_before()
     model.reference = weakref.ref(Plain())  # dead, too: a transform of torch 2.11 makes one at each evaluation
     once(lambda: setattr(model, "reference", weakref.ref(reached)))

@@ -1,6 +1,8 @@
 """Computations of small tensors, recorded once and replayed: `recording`, and what must be as before.
 
 `Held` is what objects hold, `Ran` which functions a computation has run, to notice whether anything was replaced.
+`Numbers` are those of tensors: writes through ``.data``, by gpytorch's setters, or by fused optimisers change no
+version.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import numpy as np
 import torch
 
 from autokern.core.errors import caught
-from autokern.core.releases import is_of_libraries
+from autokern.core.releases import LIBRARIES, is_of_libraries
 from autokern.core.releases.recorded import content, functions
 from autokern.core.replay.effects import STANDARD, codes, is_library, walked
 
+_FEW = 32  # most elements for which comparing Python numbers is faster than `torch.equal`
 _SMALL = 256  # elements of tensors whose numbers are compared, unless told otherwise
 _SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"
 """Attributes in which settings of the libraries keep their values."""
@@ -31,13 +34,46 @@ _OTHERS = frozenset(("abc", "builtins", "collections", "contextlib", "enum", "fu
 """Packages whose classes are not looked at."""
 _TORCH = torch, torch.linalg, torch.nn.functional
 _code = operator.attrgetter("__code__", "__defaults__")
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def held(*of: Any, **options: Any) -> Held:
-    """Return what some objects consist of, with the settings of the libraries, and options of `Held`."""
-    modules = [sys.modules.get(f"{name}.settings") for name in ("linear_operator", "gpytorch", "botorch")]
-    kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
-    return Held(of, [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)], **options)
+def as_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the contents of tensors on one device, of any dtypes, concatenated as bytes on that device."""
+    return torch.cat([t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors])
+
+
+def are_equal(pairs: Pairs) -> bool:
+    """Whether the tensors of each pair have equal contents; those on one accelerator are compared by one read."""
+    elsewhere: dict[torch.device, Pairs] = {}
+    for now, then in pairs:
+        if now.shape != then.shape or now.dtype is not then.dtype or now.device != then.device:
+            return False
+        if not now.is_cpu:
+            elsewhere.setdefault(now.device, []).append((now, then))
+        elif not torch.equal(now, then) and not torch.equal(as_bytes([now]), as_bytes([then])):
+            return False  # bytes decide on missing observations, which are NaN
+    return all(torch.equal(*map(as_bytes, zip(*group, strict=True))) for group in elsewhere.values())
+
+
+class Numbers:
+    """The numbers of tensors, which it keeps alive, so that no `id` is used again."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        every = list(tensors)
+        few = [(t, t.tolist()) for t in every if t.is_cpu and t.numel() <= _FEW]
+        self._little = [(t, numbers) for t, numbers in few if t.tolist() == numbers]  # without NaN, unequal to itself
+        little = {id(t) for t, _ in self._little}
+        self._others = [(t, t.detach().clone()) for t in every if id(t) not in little]
+
+    def hold(self) -> bool:
+        """Whether all tensors have the same numbers."""
+        return all(t.tolist() == numbers for t, numbers in self._little) and are_equal(self._others)
+
+
+def held(*of: Any, **options: Any) -> Held | str:
+    """Return what some objects consist of, or what calling them may do beside computing."""
+    seen = walked(of)
+    return seen if isinstance(seen, str) else Held(seen.values(), **options)
 
 
 class Held:
@@ -50,26 +86,25 @@ class Held:
 
     def __init__(
         self,
-        of: Iterable[Any],
-        settings: Iterable[tuple[type, str]] = (),
+        every: Iterable[Any],
         inputs: Iterable[torch.Tensor] = (),
         spaces: Iterable[Mapping[str, Any]] = (),
         without: Iterable[str] = (),
         most: int = _SMALL,
     ) -> None:
-        seen = walked(of)
-        self.effect = seen if isinstance(seen, str) else None
-        """What calling these objects may do beside computing."""
-        every = [] if isinstance(seen, str) else list(seen.values())
-        self.tensors = [one for one in every if isinstance(one, torch.Tensor)]
-        self._objects = [one for one in every if not isinstance(one, torch.Tensor)]
+        self.tensors, self._objects = list[torch.Tensor](), list[Any]()
+        for one in every:
+            (self.tensors if isinstance(one, torch.Tensor) else self._objects).append(one)
         self._functions = [one for one in self._objects if isinstance(one, FunctionType)]
         self._arrays = [one for one in self._objects if isinstance(one, np.ndarray)]
         varying = set(map(id, inputs))
         self._tensors = [one for one in self.tensors if id(one) not in varying and _is_small(one, most)]
         bases = {base for kind in self.kinds() for base in kind.__mro__ if not is_library(base.__module__)}
         own = (base for base in bases if base.__module__.partition(".")[0] not in STANDARD)
-        self._settings, self._more, self._without = list(settings), [*spaces, *map(vars, own)], frozenset(without)
+        modules = [sys.modules.get(f"{name}.settings") for name in LIBRARIES]
+        kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
+        self._settings = [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)]
+        self._more, self._without = [*spaces, *map(vars, own)], frozenset(without)
         self.renew()
 
     def kinds(self) -> set[type]:
@@ -100,11 +135,7 @@ class Held:
         self._kept = self._contents()  # the same address is the same object while it is kept
         self._filters = list(warnings.filters)
         self._copies = [one.tobytes() for one in self._arrays]
-        self._places = [(one.data_ptr(), one.stride()) for one in self._tensors]
-        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
-        for one in self._tensors:  # ``data`` writes without a new version
-            by_type.setdefault(one.dtype, []).append(one.detach().reshape(-1))
-        self._numbers = [(parts, torch.cat(parts)) for parts in by_type.values()]
+        self._numbers, self._places = Numbers(self._tensors), self._memory()
 
     def is_as_before(self) -> bool:
         """Whether everything is where it was."""
@@ -117,9 +148,12 @@ class Held:
             and all(map(operator.is_, found, self._kept))
             and warnings.filters == self._filters  # a warning of the recording was filtered
             and [one.tobytes() for one in self._arrays] == self._copies
-            and [(one.data_ptr(), one.stride()) for one in self._tensors] == self._places
-            and all(torch.equal(torch.cat(parts), numbers) for parts, numbers in self._numbers)
+            and self._memory() == self._places  # a replay reads this memory
+            and self._numbers.hold()
         )
+
+    def _memory(self) -> list[Any]:
+        return [(one.data_ptr(), one.stride()) for one in self._tensors]
 
     def _contents(self) -> list[Any]:
         found = [*chain.from_iterable(map(_values, self._spaces)), *chain.from_iterable(self._lists)]
@@ -141,9 +175,8 @@ def _there(value: Any) -> Any:
 
 
 def _is_small(tensor: torch.Tensor, most: int) -> bool:
-    """Whether it takes no time to compare a tensor's numbers, of which none is a NaN."""
-    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_inference()
-    return plain and tensor.is_contiguous() and tensor.numel() <= most and not bool(tensor.isnan().any())
+    """Whether it takes no time to compare a tensor's numbers."""
+    return tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_inference() and tensor.numel() <= most
 
 
 @functools.lru_cache(4096)

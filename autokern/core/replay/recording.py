@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokern.core.errors import caught
 from autokern.core.replay import operations
@@ -39,22 +39,6 @@ _READ = torch.ops.aten._local_scalar_dense.default
 _BATCH_NORM = torch.ops.aten.native_batch_norm.default
 _FRAMES = 8  # from the record of an operation to the function that called it, at most
 _LEAVING = frozenset(("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"))
-
-
-class Extension:
-    """A module in C++ whose functions are recorded as operations; in other threads they are called as ever."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
-        function: Callable[..., torch.Tensor] = getattr(self._module, name)
-
-        def called(*args: Any) -> torch.Tensor:
-            mode: Any = _get_current_dispatch_mode()
-            return mode.called(function, args) if hasattr(mode, "called") else function(*args)
-
-        return called
 
 
 class _Leaving(TorchFunctionMode):

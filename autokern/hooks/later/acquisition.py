@@ -13,17 +13,17 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import scipy
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autokern.core.errors import unless_it_fails
 from autokern.core.replay import Held, held
-from autokern.core.replay.recording import Extension
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.hooks.later.repeated import Repeated
@@ -33,8 +33,7 @@ _MOST = 2**16
 """Most elements of a tensor in each evaluation: torch shares an operation on it among two threads at most."""
 _MOST_ONCE = 2**20
 """Most elements in the single evaluation of the raw samples, from which the starts are chosen."""
-_MOST_POINTS = 512
-"""Most training points: each evaluation multiplies matrices of their number of rows."""
+_MOST_POINTS = 512  # most training points: each evaluation multiplies matrices of their number of rows
 _KNOWN = {f"botorch.acquisition.{name}" for name in ("analytic", "knowledge_gradient", "logei", "monte_carlo")}
 _KNOWN |= {f"botorch.acquisition.multi_objective.{name}" for name in ("logei", "monte_carlo")}
 """Modules of acquisition functions whose tensors `_is_small` counts."""
@@ -101,10 +100,8 @@ _REASON = "Scipy version"
 _NAMES = ("fmin_l_bfgs_b_batched", "translate_bounds_for_lbfgsb")
 """Functions that BoTorch's module imports only with a SciPy release that it supports."""
 _DTYPES = torch.float32, torch.float64
-_FEW = 0.5
-"""The largest part of the recorded sets for which fewer are recorded."""
-_ALIKE = 1e-2
-"""The largest difference between the library with and without candidates, where only rounding differs."""
+_FEW = 0.5  # the largest part of the recorded sets for which fewer are recorded
+_ALIKE = 1e-2  # the largest difference between the library with and without candidates, where only rounding differs
 _HYPERVOLUME = "botorch.acquisition.multi_objective.logei"
 
 
@@ -179,6 +176,22 @@ def obstacle() -> str | None:
     return "this SciPy is built with 64-bit integers" if getattr(_lbfgsb_py, "HAS_ILP64", False) else None
 
 
+class _Extension:
+    """A module in C++ whose functions are recorded as operations; in other threads they are called as ever."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
+        function: Callable[..., torch.Tensor] = getattr(self._module, name)
+
+        def called(*args: Any) -> torch.Tensor:
+            mode: Any = _get_current_dispatch_mode()
+            return mode.called(function, args) if hasattr(mode, "called") else function(*args)
+
+        return called
+
+
 @contextlib.contextmanager
 def _extensions() -> Iterator[None]:
     """Let a recording see the calls of BoTorch's kernel in C++ as operations, while this is entered."""
@@ -188,7 +201,7 @@ def _extensions() -> Iterator[None]:
         yield
         return
     try:
-        module._C = Extension(kernel)
+        module._C = _Extension(kernel)
         yield
     finally:
         module._C = kernel

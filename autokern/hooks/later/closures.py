@@ -164,7 +164,7 @@ class OfParameters(Repeated):
             return "a hook on a parameter"
         found = held(*of, inputs=self._parameters, **options)
         known = set(map(id, (*self._parameters, *self._renewed())))
-        if any(t.requires_grad and id(t) not in known for t in found.tensors):
+        if not isinstance(found, str) and any(t.requires_grad and id(t) not in known for t in found.tensors):
             return "other tensors that require a gradient"
         return found
 

@@ -34,13 +34,11 @@ from autokern.system import host
 
 _EAGER, _COMPARED, _EVERY = 2, 2, 32
 """Evaluations before the one that is recorded, at least; compared after it; and from one comparison to the next."""
-_SPENT = 0.06
-"""Seconds of evaluations before one is recorded, where nothing is known of their number."""
+_SPENT = 0.06  # seconds of evaluations before one is recorded, where nothing is known of their number
 _AGREE, _SINGLE = 1e-9, 1e-4
 """The largest difference between a replay and the library, relative to the largest value that was compared; the same in
 single precision, where BLAS rounds products of fewer sets otherwise."""
-_GAIN = 0.9
-"""The largest part of an evaluation's time that a replay may take."""
+_GAIN = 0.9  # the largest part of an evaluation's time that a replay may take
 _MISSES, _UNFIT = 3, 8
 """Replays one after another that end at another branch, and calls that do not fit, before a recording is dropped."""
 _log = logging.getLogger("autokern")
@@ -49,10 +47,9 @@ _log = logging.getLogger("autokern")
 class _History:
     """What a process has seen of optimisations of one kind."""
 
-    def __init__(self) -> None:
-        self.count, self.longest, self.refused = 0, 0, 0
-        self.cost, self.gain = 0.0, 0.0
-        self.shrinks = True  # whether a replay of a smaller call is faster
+    count = longest = refused = 0
+    cost = gain = 0.0
+    shrinks = True  # whether a replay of a smaller call is faster
 
     def spent(self) -> float:
         """Return the seconds of evaluations of the next optimisation before one is recorded."""
@@ -71,14 +68,10 @@ class Repeated(abc.ABC):
     """Evaluations of one function; a subclass says how to call the library, and what its results are."""
 
     name: str
-    repeatable = True
-    """Whether a replay may run twice for one call."""
-    lasting = False
-    """Whether what an evaluation leaves in its modules is used later, so that no replay may skip it."""
-    watched = True
-    """Whether the user's program runs between two calls, and may replace functions then."""
-    seeding: CodeType | None = None
-    """The code that draws a seed, where random numbers may be drawn."""
+    repeatable = True  # whether a replay may run twice for one call
+    lasting = False  # whether what an evaluation leaves in its modules is used later, so that no replay may skip it
+    watched = True  # whether the user's program runs between two calls, and may replace functions then
+    seeding: CodeType | None = None  # the code that draws a seed, where random numbers may be drawn
     _held: Held
 
     def __init__(self, kind: Any, dtypes: Iterable[torch.dtype]) -> None:
@@ -242,9 +235,8 @@ class Repeated(abc.ABC):
     def _recorded(self, *call: Any) -> Any:
         """Evaluate as stock does, and record it."""
         held = self.consists(*call)
-        why = held if isinstance(held, str) else held.effect
-        if isinstance(held, str) or why is not None:
-            self.end(why or "")
+        if isinstance(held, str):
+            self.end(held)
             return self.library(*call)
         self._held = held
         inputs, compute = self.evaluated(*call)
