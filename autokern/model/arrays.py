@@ -35,15 +35,6 @@ def _function(closure: Any) -> Any:
     return getattr(closure, "__func__", closure)
 
 
-def _checks(owner: Any, held: dict[tuple[str, str], Any], looked: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what `Inspected.holds` compares of one object, grouped by kind; modules are held weakly."""
-    attributes = [(name, kept) for (space, name), kept in held.items() if not space]
-    tensors = [(space, name, kept) for (space, name), kept in held.items() if space not in ("", "_modules")]
-    parts = [(name, kept) for (space, name), kept in held.items() if space == "_modules"]
-    modules = [(name, type(None) if kept is None else weakref.ref(kept)) for name, kept in parts]
-    return weakref.ref(owner), type(owner), *looked, attributes, tensors, modules
-
-
 class Inspected:
     """The objects and memory that a reading of a model depends on.
 
@@ -82,7 +73,7 @@ class Inspected:
         return found
 
     def _owner(self, owner: Any) -> list[Any]:
-        return self._owners.setdefault(id(owner), [owner, {}, (0, (), ())])
+        return self._owners.setdefault(id(owner), [owner, {}, (0, ())])
 
     def look(self, *modules: Any) -> None:
         """Raise UnreadError for modules with hooks or overridden attributes; later ones invalidate the reading."""
@@ -92,9 +83,8 @@ class Inspected:
             if redefined or any(own.get(name) for name in _EMPTY):
                 raise UnreadError(f"a {type(module).__name__} with {redefined or 'hooks or added losses'} of its own")
             ours = isinstance(module, Module)  # gpytorch's modules call no hooks
-            sizes = ("_modules", "_priors") if ours else ("_modules", "_parameters", "_buffers")
-            empty = ("_added_loss_terms",) if ours else HOOKS
-            self._owner(module)[2] = len(own), tuple((name, len(own[name])) for name in sizes), empty
+            sizes = ("_priors", "_added_loss_terms") if ours else ("_parameters", "_buffers", *HOOKS)
+            self._owner(module)[2] = len(own), [(name, len(own[name])) for name in ("_modules", *sizes)]
             self.relies(type(module))
 
     def relies(self, *names: Any) -> None:
@@ -211,8 +201,13 @@ class Inspected:
                 self._priors.append((weakref.ref(module), name, weakref.ref(prior), _function(closure)))
         if whole and {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
             raise UnreadError("a parameter of something else")
-        self._checks = [_checks(*known) for known in self._owners.values()]
-        self._owners.clear()  # they hold modules
+        several = self._owners.values()  # modules, of which each is an owner, are held weakly
+        self._kept = [one for _, held, _ in several for one in held.values() if not isinstance(one, torch.nn.Module)]
+        self._checks = [
+            (weakref.ref(owner), type(owner), *looked, [(space, name, id(one)) for (space, name), one in held.items()])
+            for owner, held, looked in several
+        ]
+        self._owners.clear()
         self._relied.update(DISTANCES)
         self._known = relied(*self._relied)
         if not self._known.holds():
@@ -234,27 +229,18 @@ class Inspected:
 
     def holds(self) -> bool:
         """Whether objects and memory are the same, and no parameter has a gradient hook; updates the mirrors."""
-        for ref, kind, size, sizes, empty, attributes, tensors, modules in self._checks:
+        for ref, kind, size, sizes, held in self._checks:
             owner = ref()
             if owner.__class__ is not kind:
                 return False
             own = owner.__dict__
             if size and len(own) != size:
                 return False
-            for name in empty:
-                if own[name]:
-                    return False
             for name, length in sizes:
                 if len(own[name]) != length:
                     return False
-            for name, kept in attributes:
-                if own.get(name) is not kept:
-                    return False
-            for space, name, kept in tensors:
-                if own[space].get(name) is not kept:
-                    return False
-            for name, kept in modules:
-                if own["_modules"].get(name) is not kept():
+            for space, name, address in held:
+                if id((own[space] if space else own).get(name)) != address:
                     return False
         for ref, name, prior, function in self._priors:
             present = ref().__dict__["_priors"].get(name)
