@@ -9,7 +9,6 @@ import gpytorch
 import pytest
 import torch
 from gpytorch import kernels
-from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator import operators
 from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, DiagLinearOperator, RootLinearOperator
@@ -81,19 +80,6 @@ def test_by_what_is_free_too(monkeypatch):
     monkeypatch.setattr(host, "memory_left", lambda: 60 * 2**20)
     with pytest.raises(MemoryBudgetError, match=r"60 MiB may be taken .the memory limit of the control group"):
         Own().double()(points(FEW)).to_dense()
-
-
-def test_caches_of_predictions():
-    x = points(FEW)
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    kernel = kernels.RBFKernel().double()
-    prior = gpytorch.distributions.MultivariateNormal(torch.zeros(FEW, dtype=torch.float64), kernel(x))
-    with gpytorch.settings.max_cholesky_size(10**6), torch.no_grad():
-        strategy = DefaultPredictionStrategy([x], prior, x.sum(-1), likelihood)
-        for name in ("covar_cache", "mean_cache"):
-            with autokern.using(memory="100MiB"), pytest.raises(MemoryBudgetError, match="may be taken"):
-                getattr(strategy, name)
-        assert strategy.mean_cache.isfinite().all()
 
 
 def test_nobody_looks_for_small_calls(monkeypatch):

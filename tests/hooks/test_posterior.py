@@ -307,24 +307,6 @@ def test_input_transforms_that_renew_their_buffers_keep_the_factor():
         assert model.prediction_strategy is not strategy
 
 
-def test_a_forward_that_is_put_on_the_model():
-    """Other changes, and other candidates: the differential table."""
-
-    def run(clear):
-        model = moved(SingleTaskGP(*data(), outcome_transform=None)).eval()
-        with quick():
-            model(points(5, 2))
-            model.forward = lambda x: type(model).forward(model, 0.5 * x)
-            if clear:
-                model._clear_cache()
-            found = model(points(5, 2).requires_grad_())
-        return [found.mean.detach(), found.covariance_matrix.detach()]
-
-    expected = run(clear=True)
-    with arrays():
-        close(run(clear=False), expected, rtol=1e-8, atol=1e-9)
-
-
 def test_raw_tensors_that_change_after_the_call():
     """Gradients are those of the call; a derivative of them would be of something else, and says so as torch does."""
     model, x = MODELS["usual"](), points(5, 2).requires_grad_()

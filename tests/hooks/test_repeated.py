@@ -21,7 +21,6 @@ from botorch.optim.closures import get_loss_closure_with_grads
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.acquisitions import DOUBLE, SAMPLER, asked, improvement, noisy, points, single, wrapper
 from support.outcomes import count
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import autokern
 from autokern.hooks.later import repeated
@@ -33,7 +32,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The model inputs are of type torch.float32"),
     pytest.mark.filterwarnings("ignore:A not p.d., added jitter"),
 ]
-BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=DOUBLE)
 
 
 def several():
@@ -169,35 +167,6 @@ def test_gradients_that_the_library_loses_are_not_replayed():
     agree(slopes[1:], slopes[:1] * 7)
 
 
-def test_errors_of_the_user_pass_and_leave_no_mode():
-    class Failing(acquisitions.PosteriorMean):
-        __module__ = acquisitions.PosteriorMean.__module__
-        count = 0
-
-        def forward(self, X):
-            Failing.count += 1
-            if Failing.count == 3:
-                raise ZeroDivisionError("of the user")
-            return super().forward(X)
-
-    call = wrapper(Failing(single()), 1, 2)
-    asked(call, range(2))
-    with pytest.raises(ZeroDivisionError, match="of the user"):
-        asked(call, [2])
-    assert _get_current_dispatch_mode() is None
-
-
-def test_two_comparisons_come_before_the_first_replay_whatever_runs_in_between():
-    call, before = wrapper(acquisitions.PosteriorMean(single()), 1, 2), served()
-    asked(call, range(3))  # the last one is recorded
-    with torch.autograd.set_detect_anomaly(True, check_nan=False):  # stock's matter
-        asked(call, range(3, 8))
-    asked(call, range(8, 10))
-    assert served() == before
-    asked(call, [10])
-    assert served() == before + 1
-
-
 class Branching(acquisitions.PosteriorMean):
     """It reads a number, and takes another branch by it."""
 
@@ -279,20 +248,6 @@ def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():
         with by_stock():
             loss, gradients = closure()
         agree(ours, [loss.item(), *gradients], 1e-9)
-
-
-def test_sets_that_depend_on_each_other_are_noticed_where_one_is_dropped():
-    """A loss that centres over all sets is another function of fewer sets."""
-    objective = of_samples(lambda z: z[..., 0] - z[..., 0].mean())
-    acquisition = acquisitions.qExpectedImprovement(single(), best_f=-1.0, sampler=SAMPLER(), objective=objective)
-    call, before = wrapper(acquisition, 2, 2), served()
-    asked(call, range(8), 2)
-    assert served() > before
-    for seed in range(8, 11):
-        some = points(3, 4, seed=seed).numpy(), [0, 1, 2]
-        ours = call(*some)
-        with by_stock():
-            agree(ours, wrapper(acquisition, 2, 2)(*some), 1e-9)
 
 
 @pytest.mark.parametrize("wrong", [0, -1], ids=["values", "slopes"])

@@ -16,7 +16,6 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from linear_operator.utils.errors import NotPSDError
 from support.exact_models import Mine
 from support.models import ExactModel
 from support.threads import in_threads
@@ -278,14 +277,6 @@ def test_what_is_plain_has_a_factor(make, expected, fixed):
     kept = strategy(regression(kernel=make(), likelihood=likelihood))
     assert factor_cache.plain(kept) is (factor_cache.of(kept) is not None)
     assert expected is None or factor_cache.plain(kept) is expected
-
-
-def test_a_covariance_that_is_not_positive_definite_raises():
-    kept = strategy(regression())
-    kept.lik_train_train_covar._diag_tensor.diag_values.data.fill_(-2.0)
-    with pytest.raises(NotPSDError), pytest.warns(gpytorch.utils.warnings.NumericalWarning):
-        factor_cache.of(kept)
-    assert factor_cache.found(kept) is None
 
 
 @pytest.mark.parametrize("detached", [True, False])

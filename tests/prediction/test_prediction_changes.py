@@ -11,7 +11,6 @@ import pytest
 import torch
 from gpytorch import settings
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from support import exact_models
 from support.exact_models import assert_close, at, fantasy, moments, ours, points, predicted, refitted, regression
 from support.outcomes import both
@@ -108,22 +107,6 @@ def test_a_function_of_the_users_that_transforms_a_parameter_is_called_as_docume
     (step, *predictions), (own, *more) = both(counted)
     assert own == step
     assert all(0 <= one - other <= 2 for one, other in zip(more, predictions, strict=True)), (more, predictions)
-
-
-class Own(DefaultPredictionStrategy):
-    """A strategy of the user's."""
-
-
-def test_a_strategy_of_the_users_is_left_alone():
-    with ours():
-        model = regression()
-        model(points(9, seed=4))
-        old = model.prediction_strategy
-        own = Own(old.train_inputs, old.train_prior_dist, old.train_labels, old.likelihood)
-        model.prediction_strategy = own
-        exact_models.change(model)
-        moments(model(points(9, seed=4)))
-        assert model.prediction_strategy is own
 
 
 @each_candidate

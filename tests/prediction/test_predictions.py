@@ -153,24 +153,6 @@ def test_equal_keys_mean_equal_problems(op, monkeypatch):
     assert len(known) > 3
 
 
-@each_of_all
-def test_gradients_through_caches_that_were_first_made_without(candidate):
-    x = points(300, seed=5)
-
-    def gradients(model):
-        with settings.detach_test_caches(False):
-            posterior = model(x)
-            total = posterior.variance.sum() + posterior.mean.sum()
-        return torch.autograd.grad(total, list(model.parameters()))
-
-    expected = gradients(regression())
-    with ours(candidate):
-        model = regression()
-        with torch.no_grad():
-            moments(model(x))
-        assert_close(gradients(model), expected, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("reading", ["mean", "variance"])
 @pytest.mark.parametrize("between", ["disabled", "changed"])
 def test_a_backward_pass_is_that_of_the_forward_pass(reading, between):
