@@ -201,9 +201,13 @@ class State:
         for ref, read in self._read:
             own: Any = ref().__dict__  # None has none
             parameters, parts = own["_parameters"], own["_modules"]
-            found += (*parameters.values(), *parts.values(), *(() if read is None else read(own)))
+            found += parameters.values()
+            found += parts.values()
             buffers += own["_buffers"].values()
-            addresses += len(parameters), len(parts), len(own["_buffers"]), 0 if read is None else len(own)
+            addresses += len(parameters), len(parts), len(own["_buffers"])
+            if read is not None:
+                found += read(own)
+                addresses.append(len(own))
         root: Any = self._read[0][0]()
         found += (*(root.__dict__.get("train_inputs") or ()), root.__dict__.get("_train_targets"))
         addresses += map(id, found)
