@@ -159,6 +159,15 @@ def test_where_the_library_factorises_the_matrix_is_formed_or_refused_and_a_rect
         evaluated(790)  # below the size from which the library iterates
 
 
+@pytest.mark.parametrize("order", ["tiled", "tiled-symmetric"])
+def test_an_order_to_use_tiles_is_obeyed_on_small_models(order):
+    with settings.max_cholesky_size(1):
+        expected = trained(regression(MaternKernel(2.5), 60))
+        with autokern.enabled(), autokern.using(force={"kernel_matmul": order}):
+            near(trained(regression(MaternKernel(2.5), 60)), expected, 1e-4)
+            assert used() == {order}
+
+
 @pytest.mark.parametrize("kernel", [LinearKernel(), RBFKernel() * LinearKernel(), type("Mine", (RBFKernel,), {})()])
 def test_a_kernel_that_is_not_known_keeps_its_own_operator(kernel):
     stock = evaluated(100, kernel)
