@@ -7,6 +7,7 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.kernels.orthogonal_additive_kernel import OrthogonalAdditiveKernel
+from botorch.models.transforms.input import Warp
 from botorch.optim.closures import get_loss_closure_with_grads
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.acquisitions import DOUBLE, points
@@ -96,3 +97,37 @@ def test_another_value_in_place_of_a_kept_tensor_is_overwritten_as_by_the_librar
         ours.append(found)
         kernel._normalizer = torch.ones(3, 1, 1, dtype=DOUBLE)
     agree(ours, by_stock(OrthogonalAdditiveKernel))
+
+
+def of_warped(change, order):
+    x = points(12, 3)
+    model = SingleTaskGP(x, x.sin().sum(-1, keepdim=True), input_transform=Warp(d=3, indices=[0, 1, 2]))
+    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
+    parameters, scaled = dict(mll.named_parameters()), model.input_transform._normalize
+    closure, before = get_loss_closure_with_grads(mll, parameters), count("optimised function", "replay")
+    found = []
+    with autokern.using(force=order):
+        for step in range(9):
+            with torch.no_grad():
+                for at, parameter in enumerate(parameters.values()):
+                    parameter.fill_(0.1 * step + 0.2 * at + 0.1)
+            loss, gradients = closure()
+            kept = [t.clone() for t in (*gradients, scaled._coefficient, scaled._offset)]
+            found.append([loss.item(), *kept])
+            change(scaled)
+    return found, count("optimised function", "replay") - before
+
+
+CHANGES = {
+    "none": lambda scaled: None,
+    "in place": lambda scaled: scaled._coefficient.mul_(2.0),
+    "another": lambda scaled: setattr(scaled, "_offset", torch.full((1, 3), 0.3, dtype=DOUBLE)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_buffers_that_each_evaluation_makes_anew_with_the_same_numbers_are_as_in_stock(change):
+    theirs, _ = of_warped(change, {"objective": "stock", "exact_log_prob": "stock"})
+    ours, replays = of_warped(change, {})
+    agree(ours, theirs)
+    assert replays

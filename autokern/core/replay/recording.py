@@ -151,7 +151,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether one tensor was not read, and another of its form was computed in its place."""
         alike = type(new) is torch.Tensor and (new.shape, new.dtype) == (old.shape, old.dtype)
         with torch._C.DisableTorchFunction():
-            return alike and _memory(old) not in self._constants and _memory(new) in self._varying
+            unread = alike and _memory(old) not in self._constants
+            return unread and _memory(new) in self._made.keys() - self._inputs
 
     def mark(self) -> None:
         """Begin the second of the `parts`."""

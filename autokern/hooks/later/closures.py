@@ -209,6 +209,7 @@ class _Closure(OfParameters):
         self._forward, self._names = forward, dict(parameters)
         cells = [cell.cell_contents for cell in forward.__closure__ or ()] if hasattr(forward, "__closure__") else []
         self._of = [one for one in cells if isinstance(one, torch.nn.Module)]
+        self._first = {(id(own), name): t for own in self._spaces() for name, t in own.items()}
         kind = (*(type(getattr(one, "model", one)) for one in self._of), len(parameters))
         super().__init__(kind, parameters.values())
 
@@ -224,10 +225,15 @@ class _Closure(OfParameters):
         wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
         if not self._of or wanted != set(map(id, self._parameters)):
             return "parameters of which the optimiser has not all"
-        spaces = [vars(module) for one in self._of for module in one.modules()]
-        names = {name for own in spaces for name, t in own.items() if isinstance(t, torch.Tensor) and not t.is_leaf}
+        spaces, first = self._spaces(), self._first
+        tensors = [(own, name, t) for own in spaces for name, t in own.items() if isinstance(t, torch.Tensor)]
+        names = {name for own, name, t in tensors if not t.is_leaf or first.get((id(own), name)) is not t}
         self._kept = [(own, name) for own in spaces for name in names & own.keys()]
         return self.held(self._forward, without=names)
+
+    def _spaces(self) -> list[dict[str, Any]]:
+        """Return where modules keep attributes and buffers, which evaluations may renew."""
+        return [own for one in self._of for module in one.modules() for own in (vars(module), module._buffers)]
 
     def evaluated(self, stock: Any) -> Any:
         def compute() -> list[torch.Tensor]:
@@ -237,9 +243,9 @@ class _Closure(OfParameters):
                 found = self.differentiated(self._forward().sum(), self._parameters)
             self._made = self._renewed()
             if not all(map(recorder.renews, before, self._made)):
-                recorder.fail("an evaluation keeps tensors with a graph, which it reads or does not renew")
+                recorder.fail("an evaluation keeps tensors, which it reads or does not renew")
             self._alone = self._holders()
-            return found + [t.detach() for t in self._made if isinstance(t, torch.Tensor)]
+            return found + [t.detach().clone() for t in self._made if isinstance(t, torch.Tensor)]
 
         return self._parameters, compute
 
