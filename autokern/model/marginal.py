@@ -66,9 +66,7 @@ def read(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | Non
 
 def is_plain(lazy: Any) -> bool:
     """Whether a covariance is one lazy, symmetric kernel matrix that the library has not evaluated and cached yet."""
-    if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2:
-        return False
-    if torch.is_grad_enabled() and not lazy._is_grad_enabled:  # computed without a graph
+    if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
         return False
     if memoized.is_kept(lazy, "kernel_eval") or memoized.is_past(lazy):
         return False
