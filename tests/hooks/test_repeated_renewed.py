@@ -36,13 +36,18 @@ def made(kind):
     return model.covar_module, mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters()))
 
 
-def steps(kernel, mll, closure, number=9):
+def evaluated(mll, closure, number=9):
     for step in range(number):
         with torch.no_grad():
             for at, parameter in enumerate(mll.parameters()):
                 parameter.fill_(0.1 * step + 0.2 * at + 0.1)
         loss, gradients = closure()
-        yield [loss.item(), *(g.clone() for g in gradients), kernel._normalizer.detach()]  # no copy
+        yield [loss.item(), *(g.clone() for g in gradients)]
+
+
+def steps(kernel, *of):
+    for found in evaluated(*of):
+        yield [*found, kernel._normalizer.detach()]  # no copy
 
 
 def agree(ours, theirs):
@@ -103,17 +108,10 @@ def of_warped(change, order):
     x = points(12, 3)
     model = SingleTaskGP(x, x.sin().sum(-1, keepdim=True), input_transform=Warp(d=3, indices=[0, 1, 2]))
     mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
-    parameters, scaled = dict(mll.named_parameters()), model.input_transform._normalize
-    closure, before = get_loss_closure_with_grads(mll, parameters), count("optimised function", "replay")
-    found = []
+    scaled, found, before = model.input_transform._normalize, [], count("optimised function", "replay")
     with autokern.using(force=order):
-        for step in range(9):
-            with torch.no_grad():
-                for at, parameter in enumerate(parameters.values()):
-                    parameter.fill_(0.1 * step + 0.2 * at + 0.1)
-            loss, gradients = closure()
-            kept = [t.clone() for t in (*gradients, scaled._coefficient, scaled._offset)]
-            found.append([loss.item(), *kept])
+        for one in evaluated(mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters()))):
+            found.append([*one, scaled._coefficient.clone(), scaled._offset.clone()])
             change(scaled)
     return found, count("optimised function", "replay") - before
 

@@ -147,11 +147,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(tensor, torch.Tensor) and _memory(tensor) in self._varying:
             self.fail("numbers leave torch")
 
-    def renews(self, old: torch.Tensor, new: Any) -> bool:
+    def renews(self, old: Any, new: Any) -> bool:
         """Whether one tensor was not read, and another of its form was computed in its place."""
-        alike = type(new) is torch.Tensor and (new.shape, new.dtype) == (old.shape, old.dtype)
+        if not isinstance(old, torch.Tensor) or type(new) is not torch.Tensor:
+            return False
         with torch._C.DisableTorchFunction():
-            unread = alike and _memory(old) not in self._constants
+            unread = (new.shape, new.dtype) == (old.shape, old.dtype) and _memory(old) not in self._constants
             return unread and _memory(new) in self._made.keys() - self._inputs
 
     def mark(self) -> None:

@@ -209,7 +209,7 @@ class _Closure(OfParameters):
         self._forward, self._names = forward, dict(parameters)
         cells = [cell.cell_contents for cell in forward.__closure__ or ()] if hasattr(forward, "__closure__") else []
         self._of = [one for one in cells if isinstance(one, torch.nn.Module)]
-        self._first = {(id(own), name): t for own in self._spaces() for name, t in own.items()}
+        self._first = self._tensors()
         kind = (*(type(getattr(one, "model", one)) for one in self._of), len(parameters))
         super().__init__(kind, parameters.values())
 
@@ -225,15 +225,17 @@ class _Closure(OfParameters):
         wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
         if not self._of or wanted != set(map(id, self._parameters)):
             return "parameters of which the optimiser has not all"
-        spaces, first = self._spaces(), self._first
-        tensors = [(own, name, t) for own in spaces for name, t in own.items() if isinstance(t, torch.Tensor)]
-        names = {name for own, name, t in tensors if not t.is_leaf or first.get((id(own), name)) is not t}
-        self._kept = [(own, name) for own in spaces for name in names & own.keys()]
+        names = {at[1] for at, t in self._tensors().items() if not t.is_leaf or self._first.get(at) is not t}
+        self._kept = [(own, name) for own in self._spaces() for name in names & own.keys()]
         return self.held(self._forward, without=names)
 
     def _spaces(self) -> list[dict[str, Any]]:
         """Return where modules keep attributes and buffers, which evaluations may renew."""
         return [own for one in self._of for module in one.modules() for own in (vars(module), module._buffers)]
+
+    def _tensors(self) -> dict[tuple[int, str], torch.Tensor]:
+        spaces = self._spaces()
+        return {(id(own), name): t for own in spaces for name, t in own.items() if isinstance(t, torch.Tensor)}
 
     def evaluated(self, stock: Any) -> Any:
         def compute() -> list[torch.Tensor]:
