@@ -1,7 +1,5 @@
 """Every test runs in an environment of its own: no settings of the user's, no profile of the machine's, stock hooks."""
 
-from __future__ import annotations
-
 import abc
 import gc
 import importlib.util

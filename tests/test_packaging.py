@@ -1,7 +1,5 @@
 """What is installed: pins for every Python that is allowed, links that work on an index, docs that name all pages."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import warnings

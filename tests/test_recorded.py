@@ -3,8 +3,6 @@
 Nothing is timed here: the figures are those that were recorded, so the outcome is the same everywhere.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

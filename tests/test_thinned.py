@@ -1,7 +1,5 @@
 """What a thinned test keeps in the fast run meets all that it should, with few cells, and is the same in every run."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The hook that executes the tutorials of the docs, where the docs extra is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import socket
 from pathlib import Path

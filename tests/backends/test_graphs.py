@@ -1,7 +1,5 @@
 """The candidate `graph`; a function that runs again stands for a recording where there is no GPU."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 

@@ -1,7 +1,5 @@
 """keops_product.py: obstacles to KeOps that are found without compiling."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import types

@@ -1,7 +1,5 @@
 """gpytorch's KeOps kernels with the hooks in: its own tests of them, products by tiles, and memory without pykeops."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import unittest

@@ -1,7 +1,5 @@
 """kernels/lazy.py: products by KeOps against the dense formula. Each formula compiles for seconds, so they are few."""
 
-from __future__ import annotations
-
 import copy
 import os
 import sys

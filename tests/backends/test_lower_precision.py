@@ -1,7 +1,5 @@
 """Lower precision: admitted by measured errors, checked again on the caller's data; and the arithmetic of it."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

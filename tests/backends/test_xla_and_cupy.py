@@ -1,7 +1,5 @@
 """Candidates by other backends: XLA in earnest where JAX is installed, CuPy played by NumPy or in earnest on a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -1,7 +1,5 @@
 """baselines.py: exact models beside approximations, on few points; figures, tables and plots, never a timing."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """What the docs show and what the package ships is what the scripts write."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import re

@@ -1,7 +1,5 @@
 """The logic of `calibration/end_to_end.py` on tiny sizes: structure of the figures, data, tables; never a timing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """The logic of `calibration/gpu.py` at tiny sizes, with the CPU in the place of the accelerator; never a timing."""
 
-from __future__ import annotations
-
 import json
 
 import gpu

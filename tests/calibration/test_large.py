@@ -1,7 +1,5 @@
 """large.py: ten models and steps beside stock, tables, and what the package ships of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import large

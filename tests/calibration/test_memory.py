@@ -1,7 +1,5 @@
 """The logic of `calibration/memory.py`: the committed figures, and peaks of fresh processes."""
 
-from __future__ import annotations
-
 import sys
 
 import footprints

@@ -1,7 +1,5 @@
 """mutants.py: what is drawn, where it is written, and which cases are run for it."""
 
-from __future__ import annotations
-
 import ast
 import json
 from argparse import Namespace

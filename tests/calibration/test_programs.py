@@ -1,7 +1,5 @@
 """programs.py and third_parties.py: scripts in fresh processes, on all sides, as a table; the scripts are whole."""
 
-from __future__ import annotations
-
 import ast
 
 import programs

@@ -1,7 +1,5 @@
 """Regret: problems off the grid, and verdicts that noise does not make."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The logic of `calibration/study.py` on tiny sizes: structure, values, tables and documents; never a timing."""
 
-from __future__ import annotations
-
 import choices
 import documents
 import products

@@ -1,7 +1,5 @@
 """What gains.py, ranks.py and closures.py compute; all ways of a closure compute the same."""
 
-from __future__ import annotations
-
 import closures
 import gains
 import numpy as np

@@ -1,7 +1,5 @@
 """The command line, in this process; and a profile of this machine, as large as a reader can judge."""
 
-from __future__ import annotations
-
 import pytest
 from typer.testing import CliRunner
 

@@ -1,7 +1,5 @@
 """`autokern calibrate`: what it measures and keeps, and what it says where others use the cores; the file to export."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import platform

@@ -1,7 +1,5 @@
 """compare.py: a program off and on in turn, its sentence and warnings; run.py: spawned processes are served."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What commands print, character by character, and how they end: ``console.txt`` has what a user sees."""
 
-from __future__ import annotations
-
 import doctest
 import io
 import re

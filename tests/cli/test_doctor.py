@@ -1,7 +1,5 @@
 """Doctor: what it says of machines that work and of machines that do not."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """`autokern everywhere`, in an environment of its own; and what enables it there and in workers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Help and versions are printed without importing the libraries; no program sees a package without its names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

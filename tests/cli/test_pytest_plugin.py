@@ -1,7 +1,5 @@
 """``pytest -p autokern.pytest`` serves a test run and says so in a line, with workers of pytest-xdist too."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Reports: what a page says, that a program's end is as ever, and that a real browser shows it."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

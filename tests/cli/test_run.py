@@ -1,7 +1,5 @@
 """`autokern run`: programs run and end as under python, options behind them are theirs, and their lines are timed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The recipes of docs/workers.md, where their packages are installed; `test_compare.py` has joblib and subprocesses."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

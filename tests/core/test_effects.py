@@ -1,7 +1,5 @@
 """What calling an object may do beside computing."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import weakref

@@ -1,7 +1,5 @@
 """Adding an op, a family of covariances or a hook is one file: a package that adds one of each is found everywhere."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import json

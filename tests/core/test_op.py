@@ -1,7 +1,5 @@
 """op.py and registry.py: their rules, what a trial gives, and imports under mocks, interrupted, and beside threads."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.programs import python, said

@@ -1,7 +1,5 @@
 """Plugins: candidates by entry points, what becomes of those that fail, and what doctor says of them."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

@@ -1,7 +1,5 @@
 """errors.py: errors that autokern may recover from, and errors that must reach the user."""
 
-from __future__ import annotations
-
 import functools
 import signal
 import sys

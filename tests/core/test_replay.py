@@ -1,7 +1,5 @@
 """What a recorder may replay, and that replays compute bit for bit what the code would."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import warnings

@@ -1,7 +1,5 @@
 """settings.py: every variable and every argument of `using`, good values and bad ones."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """core/decision.py: how systems were solved is noted by thread, collected by call, and told."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

@@ -1,7 +1,5 @@
 """state.py: locks that nobody waits for in vain; values that are kept in an object's own dictionary."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Densities by each way: values, first and second derivatives, what autograd may ask of them, and what may change."""
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Kernels and noise of every kind that readings know: values and gradients of the library's."""
 
-from __future__ import annotations
-
 import math
 import types
 from pathlib import Path

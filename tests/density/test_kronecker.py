@@ -1,7 +1,5 @@
 """Several tasks at the same points: values, gradients and second derivatives of the matrix of all points and tasks."""
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

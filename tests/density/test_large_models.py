@@ -1,7 +1,5 @@
 """Training steps of large models by each candidate that is made for them, against exact ones in double precision."""
 
-from __future__ import annotations
-
 import copy
 
 import gpytorch

@@ -1,7 +1,5 @@
 """Matérn processes on a line by their states: densities and gradients against dense float64 truth."""
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

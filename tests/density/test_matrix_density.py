@@ -1,7 +1,5 @@
 """Densities under any matrix are the library's, and SciPy's package is never imported for them alone."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """A model read once computes what the libraries compute, and is read again, or left alone, when it changes."""
 
-from __future__ import annotations
-
 import gpytorch
 import numpy as np
 import pytest

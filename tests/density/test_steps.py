@@ -1,7 +1,5 @@
 """Marginal likelihoods in one piece give stock's values and derivatives; what is unknown runs stock."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

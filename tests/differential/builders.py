@@ -1,7 +1,5 @@
 """Kernels, likelihoods, means, data and models by name. All is rounded to float32 first, so that truths share it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ only approximates, rounding has no such bound: there the error against the truth
 at most twice stock's and `_SLACK`, in float32 three times: a single draw, by luck, is near to the truth.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import zlib
 from collections.abc import Iterator

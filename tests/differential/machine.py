@@ -5,8 +5,6 @@ variance are those of a copy of the second without caches, or the second's own. 
 what stock computed at its call, with its gradients.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

@@ -1,7 +1,5 @@
 """Every scenario of the table does under autokern what it does under stock, by default, by force and by chance."""
 
-from __future__ import annotations
-
 import pytest
 import scenarios  # noqa: F401
 from compare import judged

@@ -1,7 +1,5 @@
 """Beyond the table: combinations that hypothesis draws, and lives of one model; more of each with --torture."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple

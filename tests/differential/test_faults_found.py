@@ -1,7 +1,5 @@
 """The harness finds what is put into autokern on purpose; else its silence would say nothing."""
 
-from __future__ import annotations
-
 import warnings
 
 import msgspec

@@ -1,7 +1,5 @@
 """Classes as users write them, every call of which is counted: kernels, means, likelihoods, a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gpytorch

@@ -1,7 +1,5 @@
 """How a scenario is run: as stock, by default with a recorded profile, forced to candidates, drawn at random."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

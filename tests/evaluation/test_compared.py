@@ -1,7 +1,5 @@
 """`compare` runs a function, and ``%%autokern`` a cell, without and with autokern."""
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The exam of a calibration: choices that lose to the shipped ones or to stock give way, within the noise they stay."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

@@ -1,7 +1,5 @@
 """`explain(model)` tells what serves the parts of a model, and why the library computes the others."""
 
-from __future__ import annotations
-
 import logging
 
 import gpytorch

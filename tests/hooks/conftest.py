@@ -1,7 +1,5 @@
 """What the tests of replays, and those of large systems, share."""
 
-from __future__ import annotations
-
 import pytest
 
 

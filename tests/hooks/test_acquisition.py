@@ -1,7 +1,5 @@
 """Acquisitions on one thread: the same candidates, and torch's number of threads as it was."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 

@@ -1,7 +1,5 @@
 """Programs of a hostile review: what users patch, subclass and write into has the effect that it has in stock."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from unittest import mock

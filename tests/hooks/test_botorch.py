@@ -1,7 +1,5 @@
 """BoTorch closures in one piece: the same losses, gradients and fits, and stock where anything is unknown."""
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

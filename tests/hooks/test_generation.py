@@ -1,7 +1,5 @@
 """later/acquisition.py: BoTorch's batched optimiser with a SciPy that BoTorch takes for too new."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """hooks/: what is put in comes out again; in between, the libraries give numbers, warnings and errors of stock."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from unittest import mock

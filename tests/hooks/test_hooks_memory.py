@@ -1,7 +1,5 @@
 """hooks/memory.py: what cannot fit is refused at every position, at once, and nothing is lost by it."""
 
-from __future__ import annotations
-
 import time
 from unittest import mock
 

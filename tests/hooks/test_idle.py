@@ -1,7 +1,5 @@
 """Models that no hook serves: a step costs few questions, and is stock's to the last bit."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections import Counter

@@ -1,7 +1,5 @@
 """Tasks that are independent: one batch of densities in place of a matrix of all points and tasks."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import gpytorch

@@ -1,7 +1,5 @@
 """The operator that is multiplied tile by tile, in every way in which operators are used, against dense."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import unittest

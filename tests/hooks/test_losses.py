@@ -1,7 +1,5 @@
 """Marginal likelihoods of training loops that are not read as arrays: replays compute what the library does."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

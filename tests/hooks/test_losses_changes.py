@@ -1,7 +1,5 @@
 """Replayed marginal likelihoods of models that hold, add or change more than a kernel's parameters."""
 
-from __future__ import annotations
-
 import warnings
 
 import gpytorch

@@ -1,7 +1,5 @@
 """Sums of dense and linear kernels: roots that wait until they are read, and predictions by one factor."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

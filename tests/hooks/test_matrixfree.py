@@ -1,7 +1,5 @@
 """Models whose covariance does not fit: trained and asked for predictions without it, against stock with all memory."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Modes and conversions of models: the same modules in the same state, whether anything had to be changed or not."""
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

@@ -3,8 +3,6 @@
 The library alone serves no such kernel there.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, MultiDeviceKernel, RBFKernel, ScaleKernel

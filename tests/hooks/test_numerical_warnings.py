@@ -1,7 +1,5 @@
 """The warnings and errors of docs/warnings.md, without autokern and with it."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from unittest import mock

@@ -3,8 +3,6 @@
 On a CPU the same tests look at arrays in the memory of the tensors.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import gpytorch

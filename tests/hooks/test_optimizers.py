@@ -1,7 +1,5 @@
 """Optimizers take the same steps without torch's compiler, and with it once it is there."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Posteriors at a few points in one piece: the same values and gradients, and stock where anything is unknown."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import weakref

@@ -1,7 +1,5 @@
 """A prior that is read after its density, and after a step, is that of the density, as in stock."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Evaluations that an optimiser repeats: replays compute what stock does, and skip nothing that a program notices."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 

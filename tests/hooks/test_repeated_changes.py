@@ -1,7 +1,5 @@
 """Replays of evaluations must never serve what the library would not compute now."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Evaluations that draw random numbers: replays draw what stock draws, in its order, or do not serve."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Losses of models whose modules keep what an evaluation computed: a replay renews it, or the library evaluates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Samples from base samples: the library's own values, gradients and errors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from botorch.models import ModelListGP

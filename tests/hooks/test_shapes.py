@@ -1,7 +1,5 @@
 """Broadcasts of shapes are torch's own: results, types and errors."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from pathlib import Path

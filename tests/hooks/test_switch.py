@@ -1,7 +1,5 @@
 """Switching autokern on and off as its users do it, each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Replayed training steps of variational models: what they hold, draw and count, beside the library's."""
 
-from __future__ import annotations
-
 import functools
 
 import gpytorch

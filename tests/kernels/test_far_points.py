@@ -1,7 +1,5 @@
 """Single precision against the truth where distances lose digits: repeated points, far offsets, little noise."""
 
-from __future__ import annotations
-
 import functools
 
 import gpytorch

@@ -1,7 +1,5 @@
 """kernels/: every family, layout and derivative against the plain formula, finite differences and gpytorch."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Products tile by tile, and what is pulled back through them, against the plain formula in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpytorch import kernels as gp

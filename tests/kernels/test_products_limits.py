@@ -1,7 +1,5 @@
 """Products tile by tile at their limits: odd points, memory, interrupts."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

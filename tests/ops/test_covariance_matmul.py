@@ -1,7 +1,5 @@
 """covariance.matmul: what it takes, what it refuses, what it gives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel

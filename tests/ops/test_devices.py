@@ -3,8 +3,6 @@
 On a CPU, where other tests go deeper, this is a check of the tests themselves; on a machine with a GPU, all of it.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 

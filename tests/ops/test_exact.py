@@ -1,7 +1,5 @@
 """Exact training: densities of kernel trees, their derivatives of both orders, and the seams that lead to them."""
 
-from __future__ import annotations
-
 import gc
 
 import psutil

@@ -1,7 +1,5 @@
 """What is for a GPU runs to its end and gives the right numbers where the CPU plays one; see `support.gpu_on_cpu`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 A new op or candidate is swept without a change here.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import itertools

@@ -1,7 +1,5 @@
 """Tensors that others hold: changed in place between forward and backward pass, and cotangents that vmap batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel

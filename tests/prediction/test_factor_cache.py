@@ -1,7 +1,5 @@
 """RowBlocks, inverse factors and what they solve, their growth by new data, and how strategies keep them."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import threading

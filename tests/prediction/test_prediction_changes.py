@@ -1,7 +1,5 @@
 """What is kept serves only the values it was made of, also in fantasies; what is read late is that of its call."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from unittest import mock

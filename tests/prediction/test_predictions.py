@@ -1,7 +1,5 @@
 """Predictions of exact models: what is read of them, gradients, and what is computed, against stock."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """A signal handler's error reaches the user wherever it is raised: nothing takes it for a failure of its own."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import signal

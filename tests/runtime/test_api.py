@@ -1,7 +1,5 @@
 """The public surface: names, docstrings, covariances and linear algebra for direct use."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import importlib

@@ -3,8 +3,6 @@
 Those are left to stock before anything is asked, unless the user orders something.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import linear_operator

@@ -1,7 +1,5 @@
 """A cold call asks each candidate each question once, and once more of the coarse neighbour that decides for it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """dispatch.py: from a call to the candidate that runs, whatever fails on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import errno

@@ -1,7 +1,5 @@
 """What `explain` tells of answers that iterate, and of the errors of what was not chosen, on real models."""
 
-from __future__ import annotations
-
 import warnings
 
 import msgspec

@@ -1,7 +1,5 @@
 """Exact gradients where stock's are loose."""
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

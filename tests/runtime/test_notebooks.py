@@ -1,7 +1,5 @@
 """Notebooks: what a last line shows is small HTML, and results become data frames."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

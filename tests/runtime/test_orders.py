@@ -1,7 +1,5 @@
 """session.py: names in orders are checked, where they are given; deterministic runs leave measurements aside."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import torch

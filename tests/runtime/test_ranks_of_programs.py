@@ -1,7 +1,5 @@
 """Programs of several ranks under `autokern run`: unchanged scripts, groups of their own, and the choice to share."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

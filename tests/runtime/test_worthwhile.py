@@ -1,7 +1,5 @@
 """review.py: an op is measured once its calls have taken so long that measuring pays back."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from types import SimpleNamespace

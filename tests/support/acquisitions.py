@@ -1,7 +1,5 @@
 """Small models and acquisition functions as BoTorch's optimiser evaluates them: again and again, from arrays."""
 
-from __future__ import annotations
-
 import functools
 
 import botorch.generation.gen as gen

@@ -1,7 +1,5 @@
 """Kernels of every form that arrays know, by name, and models of them."""
 
-from __future__ import annotations
-
 import torch
 from botorch.models.kernels.categorical import CategoricalKernel
 from botorch.models.kernels.positive_index import PositiveIndexKernel

@@ -1,7 +1,5 @@
 """Trees of other hosts, as `calibration/ship.py` fits them for the package, and the tables of recorded hosts."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small models of BoTorch by name, with hyperparameters off their defaults: kernels, outputs, tasks and categories."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -1,7 +1,5 @@
 """A headless Chromium by its debugging pipe: what a page shows, asks of the network and tells its console."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """A clock that only functions move, and comparisons by it in place of the timer's: what takes how long is made up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

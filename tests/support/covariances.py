@@ -1,7 +1,5 @@
 """What the tests of kernel matrices share: one leaf and its scale as tensors, its matrix by each way, and the truth."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Marginal likelihoods that the tests of densities share, by which candidates, and their derivatives."""
 
-from __future__ import annotations
-
 import gpytorch
 import torch
 from gpytorch.kernels import MultitaskKernel, PiecewisePolynomialKernel, RBFKernel

@@ -1,7 +1,5 @@
 """Exact models that the tests of predictions and fantasies share, how they are read, and how they change."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 

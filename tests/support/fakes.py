@@ -1,7 +1,5 @@
 """What stands in for what is not there: CuPy, played by NumPy, recorded steps, a process without autokern."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import io

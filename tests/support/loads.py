@@ -1,7 +1,5 @@
 """Machines that are as busy as a test says, whatever this one is."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Marginal likelihoods that are recorded and replayed, exact and variational: their training beside the library's."""
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

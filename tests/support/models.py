@@ -1,7 +1,5 @@
 """The exact model that most tests need: any kernel, mean and likelihood, and a forward as the tutorials write it."""
 
-from __future__ import annotations
-
 import gpytorch
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel

@@ -1,7 +1,5 @@
 """How a call ends: its value or its error, and the warnings on the way; what two sides of a comparison share."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import warnings

@@ -1,7 +1,5 @@
 """HTML that is read back: its tags, the cells of its rows, its text, and what it refers to."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 

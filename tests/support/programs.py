@@ -1,7 +1,5 @@
 """Programs that tests start: Python in a process of its own, and what it says."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

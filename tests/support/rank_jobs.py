@@ -1,7 +1,5 @@
 """Jobs of several ranks, without torchrun, for tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

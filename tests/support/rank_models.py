@@ -3,8 +3,6 @@
 A gpytorch model that knows nothing of ranks: density and gradients by iterations, solves, predictions and samples.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import sys

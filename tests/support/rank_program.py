@@ -1,7 +1,5 @@
 """One rank of a job of tests: what it finds goes to standard output as JSON, one line for each rank."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

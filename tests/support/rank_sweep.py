@@ -1,7 +1,5 @@
 """One rank of a job that sweeps products over ranks: each case against this process alone, one JSON line of results."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,7 +1,5 @@
 """What the tests of readings share: a model, whether it is read, and whether it computes what the library does."""
 
-from __future__ import annotations
-
 import gpytorch
 import torch
 from gpytorch.kernels import RBFKernel

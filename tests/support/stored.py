@@ -1,7 +1,5 @@
 """Profiles of a made-up host that tests keep in a store, told by the sizes of their problems."""
 
-from __future__ import annotations
-
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.tuning import store

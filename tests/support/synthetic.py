@@ -1,7 +1,5 @@
 """An op that only has a name, with candidates of every kind, its problems, and timings of them that tests make up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of many cells, thinned: the fast run keeps a covering of their parameters, ``-m slow`` runs the rest."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Work in threads of its own, all at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier

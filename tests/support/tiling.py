@@ -1,7 +1,5 @@
 """What the tests of tiles share: kernels of every form with parameters off their defaults, truth, and bounds."""
 
-from __future__ import annotations
-
 import copy
 
 import linear_operator

@@ -1,7 +1,5 @@
 """What the tests of densities of trees share: kernels, and a tree of each with noise and residual."""
 
-from __future__ import annotations
-
 import torch
 from gpytorch.kernels import ConstantKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 

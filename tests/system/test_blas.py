@@ -1,7 +1,5 @@
 """threads.py: OpenBLAS has one thread inside, whoever is inside, and its own number again afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 The kernel judges: a process that takes more memory than is left does not come back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """host.py and load.py: equal hosts have equal fingerprints, every field counts, and no limit is overlooked."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

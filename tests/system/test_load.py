@@ -1,7 +1,5 @@
 """load.py: readings of counters that a test writes, and of this machine."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Records on standard error by AUTOKERN_LOG, and a bar on a terminal; what a program sets on the logger stays."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re

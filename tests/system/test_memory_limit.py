@@ -1,7 +1,5 @@
 """The memory limit, the error beyond it, footprints, and huge pages where the system has them."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import platform

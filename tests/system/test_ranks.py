@@ -1,7 +1,5 @@
 """Ranks of one job share products: values, bits, errors that name a rank. With real processes, so all are slow."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """What importing autokern leaves: the garbage collector as it was, and no tensor."""
 
-from __future__ import annotations
-
 import gc
 import sys
 

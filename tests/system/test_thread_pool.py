@@ -1,7 +1,5 @@
 """Crew: grad and inference mode, errors, interrupts and thread counts of those who share a piece of work."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

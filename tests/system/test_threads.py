@@ -1,7 +1,5 @@
 """threads: counts are lowered where asked, in no other thread, and always restored."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

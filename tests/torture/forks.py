@@ -1,7 +1,5 @@
 """Processes that are forked to run one function."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Changes that a new release of a library, or a user, may make: of every kind one for each function that matters."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Edits of the libraries' sources, as a new release or a user would make them."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import zlib

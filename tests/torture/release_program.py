@@ -4,8 +4,6 @@ A part is a generator: it yields once between its phases, where the torture may 
 and notes what it computes. It uses public names alone, which a release would keep.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of the program on a changed library: forked from a process that has torch, and not the libraries, imported."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.abc

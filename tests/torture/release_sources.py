@@ -1,7 +1,5 @@
 """The sources of the libraries, where their functions stand, and copies with one thing changed."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """Which functions of the libraries a program executes as stock, and which of them autokern computes in place of."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Copies of the libraries with one thing changed, hundreds of things, a process ea
 as stock and with autokern, which must tell stock's numbers: it knows what it may compute in place of, or it stays out.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

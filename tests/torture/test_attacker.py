@@ -4,8 +4,6 @@ Nothing that he made is ever loaded, and nothing outside of our folder is touche
 `tests/tuning/test_store.py` has what he may have planted before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

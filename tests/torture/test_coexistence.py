@@ -3,8 +3,6 @@
 Every case is a program of its own in a fresh interpreter in which any warning is an error; what it asserts must hold.
 """
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -7,8 +7,6 @@ it, the same; warnings, jitter and the random state are stock's, and no argument
 `AUTOKERN_FORCE=random:SEED` dispatches is judged as candidates are.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

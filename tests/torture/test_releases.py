@@ -1,7 +1,5 @@
 """T14: on hundreds of changed copies of the libraries, autokern tells stock's numbers or stays out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

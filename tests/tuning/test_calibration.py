@@ -1,7 +1,5 @@
 """calibration.py: parts before wholes, which dispatch them; what an interrupt or a disturbance leaves."""
 
-from __future__ import annotations
-
 import functools
 import time
 import warnings

@@ -1,7 +1,5 @@
 """chooser.py: what a profile knows of a problem, and what other machines measured: trees and trials in the package."""
 
-from __future__ import annotations
-
 import math
 import pkgutil
 

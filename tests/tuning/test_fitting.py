@@ -1,7 +1,5 @@
 """forest.py: what leaves hold of trials: measured, left out as hopeless, never measured, unable, noisy, and none."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

@@ -1,7 +1,5 @@
 """forest.py: trees evaluate as scikit-learn's do, survive files bit for bit, and damaged ones are refused."""
 
-from __future__ import annotations
-
 import math
 import struct
 

@@ -4,8 +4,6 @@ What they decide is judged by a clock that only the candidates and their neighbo
 has no say.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

@@ -1,7 +1,5 @@
 """measuring.py: problems that are drawn, what is checked, in which unit, and what is never begun."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.synthetic import square

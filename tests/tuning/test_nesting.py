@@ -1,7 +1,5 @@
 """Ops nest: each is larger than those it asks, and is timed while the choices inside of it are in force."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 

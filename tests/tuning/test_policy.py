@@ -1,7 +1,5 @@
 """policy.py on synthetic profiles: made-up timings whose right answer is known."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from support.bases import fit_base

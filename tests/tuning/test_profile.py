@@ -1,7 +1,5 @@
 """problem.py and profile.py: what is written is what is read, merging loses nothing, and any bytes are judged whole."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

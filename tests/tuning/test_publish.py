@@ -5,8 +5,6 @@ EDQUOT or ESTALE. Calibrations are killed at random times. The next process can 
 file stays.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import multiprocessing

@@ -1,7 +1,5 @@
 """store.py, files.py: whatever lies on disk, whoever writes it, a profile is whole and ours or none."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """timer.py, on a clock that only the timed functions move: what is measured is known, and nothing waits."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

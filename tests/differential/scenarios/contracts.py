@@ -1,7 +1,5 @@
 """What autograd, threads and the collector may ask of anything computed, of each candidate that can compute it."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What happens between two predictions of one model: the second is that of a fresh model, or stock's own stale one."""
 
-from __future__ import annotations
-
 import contextlib
 
 import gpytorch

@@ -1,7 +1,5 @@
 """Fantasies: values of the grown model, gradients by fantasy points, chains, noise, changes before and after."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

@@ -1,7 +1,5 @@
 """In-place changes between forward and backward of what a user holds, and what stock then says."""
 
-from __future__ import annotations
-
 import torch
 from builders import PLAIN, points, regression
 from table import See, cases, scenarios

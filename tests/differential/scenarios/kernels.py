@@ -1,7 +1,5 @@
 """Kernel matrices: values, gradients of each order, products, diagonals, what a user does to kernels."""
 
-from __future__ import annotations
-
 import contextlib
 
 import gpytorch

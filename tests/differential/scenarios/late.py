@@ -1,7 +1,5 @@
 """What is read late of a posterior is what it was at its call, with gradients to the parameters of that call."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """linear_operator by itself: factors, solves, determinants, roots, eigenvalues of dense matrices."""
 
-from __future__ import annotations
-
 import linear_operator
 import torch
 from builders import points

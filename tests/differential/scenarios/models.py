@@ -1,7 +1,5 @@
 """BoTorch's models, multitask and Hadamard models, lists: training, posteriors, acquisition, fantasies."""
 
-from __future__ import annotations
-
 import gpytorch
 import torch
 from botorch.acquisition import (

@@ -1,7 +1,5 @@
 """Modes of torch and of its process: whatever holds while a model is used, it computes as stock, there and after it."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 

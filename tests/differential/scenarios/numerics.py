@@ -1,7 +1,5 @@
 """Awkward numbers: duplicates, far offsets, tiny noise, NaN, underflow. float32 is held to float64 truth."""
 
-from __future__ import annotations
-
 import gpytorch
 import torch
 from builders import KERNELS, PLAIN, ROUNDED, normals, points, regression, values

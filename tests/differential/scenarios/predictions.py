@@ -1,7 +1,5 @@
 """Posteriors: models, sizes, library settings, what is read of them, how it is differentiated."""
 
-from __future__ import annotations
-
 import contextlib
 
 import gpytorch

@@ -1,7 +1,5 @@
 """Marginal likelihoods and their gradients: models, likelihoods, sizes, ways to differentiate."""
 
-from __future__ import annotations
-
 import gpytorch
 import torch
 from builders import FOREIGN, GRAPHLESS, LIKELIHOODS, PLAIN, STRUCTURED, SUMS, normals, points, regression, values
