@@ -230,16 +230,6 @@ def test_warnings_are_noted_and_passed_on_but_not_those_of_another_thread() -> N
     assert not ran.has_warned
 
 
-def test_only_tensors_of_their_own_memory_renew_others() -> None:
-    old, read, constant = points(4, 3), points(4, 3), points(4, 3)
-    with (recorder := Recorder(x := points(4, 3))):
-        varying, same, of_input, _ = x + read, constant + 1, x.view(4, 3), read.sum()
-    assert recorder.renews(old, varying)
-    assert recorder.renews(old, same)
-    refused = [(read, varying), (None, varying), (old, None), (old, of_input), (old, constant), (old[:1], varying)]
-    assert not any(recorder.renews(*pair) for pair in refused)
-
-
 def test_errors_of_the_code_pass_unchanged() -> None:
     recorder = Recorder(x := points(4, 3))
     with pytest.raises(ZeroDivisionError), recorder:

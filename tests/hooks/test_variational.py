@@ -13,8 +13,8 @@ from support.losses import DOUBLE, Sparse, as_library, batch, called, once, prep
 pytestmark = pytest.mark.usefixtures("at_once")
 
 
-@as_library()
-def test_batches_of_other_sizes_are_left_to_the_library():
+@as_library(served=4)
+def test_batches_of_another_size_are_left_to_the_library():
     return trained(sparse, size=lambda at: 30 if at % 3 else 17)
 
 

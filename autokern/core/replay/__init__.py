@@ -70,9 +70,9 @@ class Numbers:
         return all(t.tolist() == numbers for t, numbers in self._little) and are_equal(self._others)
 
 
-def held(*of: Any, **options: Any) -> Held | str:
-    """Return what some objects consist of, or what calling them may do beside computing."""
-    seen = walked(of)
+def held(*of: Any, but: Iterable[Any] = (), **options: Any) -> Held | str:
+    """Return what some objects consist of, some parts left out, or what calling them may do beside computing."""
+    seen = walked(of, but)
     return seen if isinstance(seen, str) else Held(seen.values(), **options)
 
 
@@ -92,11 +92,11 @@ class Held:
         without: Iterable[str] = (),
         most: int = _SMALL,
     ) -> None:
-        self.tensors, self._objects = list[torch.Tensor](), list[Any]()
+        self.tensors, self.objects = list[torch.Tensor](), list[Any]()
         for one in every:
-            (self.tensors if isinstance(one, torch.Tensor) else self._objects).append(one)
-        self._functions = [one for one in self._objects if isinstance(one, FunctionType)]
-        self._arrays = [one for one in self._objects if isinstance(one, np.ndarray)]
+            (self.tensors if isinstance(one, torch.Tensor) else self.objects).append(one)
+        self._functions = [one for one in self.objects if isinstance(one, FunctionType)]
+        self._arrays = [one for one in self.objects if isinstance(one, np.ndarray)]
         varying = set(map(id, inputs))
         self._tensors = [one for one in self.tensors if id(one) not in varying and _is_small(one, most)]
         bases = {base for kind in self.kinds() for base in kind.__mro__ if not is_library(base.__module__)}
@@ -109,13 +109,13 @@ class Held:
 
     def kinds(self) -> set[type]:
         """Return the classes of the objects."""
-        return set(map(type, self._objects))
+        return set(map(type, self.objects))
 
     def renew(self) -> None:
         """Take what is there now for unchanged."""
         spaces = [
             space
-            for one in self._objects
+            for one in self.objects
             for space in (one, getattr(one, "__dict__", None))
             if isinstance(space, dict) and not isinstance(one, (FunctionType, ModuleType))
         ]
@@ -125,10 +125,10 @@ class Held:
         for space in several:
             partly = weakref.ref in map(type, space.values()) or not self._without.isdisjoint(space)
             (self._partly if partly else self._spaces).append(space)
-        modules = [vars(one) for one in self._objects if isinstance(one, torch.nn.Module)]
+        modules = [vars(one) for one in self.objects if isinstance(one, torch.nn.Module)]
         inner = {id(value) for own in modules for name, value in own.items() if name.startswith("_")}
-        keyed = [one for one in self._objects if isinstance(one, dict) and id(one) not in inner]
-        self._lists = [*(one for one in self._objects if isinstance(one, (list, set))), *keyed]  # of a dict, its keys
+        keyed = [one for one in self.objects if isinstance(one, dict) and id(one) not in inner]
+        self._lists = [*(one for one in self.objects if isinstance(one, (list, set))), *keyed]  # of a dict, its keys
         self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
         own = (f for f in self._functions if not is_library(f.__globals__.get("__name__")))
         self._globals = [(f.__globals__, name) for f in own for name in _names(f.__code__)]

@@ -71,16 +71,16 @@ _CHANGING = array.array, bytearray, collections.deque, memoryview, types.Mapping
 _MOST = 20_000
 
 
-def walked(of: Iterable[Any]) -> dict[int, Any] | str:
-    """Return all objects that some consist of, or what calling them may do beside computing."""
+def walked(of: Iterable[Any], but: Iterable[Any] = ()) -> dict[int, Any] | str:
+    """Return all objects that some consist of, some parts left out, or what calling them may do beside computing."""
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return "a hook on all modules"
     seen: dict[int, Any] = {}
-    modules, kinds, read = set[str](), set[type](), set[type]()
+    modules, kinds, read, left = set[str](), set[type](), set[type](), set(map(id, but))
     waiting = list(of)
     while waiting:
         one = waiting.pop()
-        if id(one) in seen or type(one) in _PLAIN or isinstance(one, np.generic):
+        if id(one) in seen or id(one) in left or type(one) in _PLAIN or isinstance(one, np.generic):
             continue
         if isinstance(one, torch.Tensor):
             if type(one) not in (torch.Tensor, torch.nn.Parameter):

@@ -90,7 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.draws = False
         self.drawn: tuple[torch.Generator, torch.Tensor] | None = None
         """The program's own generator that the computation drew from, and its state before."""
-        self._inputs = {_memory(t) for t in inputs}
+        self._inputs = {memory_of(t) for t in inputs}
         self._varying = set(self._inputs)
         self._made: dict[int, Any] = dict.fromkeys(self._inputs)  # with a tensor that keeps the memory
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
@@ -134,26 +134,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _whole(self, function: Any, args: Any, found: torch.Tensor) -> None:
         memories = self._read(tensors_in(args))
-        self._made[_memory(found)] = found.detach()
+        self._made[memory_of(found)] = found.detach()
         self._check(function, [found])
         if not self._varying.isdisjoint(memories):
-            self._varying.add(_memory(found))
+            self._varying.add(memory_of(found))
             call = functools.partial(function, *map(apart, args))
             step = functools.partial(operations.copied, call, [found.detach()])
-            self._steps.append((step, set(memories), {_memory(found)}))
+            self._steps.append((step, set(memories), {memory_of(found)}))
 
     def leaves(self, tensor: Any) -> None:
         """Note that something else reads a tensor."""
-        if isinstance(tensor, torch.Tensor) and _memory(tensor) in self._varying:
+        if isinstance(tensor, torch.Tensor) and memory_of(tensor) in self._varying:
             self.fail("numbers leave torch")
 
-    def renews(self, old: Any, new: Any) -> bool:
-        """Whether one tensor was not read, and another of its form was computed in its place."""
-        if not isinstance(old, torch.Tensor) or type(new) is not torch.Tensor:
-            return False
-        with torch._C.DisableTorchFunction():
-            unread = (new.shape, new.dtype) == (old.shape, old.dtype) and _memory(old) not in self._constants
-            return unread and _memory(new) in self._made.keys() - self._inputs
+    def has_read(self, tensor: torch.Tensor) -> bool:
+        """Whether the computation has read memory of others in which a tensor is."""
+        return memory_of(tensor) in self._constants
+
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Whether the computation has made the memory of a tensor."""
+        return memory_of(tensor) in self._made.keys() - self._inputs
 
     def mark(self) -> None:
         """Begin the second of the `parts`."""
@@ -165,17 +165,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def parts(self, first: Iterable[torch.Tensor], *results: torch.Tensor) -> tuple[Replay, Replay]:
         """Return what computes `first` before the `mark`, and what computes the results after it."""
-        if not self._reason and self._varying.isdisjoint(map(_memory, results)):
+        if not self._reason and self._varying.isdisjoint(map(memory_of, results)):
             self.fail("no result depends on an input")
         if self._reason:
             raise UnrecordedError(self._reason)
-        memories = set(map(_memory, results))
-        kept = memories | set(map(_memory, first)) | self._inputs | self._constants.keys() | self._begun
+        memories = set(map(memory_of, results))
+        kept = memories | set(map(memory_of, first)) | self._inputs | self._constants.keys() | self._begun
         later = self._needed(memories, self._steps[self._middle :])
-        memories.update(map(_memory, first))
+        memories.update(map(memory_of, first))
         sooner = self._needed(memories, self._steps[: self._middle])
         every = [*sooner, *later]
-        steps = operations.share(every, kept, _memory) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
+        steps = operations.share(every, kept, memory_of) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
         begin, constants = self._restored, self._constants.values()
         if not self._middle:
             return Replay((), ()), Replay([*begin, *steps], constants)
@@ -229,7 +229,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return the memory of tensors, after noting what is of others."""
-        memories = {_memory(t): t for t in tensors}
+        memories = {memory_of(t): t for t in tensors}
         for memory, tensor in memories.items():
             if memory not in self._made and memory not in self._constants:
                 self._constants[memory] = tensor, 0 if tensor.is_inference() else tensor._version
@@ -237,7 +237,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _writes(self, func: Any, tensors: Iterable[torch.Tensor], varies: bool) -> None:
         for tensor in tensors:
-            memory = _memory(tensor)
+            memory = memory_of(tensor)
             if memory not in self._made or memory in self._inputs:
                 raise UnrecordedError(f"{func} writes to memory of others")
             if varies and memory not in self._varying:  # a replay begins with what is there now
@@ -250,7 +250,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note an operation and its results."""
         if kind.written:
             self._empty.difference_update(memories)
-        made = [(at, t.detach()) for t in tensors_in((out,)) if (at := _memory(t)) not in memories]
+        made = [(at, t.detach()) for t in tensors_in((out,)) if (at := memory_of(t)) not in memories]
         fresh = [t for _, t in made]
         if fresh and kind.reads and not self._empty.isdisjoint(memories):
             raise UnrecordedError(f"{func} reads what was computed outside of torch")
@@ -259,7 +259,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made.update(made)
         self._check(func, fresh)
         if varies and (fresh or kind.written or not isinstance(out, (torch.Tensor, tuple, list))):
-            writes = {at for at, _ in made}.union(map(_memory, operations.written(kind, args, kwargs)))
+            writes = {at for at, _ in made}.union(map(memory_of, operations.written(kind, args, kwargs)))
             self._varying |= writes
             args, kwargs = map(apart, args), {name: apart(value) for name, value in kwargs.items()}
             self._steps.append((operations.step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
@@ -290,7 +290,7 @@ def _nothing() -> None:
     """Do nothing, as a step that needs others."""
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's memory, which is kept, so that no other tensor gets it while one records."""
     if tensor.layout is not torch.strided or type(tensor) not in _TYPES:
         raise UnrecordedError("a tensor of another kind")

@@ -6,8 +6,7 @@ Models that are read as arrays are served by them; of others, loss and gradients
 from __future__ import annotations
 
 import operator
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import gpytorch
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from autokern.core.errors import caught, unless_it_fails
 from autokern.core.releases.recorded import is_within
 from autokern.core.replay import Held, held
+from autokern.core.replay.left import Left
 from autokern.core.replay.operations import UnrecordedError
 from autokern.core.state import Beside
 from autokern.density.exact_objective import Reading, Readings
@@ -149,8 +149,6 @@ class OfParameters(Repeated):
     """A function of parameters, which the optimiser writes in place."""
 
     lasting = True
-    _kept: Sequence[tuple[dict[str, Any], str]] = ()
-    """Attributes of modules that hold what the last evaluation computed with a graph."""
 
     def __init__(self, kind: Any, parameters: Iterable[torch.Tensor], fixed: Iterable[torch.Tensor] = ()) -> None:
         self._parameters, self._fixed = tuple(parameters), tuple(fixed)
@@ -163,13 +161,10 @@ class OfParameters(Repeated):
         if not self.is_plain():
             return "a hook on a parameter"
         found = held(*of, inputs=self._parameters, **options)
-        known = set(map(id, (*self._parameters, *self._renewed())))
+        known = set(map(id, self._parameters))
         if not isinstance(found, str) and any(t.requires_grad and id(t) not in known for t in found.tensors):
             return "other tensors that require a gradient"
         return found
-
-    def _renewed(self) -> list[Any]:
-        return [space.get(name) for space, name in self._kept]
 
     def differentiated(self, loss: torch.Tensor, leaves: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return a loss and its gradients by those leaves on which it depends."""
@@ -209,7 +204,7 @@ class _Closure(OfParameters):
         self._forward, self._names = forward, dict(parameters)
         cells = [cell.cell_contents for cell in forward.__closure__ or ()] if hasattr(forward, "__closure__") else []
         self._of = [one for one in cells if isinstance(one, torch.nn.Module)]
-        self._first = self._tensors()
+        self._left = Left(module for one in self._of for module in one.modules())
         kind = (*(type(getattr(one, "model", one)) for one in self._of), len(parameters))
         super().__init__(kind, parameters.values())
 
@@ -225,40 +220,18 @@ class _Closure(OfParameters):
         wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
         if not self._of or wanted != set(map(id, self._parameters)):
             return "parameters of which the optimiser has not all"
-        names = {at[1] for at, t in self._tensors().items() if not t.is_leaf or self._first.get(at) is not t}
-        self._kept = [(own, name) for own in self._spaces() for name in names & own.keys()]
-        return self.held(self._forward, without=names)
-
-    def _spaces(self) -> list[dict[str, Any]]:
-        """Return where modules keep attributes and buffers, which evaluations may renew."""
-        return [own for one in self._of for module in one.modules() for own in (vars(module), module._buffers)]
-
-    def _tensors(self) -> dict[tuple[int, str], torch.Tensor]:
-        spaces = self._spaces()
-        return {(id(own), name): t for own in spaces for name, t in own.items() if isinstance(t, torch.Tensor)}
+        self._left.find()
+        return self.held(self._forward, without=self._left.names, but=self._left.present())
 
     def evaluated(self, stock: Any) -> Any:
         def compute() -> list[torch.Tensor]:
             recorder: Any
-            recorder, before = _get_current_dispatch_mode(), self._renewed()
+            recorder, before = _get_current_dispatch_mode(), self._left.present()
             with torch.enable_grad():
                 found = self.differentiated(self._forward().sum(), self._parameters)
-            self._made = self._renewed()
-            if not all(map(recorder.renews, before, self._made)):
-                recorder.fail("an evaluation keeps tensors, which it reads or does not renew")
-            self._alone = self._holders()
-            return found + [t.detach().clone() for t in self._made if isinstance(t, torch.Tensor)]
+            return found + self._left.computed(recorder, before, self._held)
 
         return self._parameters, compute
-
-    def _holders(self) -> list[int]:
-        """Count those that have what a replay writes, but for the modules."""
-        counts = list(map(sys.getrefcount, self._made))
-        return [n - (one is now) for n, one, now in zip(counts, self._made, self._renewed(), strict=True)]
-
-    def put(self, stock: Any) -> bool:
-        """Whether the parameters are as they were recorded, and nobody else has what a replay writes."""
-        return super().put() and self._holders() == self._alone
 
     def result(self, results: tuple[torch.Tensor, ...], stock: Any) -> Any:
         """Put gradients into the parameters and return them with the loss, None if any number is not finite."""
@@ -275,12 +248,9 @@ class _Closure(OfParameters):
             else:
                 parameter.grad.copy_(next(given))
             found.append(parameter.grad)
-        for (own, name), tensor in zip(self._kept, self._made, strict=True):
-            if isinstance(tensor, torch.Tensor):  # views of it that the program has keep their numbers
-                tensor.data = next(given).clone()
-            own[name] = tensor
+        self._left.put(self._left.alike(given))
         return loss.clone(), tuple(found)
 
     def numbers(self, found: Any) -> Iterator[Any]:
-        for values in (found[0], *found[1], *self._renewed()):
+        for values in (found[0], *found[1], *self._left.tensors()):
             yield np.zeros(0) if values is None else values.detach().numpy()

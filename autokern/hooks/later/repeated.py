@@ -140,7 +140,7 @@ class Repeated(abc.ABC):
 
     def call(self, *call: Any) -> Any:
         """Evaluate, by the library or by a replay."""
-        before, inside.repeated = inside.repeated, True
+        before, inside.repeated = inside.repeated, inside.repeated or self.serves
         try:
             return self._chosen(*call)
         finally:

@@ -8,22 +8,23 @@ its backward pass computes by the library again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from gpytorch.settings import lazily_evaluate_kernels
-from gpytorch.utils.memoize import clear_cache_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autokern.core.autograd import Unsaved, computed
 from autokern.core.errors import caught
 from autokern.core.replay import Held
 from autokern.core.replay.effects import is_library
+from autokern.core.replay.left import Left
 from autokern.core.replay.operations import UnrecordedError
 from autokern.core.replay.recording import Recorder, Replay
 from autokern.core.state import Beside, Weak
@@ -31,7 +32,6 @@ from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.losses import MOST, Given, OfLosses
 from autokern.system import host
 
-_CACHE = "_memoize_cache"
 _PLAIN = bool, int, float, str, type(None)
 _steps: Beside[_Step] = Beside()
 _inputs: Weak[Any] = Weak()
@@ -60,14 +60,6 @@ def loss(mll: Any, stock: Call, model: Call, distribution: Any, target: Any) -> 
         return known.call(mll, stock, model, x, distribution, target)
 
 
-def _cleared(model: Any) -> None:
-    """Empty the caches of variational strategies, as the next call in training does."""
-    strategy = model.variational_strategy
-    while strategy is not None:
-        clear_cache_hook(strategy)
-        strategy = getattr(strategy, "base_variational_strategy", None)
-
-
 def _is_plain(x: Any) -> bool:
     plain = type(x) is torch.Tensor and x.layout is torch.strided and x.is_cpu
     return plain and not x.requires_grad and not x.is_inference()
@@ -80,19 +72,20 @@ class _Step(OfLosses):
 
     def __init__(self, mll: Any) -> None:
         super().__init__(mll)
-        self.mll = weakref.ref(mll)
+        self.mll, self._left = weakref.ref(mll), Left(mll.model.modules())
         self._first: Replay | None = None
         self._latest: Any = None
         self._served: Any = None
         self._size: Any = None
 
+    def call(self, *call: Any) -> Any:
+        """Return the marginal likelihood; a step is recorded after another one of its size."""
+        if self._replay is None and call[-1].shape != self._size:
+            self._count, self._size = min(self._count, 1), call[-1].shape
+        return super().call(*call)
+
     def library(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
-        """Return the marginal likelihood by the library; a step is recorded after two others of its size."""
-        if self._served is not None:
-            return self._served
-        if self._replay is None and target.shape != self._size:
-            self._count, self._size = min(self._count, 1), target.shape
-        return stock(mll, distribution, target)
+        return stock(mll, distribution, target) if self._served is None else self._served
 
     def consists(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Held | str:
         if not (_is_plain(x) and _is_plain(target)):
@@ -100,8 +93,8 @@ class _Step(OfLosses):
         self._own = _attributes(mll)
         plain = all(type(value) in _PLAIN for name, value in self._own.items() if not name.startswith("_"))
         self._looks = not (plain and is_library(type(mll).__module__))
-        _cleared(mll.model)
-        return self.held(mll, without=(_CACHE,), most=MOST)
+        self._left.find()
+        return self.held(mll, without=self._left.names, but=self._left.present(), most=MOST)
 
     def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         self._x, self._y = x.detach().clone(), target.detach().clone()
@@ -109,21 +102,23 @@ class _Step(OfLosses):
 
     def computed(self, mll: Any, stock: Call, model: Call, *call: Any) -> list[torch.Tensor]:
         recorder: Any = _get_current_dispatch_mode()
-        with torch.enable_grad():
-            _cleared(mll.model)
+        with torch.enable_grad(), self._left.aside() as before:
             distribution = model(mll.model, self._x)
             if isinstance(recorder, Recorder):
                 given = Given.of(distribution, self._y)
                 if given is None:
                     raise UnrecordedError("a distribution of another kind")
-                self._given, self._outs = given, [t.detach() for t in given.present[:-1]]
+                left = self._left.computed(recorder, before, self._held)
+                self._given, self._outs = given, [*(t.detach() for t in given.present[:-1]), *left]
                 self._lazily = lazily_evaluate_kernels.on()
-                self._graded = [t.requires_grad for t in given.present[:-1]]
+                self._graded = [t.requires_grad for t in self._results_of(given)]
                 given.present = []
                 recorder.mark()
-            found = self.differentiated(stock(mll, distribution, self._y), self._parameters)
-        _cleared(mll.model)
-        return found
+            return self.differentiated(stock(mll, distribution, self._y), self._parameters)
+
+    def _results_of(self, given: Given) -> list[torch.Tensor]:
+        """Return the tensors of a distribution, and of what its evaluation has left."""
+        return [*given.present[:-1], *self._left.tensors()]
 
     def _recorded(self, *call: Any) -> Any:
         self._seconds = math.inf  # those of a part
@@ -158,35 +153,28 @@ class _Step(OfLosses):
                 self._first.run()
             except caught(Exception):
                 return None
-            _cleared(model)
-            found = self._given.prior(self._tensors(model, stock, x))
+            own, left = self._tensors(model, stock, x)
+            found = self._given.prior(own)
+            self._left.put(left)
             versions = [p._version for p in self._parameters]
             self._latest = weakref.ref(found), found.loc, found.loc._version, found._covar, versions
             self.earlier = time.thread_time() - began
         return found
 
-    def _tensors(self, model: Any, stock: Call, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of a distribution, whose backward pass computes by the library again."""
-        values, unsaved = [t.clone() for t in self._outs], Unsaved(x)
-
-        def again(cotangents: Any) -> Any:
-            (points,), graph = unsaved.unchanged(), torch.is_grad_enabled()
-            with torch.enable_grad():
-                given = self._taken(model, stock, points)
-                graded = [t for t in given.present[:-1] if t.requires_grad]
-                whole = sum((t * c).sum() for t, c in zip(graded, cotangents, strict=True))
-            # with cotangents of its own, torch would import a computer algebra system
-            return torch.autograd.grad(whole, self._parameters, create_graph=graph, allow_unused=True)
-
-        wanted = list(itertools.compress(values, self._graded))
-        graded = iter(_Again.apply(again, wanted, *self._parameters))  # type: ignore[no-untyped-call]
-        return [next(graded) if has else value for value, has in zip(values, self._graded, strict=True)]
+    def _tensors(self, model: Any, stock: Call, x: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+        """Yield the tensors of a distribution, and those that are left in the model, without references to that."""
+        unsaved, given = Unsaved(x), len(self._given.copies) - 1
+        for of, at in ((lambda one: lambda: one), slice(given)), (weakref.ref, slice(given, None)):
+            again = functools.partial(_again, of(self), of(model), stock, unsaved, at)
+            values, graded = [t.clone() for t in self._outs[at]], self._graded[at]
+            wanted = list(itertools.compress(values, graded))
+            found = iter(_Again.apply(again, wanted, *self._parameters))  # type: ignore[no-untyped-call]
+            yield [next(found) if has else value for value, has in zip(values, graded, strict=True)]
 
     def _taken(self, model: Any, stock: Call, points: Any) -> Given:
         """Return the library's distribution as it was recorded; a setting of now, or of another thread, may differ."""
         for setting in (contextlib.nullcontext(), lazily_evaluate_kernels(self._lazily)):
             with setting:
-                _cleared(model)
                 given = Given.of(stock(model, points), self._y)
             if given is not None and given.form == self._given.form:
                 return given
@@ -219,9 +207,9 @@ class _Step(OfLosses):
         used = list(itertools.compress(self._parameters, self._used))
 
         def plain(*values: torch.Tensor) -> Any:
-            _cleared(mll.model)
             by_id = dict(zip(map(id, used), values, strict=True))
-            return self.plainly(mll, by_id, lambda: stock(mll, model(mll.model, x), target))
+            with self._left.aside():
+                return self.plainly(mll, by_id, lambda: stock(mll, model(mll.model, x), target))
 
         return computed(value, slopes, plain, saved=used)
 
@@ -229,6 +217,16 @@ class _Step(OfLosses):
 def _attributes(mll: Any) -> dict[str, Any]:
     """Return what a marginal likelihood consists of but its caches."""
     return {k: dict(v) if k == "_modules" else v for k, v in vars(mll).items() if not k.startswith("_autokern")}
+
+
+def _again(step: Call, model: Call, stock: Call, unsaved: Unsaved, at: slice, cotangents: Any) -> Any:
+    """Return gradients by the parameters of some tensors that a replay has computed, by the library."""
+    (points,), graph, one = unsaved.unchanged(), torch.is_grad_enabled(), step()
+    with torch.enable_grad(), one._left.aside():
+        graded = [t for t in one._results_of(one._taken(model(), stock, points))[at] if t.requires_grad]
+        whole = sum((t * c).sum() for t, c in zip(graded, cotangents, strict=True))
+    # with cotangents of its own, torch would import a computer algebra system
+    return torch.autograd.grad(whole, one._parameters, create_graph=graph, allow_unused=True)
 
 
 class _Again(torch.autograd.Function):

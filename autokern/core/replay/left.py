@@ -1,0 +1,139 @@
+"""What an evaluation leaves in its modules, tensors and caches, made again for each replay with the numbers of that.
+
+Nothing is written to, so what the program has taken stays as it is, and what it has added to a cache does not last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from autokern.core.errors import caught
+from autokern.core.replay import Held
+from autokern.core.replay.effects import STANDARD, is_library
+from autokern.core.replay.recording import Recorder, memory_of
+
+
+class Left:
+    """The attributes of modules that each evaluation makes anew."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._spaces = [space for one in modules for space in (vars(one), one._buffers)]
+        self._first = self._all()
+        self.names = frozenset[str]()
+        self._at: list[tuple[dict[str, Any], str]] = []
+        self._known = frozenset[int]()
+        self._made: list[bool] = []
+
+    def _all(self) -> dict[tuple[int, str], Any]:
+        every = ((own, name, one) for own in self._spaces for name, one in own.items())
+        return {(id(own), name): one for own, name, one in every if isinstance(one, (torch.Tensor, dict))}
+
+    def find(self) -> None:
+        """Find the attributes, once evaluations have made them."""
+        if self._first:
+            self.names = frozenset(at[1] for at, one in self._all().items() if self._first.get(at) is not one)
+            self._at = [(own, name) for own in self._spaces for name in self.names & own.keys()]
+            self._first = {}
+
+    def present(self) -> list[Any]:
+        """Return what is there now."""
+        return [own.get(name) for own, name in self._at]
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[list[Any]]:
+        """Have empty caches, and put back at the end what is there now."""
+        before = self.present()
+        self._put([{} if isinstance(one, dict) else one for one in before])
+        try:
+            yield before
+        finally:
+            self._put(before)
+
+    def _put(self, values: Iterable[Any]) -> None:
+        for (own, name), value in zip(self._at, values, strict=True):
+            own[name] = value
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors of what is there now that a replay computes, none if it has another form."""
+        try:
+            found = _Form(self.present(), self._known).tensors
+        except caught(Exception):
+            return []
+        return [t for t, made in zip(found, self._made, strict=False) if made]
+
+    def computed(self, recorder: Recorder, before: list[Any], held: Held) -> list[torch.Tensor]:
+        """Return the tensors that a recorded evaluation has left in place of others, beside what the modules hold."""
+        self._known = frozenset(map(id, (*held.tensors, *held.objects)))
+        try:
+            with torch._C.DisableTorchFunction():
+                known = {memory_of(t) for t in held.tensors if t.layout is torch.strided}
+                old, self._form = _Form(before, self._known), _Form(self.present(), self._known)
+                self._made = [recorder.has_made(t) for t in self._form.tensors]
+                others = [t for t, made in zip(self._form.tensors, self._made, strict=True) if not made]
+                if any(memory_of(t) not in known for t in (*others, *filter(recorder.has_read, old.tensors))):
+                    recorder.fail("an evaluation reads what another one has left, or leaves it")
+        except caught(Exception) as reason:  # the evaluation stands
+            recorder.fail(f"an evaluation leaves what cannot be made again: {reason}")
+            self._at, self._form, self._made = [], _Form([], self._known), []
+        return [t.detach().clone() for t in self.tensors()]
+
+    def put(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Leave the like with other tensors."""
+        self._put(self._form.again(self._made, iter(tensors)))
+
+    def alike(self, numbers: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Yield other numbers in place of the tensors in the graph, which the backward pass has freed."""
+        made = (t for t, made in zip(self._form.tensors, self._made, strict=True) if made)
+        for tensor, values in zip(made, numbers, strict=True):
+            with torch.set_grad_enabled(tensor.requires_grad):
+                new = tensor.view_as(tensor)
+            new.data = values.clone()
+            yield new
+
+
+class _Form(pickle.Pickler):
+    """Objects as bytes, but for tensors and for what is shared."""
+
+    def __init__(self, of: list[Any], known: frozenset[int]) -> None:
+        self._file = io.BytesIO()
+        super().__init__(self._file, pickle.HIGHEST_PROTOCOL)
+        self._known, self._apart, self._places = known, list[Any](), dict[int, int]()
+        self.dump(of)
+
+    def persistent_id(self, one: Any) -> int | None:
+        """Return the place of an object that is not among the bytes."""
+        if not (isinstance(one, torch.Tensor) or id(one) in self._known):
+            named = type(one).__module__
+            if isinstance(one, torch.nn.Module) or not (is_library(named) or named.partition(".")[0] in STANDARD):
+                raise pickle.PicklingError(f"an object of class {type(one).__name__}")
+            return None
+        if id(one) not in self._places:
+            self._places[id(one)] = len(self._apart)
+            self._apart.append(one)
+        return self._places[id(one)]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that are not shared."""
+        return [t for t in self._apart if isinstance(t, torch.Tensor) and id(t) not in self._known]
+
+    def again(self, made: Iterable[bool], tensors: Iterator[torch.Tensor]) -> list[Any]:
+        """Return the like, with other tensors where they are made."""
+        instead = {id(t): next(tensors) for t, new in zip(self.tensors, made, strict=True) if new}
+        unpickler = _Again(io.BytesIO(self._file.getvalue()))
+        unpickler.apart = [instead.get(id(one), one) for one in self._apart]
+        found: list[Any] = unpickler.load()
+        return found
+
+
+class _Again(pickle.Unpickler):
+    apart: list[Any]
+
+    def persistent_load(self, place: int) -> Any:
+        return self.apart[place]
