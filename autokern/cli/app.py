@@ -71,11 +71,9 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
     """
     flags = dict.fromkeys(("--explain", "--profile"), False)
     rest, report = list(arguments), None
-    while command == "run" and rest and (rest[0] in (*flags, "--stats") or rest[0].partition("=")[0] == "--report"):
+    while command == "run" and rest and (rest[0] in flags or rest[0].partition("=")[0] == "--report"):
         flag, equals, value = rest.pop(0).partition("=")
-        if flag == "--stats":
-            print("autokern: `--stats` was removed and is ignored: `--explain` counts the calls", file=sys.stderr)
-        elif flag != "--report":
+        if flag != "--report":
             flags[flag] = True
         elif not (value := value if equals else rest.pop(0) if rest else ""):
             raise SettingsError("--report names no file; expected --report FILE SCRIPT [ARGS]")

@@ -28,15 +28,7 @@ from autokern.core.releases import installed
 from autokern.runtime import api, dispatch
 from autokern.tuning import calibration
 
-_REMOVED = {
-    "bench": "`autokern compare -- SCRIPT` measures what a program of yours gains",
-    "record": "`run` measures the problems at hand at first use, and `calibrate` measures the machine",
-    "profile import": "copy the file, and name the copy by AUTOKERN_PROFILE=FILE",
-    "profile list": "`show` tells what was measured and names the file in force",
-}
-"""Removed commands of earlier versions, and their replacements."""
-_ANY = {"allow_extra_args": True, "ignore_unknown_options": True}
-_PROGRAM = {**_ANY, "allow_interspersed_args": False}
+_PROGRAM = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 _GRAD = "Gradients wanted: a; of a kernel matrix theta, x, theta/x."
 _VARIANT = "E.g. rbf/same/ard, matern52/cross/iso, lower."
 _Module = Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python does.")]
@@ -214,15 +206,8 @@ def explain(
             typer.echo(legible("\n".join(textwrap.wrap(line, 80, subsequent_indent=indent))))
 
 
-def _quick(asked: bool) -> None:
-    if asked:
-        message("`--quick` was removed and is ignored: `doctor` compiles nothing")
-
-
 @app.command("doctor")
-def examine(
-    quick: Annotated[bool, typer.Option("--quick", hidden=True, callback=_quick)] = False, json: Json = False
-) -> None:
+def examine(json: Json = False) -> None:
     """Check the parts of this machine, and report what works."""
     found = doctor.examine()
     if json:
@@ -235,13 +220,3 @@ def examine(
 app.add_typer(profiles, name="profile", help="Take the measurements of this machine along as a file.")
 profiles.command()(export)
 app.command()(clear)
-
-
-@app.command("bench", hidden=True, context_settings=_ANY)
-@app.command("record", hidden=True, context_settings=_ANY)
-@profiles.command("import", hidden=True, context_settings=_ANY)
-@profiles.command("list", hidden=True, context_settings=_ANY)
-def removed(context: typer.Context) -> None:
-    """Removed: says what to use instead."""
-    name = context.command_path.split(" ", 1)[1]
-    raise SettingsError(f"`{name}` was removed; {_REMOVED[name]}")

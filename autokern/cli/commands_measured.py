@@ -61,11 +61,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _removed(asked: bool | None) -> None:
-    if asked is not None:
-        message("`--wait`, `--no-wait` and `--thorough` were removed and are ignored: a calibration measures at once")
-
-
 def calibrate(
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes, few rounds (the default).")] = False,
     full: Annotated[bool, typer.Option("--full", help="Many sizes, also candidates that compile.")] = False,
@@ -75,9 +70,7 @@ def calibrate(
     ] = None,
     budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
     accuracy: Annotated[str | None, typer.Option(metavar="LEVEL", help=_ACCURACY)] = None,
-    thorough: Annotated[bool | None, typer.Option("--thorough", hidden=True, callback=_removed)] = None,
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help=_OUTPUT)] = None,
-    wait: Annotated[bool | None, typer.Option(hidden=True, callback=_removed)] = None,
     json: Json = False,
 ) -> None:
     """Measure this machine and remember it."""

@@ -9,23 +9,17 @@ from __future__ import annotations
 import math
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from autokern.core.errors import AutokernWarning, SettingsError, nearest
+from autokern.core.errors import SettingsError, nearest
 
 LEVELS_OF_ACCURACY = ("same", "approximate")
 """Candidates within the bound of their op, or lower precision as well."""
 
-_REMOVED = {  # variables of earlier versions, and their replacements
-    "AUTOKERN_ALLOCATOR": "set glibc's MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ before the process starts",
-    "AUTOKERN_RECORD": "use nothing in its place: first use measures the problems at hand",
-    "AUTOKERN_LEARN": "set nothing in its place: choices come from calibrations only",
-}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.@\-]*")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -166,7 +160,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     force: Annotated[Pairs, Row(_force, "`qr=cpu,predict=stock` or `random:SEED`",
         "run this candidate; or, for each call, a random candidate of class same or better")] = ()
     random_seed: int | None = None  # of ``AUTOKERN_FORCE=random:SEED``
-    exclude: Annotated[frozenset[str], Row(_exclude, "`compiled,qr=choleskyqr2`",
+    exclude: Annotated[frozenset[str], Row(_exclude, "`keops,qr=choleskyqr2`",
         "candidates that must not run, by name or op=name")] = frozenset()
     unknown: Annotated[str, Row(_one_of("guard", "trust", "stock"), "`guard`, `trust`, `stock`",
         "where a library's function is not that of a tested release: leave out what relies on it (default), use it "
@@ -240,10 +234,6 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
     """Return the settings of the environment; SettingsError if a value is invalid, or a variable unknown."""
     source = os.environ if environ is None else environ
     given = {name: text.strip() for name, text in source.items() if is_ours(name)}
-    for name in _REMOVED.keys() & given.keys():
-        message = f"{name} was removed from autokern and is ignored; unset it, and {_REMOVED[name]}"
-        warnings.warn(message, AutokernWarning, stacklevel=1)  # level 1: shown once
-        del given[name]
     parsed: dict[str, Any] = {}
     for row in ROWS if given else ():
         if text := given.pop(row.variable, ""):

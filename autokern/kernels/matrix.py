@@ -17,7 +17,7 @@ from gpytorch.kernels import Kernel
 from autokern.core.autograd import Lent, each_cotangent, plain_gradients
 from autokern.kernels import embedded
 from autokern.kernels.family import Family, Reach
-from autokern.kernels.tree import Tree, apart, by_leaf, flattened
+from autokern.kernels.tree import Tree, apart, by_formula, by_leaf, flattened
 from autokern.kernels.walk import Walk
 from autokern.system import memory
 
@@ -218,6 +218,15 @@ def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: st
         blocks = Blocks(*parts.pair(tensors), same)
         k = blocks.evaluated(layout, False, blocks.scale)[0]
     return k.view(*shape, *k.shape[-2:]) if shape else k
+
+
+def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
+    """Return the kernel matrix ``(..., n, m)`` by torch.cdist in its mode without matmul, whose result is not PSD."""
+    pairs = zip(by_leaf(tree), others or tree.points, strict=True)
+    way = "donot_use_mm_for_euclid_dist"
+    us = (torch.cdist(a, b, compute_mode=way).square() * of.gamma for (of, a, _), b in pairs)
+    found: torch.Tensor = by_formula(tree.node, us, tree.shapes, [w[..., None, None] for w in tree.weights])
+    return found
 
 
 class _Matrix(torch.autograd.Function):

@@ -19,7 +19,6 @@ from linear_operator import to_dense
 
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
-from autokern.kernels import graph
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
@@ -186,12 +185,6 @@ def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tenso
     return KERNEL_MATRIX.reference(kernel, x1, x2)
 
 
-_several = only(
-    "compiled for single matrices of two points and dimensions at least",
-    lambda p: p.batch <= 1 and min(p.m, p.n, p.d) >= 2,
-)
-
-
 @KERNEL_MATRIX.candidate(
     "cdist",
     unsupported=only("torch.cdist has no second derivatives", lambda p: not p.grad),
@@ -201,19 +194,7 @@ _several = only(
 def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.cdist without its matrix product, then the formula."""
     first = trees.read(kernel, x1)
-    return graph.by_cdist(first, None if x1 is x2 else trees.read(kernel, x2).points)
-
-
-@KERNEL_MATRIX.candidate(
-    "compiled",
-    unsupported=every(only("torch.compile has no second derivatives", lambda p: not p.grad), _several),
-    unavailable=lambda device: graph.compiler_problem(),
-    compiles=True,
-    memory=lambda p: p.elements * p.itemsize * (2 if "same" in p.words else 1),  # a mask clears the diagonal
-)
-def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """torch.compile of the formula on raw tensors."""
-    return graph.compiled(*both(kernel, x1, x2))
+    return matrices.by_cdist(first, None if x1 is x2 else trees.read(kernel, x2).points)
 
 
 on_other_devices(KERNEL_MATRIX, matrices.matrix, "One GEMM on the {}; the time includes all copies.", read=both)

@@ -6,12 +6,9 @@ and candidates in the user's settings must exist, so that no typing error passes
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -212,56 +209,24 @@ class Session:
         return policy.decide(table, self.chooser, settings, there, seen)
 
 
-_REMOVED = (
-    ("eigh", "*"), ("solve_triangular", "*"), ("cholesky_inverse", "*"), ("qr", "looped"), ("*", "*@[248]"),
-    ("*", "*@16"), ("exact_log_prob", "recursive"), ("inv_quad_logdet", "recursive"), ("kernel_matrix", "symmetric"),
-    ("kernel_matmul", "dense"), ("kernel_matmul", "tiled@512"), ("kernel_matmul", "tiled-symmetric@1536"),
-    ("kernel_matmul", "compiled"), ("kernel_matmul", "compiled-symmetric"), ("matmul", "*"), ("predict", "rows@*"),
-    ("exact_log_prob", "kronecker"), ("exact_log_prob", "mixed"), ("inv_quad_logdet", "mixed"),
-    ("kernel_matmul", "tf32"), ("kernel_matmul", "tiled-columns"), ("kernel_matmul", "tiled@2048"),
-    ("pinverse_root", "*"), ("cholesky", "looped"), ("exact_log_prob", "merged"),
-    ("kernel_matrix", "vmap"), ("kernel_matrix", "torchscript"),
-)  # fmt: skip
-"""Removed candidates of earlier versions: patterns of op and candidate."""
-
-
 def existing(settings: Settings) -> Settings:
-    """Return settings without removed candidates, a warning for each; SettingsError for an unknown op or candidate."""
-    kept = []
+    """Return settings; SettingsError if an op or candidate that they name does not exist."""
     for name, candidate in settings.force:
-        with _ignored_if_removed(name, candidate):
-            registry.get(name)[candidate]
-            kept.append((name, candidate))
+        registry.get(name)[candidate]
     for order in settings.exclude:
         name, equals, candidate = order.rpartition("=")
-        with _ignored_if_removed(name, candidate):
-            if equals:
-                registry.get(name)[candidate]
-            else:
-                _some_op_has(candidate)
+        if equals:
+            registry.get(name)[candidate]
+        else:
+            _some_op_has(candidate)
     for name, device, _ in settings.threshold:
-        with _ignored_if_removed(name, "cpu"):
-            if "cpu" not in registry.get(name).names():
-                raise SettingsError(f"a threshold of op {name} was given; only ops with a candidate 'cpu' have one")
-            try:
-                torch.device(device)
-            except RuntimeError:
-                raise SettingsError(f"a threshold of {name}:{device} was given; torch knows no such device") from None
-    return msgspec.structs.replace(settings, force=tuple(kept))
-
-
-@contextlib.contextmanager
-def _ignored_if_removed(op: str, candidate: str) -> Iterator[None]:
-    """Turn the error about a removed candidate into a warning; without `op`, of any op."""
-    try:
-        yield
-    except SettingsError:
-        named = (name for of, name in _REMOVED if (fnmatch(op, of) if op else name != "*"))
-        if not any(fnmatch(candidate, name) for name in named):
-            raise
-        order = f"{op}={candidate}" if op else candidate
-        message = f"{order} was ordered; autokern no longer has it, and ignores that: other candidates are as fast"
-        warnings.warn(message, AutokernWarning, stacklevel=1)  # level 1: shown once
+        if "cpu" not in registry.get(name).names():
+            raise SettingsError(f"a threshold of op {name} was given; only ops with a candidate 'cpu' have one")
+        try:
+            torch.device(device)
+        except RuntimeError:
+            raise SettingsError(f"a threshold of {name}:{device} was given; torch knows no such device") from None
+    return settings
 
 
 def _some_op_has(candidate: str) -> None:

@@ -41,7 +41,7 @@ def profile() -> Profile:
         fingerprint=here.fingerprint,
         trials=trials,
         banned=[Ban("cholesky", "huge-pages", "float32", "cpu", "error 3 times its bound on a large condition")],
-        setup={"kernel_matrix.compiled": 2.5},
+        setup={"exact_log_prob.graph": 2.5},
         exam=[Examined(task="a step of training, 100 points", seconds=1e-3, shipped=0.5, new=0.4, kept="stock")],
         fruitless={"predict/float64@cpu": "2026-01-02T03:04:05Z"},
         created="2026-01-02T03:04:05Z",

@@ -83,11 +83,10 @@ def test_a_finding_shows_what_is_in_force(run, monkeypatch, found, error, status
 
     busy(2.0)
     monkeypatch.setattr(commands_measured.evaluation, "calibrate", measured)
-    result = run("calibrate", "--json", "--budget", "4", "--no-wait")
+    result = run("calibrate", "--json", "--budget", "4")
     assert (result.exit_code, json.loads(result.stdout)["ops"][0]["problems"]) == (status, 4)
     assert told in result.stderr
     assert "others use 2.0 of 2 cores; measuring with what is free" in result.stderr
-    assert "`--thorough` were removed and are ignored" in result.stderr
 
 
 NEW, FEW, MANY, WORSE = Profile(), quiet_or_not(3), quiet_or_not(9, disturbed=3), quiet_or_not(9, disturbed=4)

@@ -62,7 +62,7 @@ def test_functions_that_the_program_replaced_are_named_with_what_to_do_though_no
 
 def test_findings_are_printed_with_advice(monkeypatch):
     monkeypatch.setenv("AUTOKERN_BUDGET", "soon")
-    told = CliRunner().invoke(app, ["doctor", "--quick"])
+    told = CliRunner().invoke(app, ["doctor"])
     assert told.exit_code == 1
     assert "✗" in told.output
     assert "→ correct or unset it" in told.output

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autokern
-from autokern.core.errors import AutokernWarning, SettingsError
+from autokern.core.errors import SettingsError
 from autokern.core.settings import ROWS, Settings, from_environment, parse_bytes, revised
 
 VARIABLES = {row.variable: row.meaning for row in ROWS}
@@ -92,20 +92,6 @@ def test_unknown_variables_are_named():
     with pytest.raises(SettingsError, match="AUTOKERN_FROCE") as caught:
         from_environment({"AUTOKERN_FROCE": "qr=cpu"})
     assert all(name in str(caught.value) for name in VARIABLES)
-
-
-@pytest.mark.parametrize(
-    ("name", "replacement"),
-    [
-        ("AUTOKERN_ALLOCATOR", "MALLOC_MMAP_THRESHOLD_"),
-        ("AUTOKERN_RECORD", "first use measures"),
-        ("AUTOKERN_LEARN", "calibrations only"),
-    ],
-)
-def test_a_variable_that_was_removed_is_ignored_with_a_warning(name, replacement):
-    with pytest.warns(AutokernWarning, match=f"{name} was removed .* {replacement}") as told:
-        assert from_environment({name: "on"}) == Settings()
-    assert len(told) == 1
 
 
 def test_home_and_profile_expand_the_tilde(monkeypatch, tmp_path):

@@ -6,13 +6,12 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import AdditiveKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
-from support import covariances
 from support.models import ExactModel
 from support.outcomes import outcome
 
 import autokern
 from autokern.core.registry import get
-from autokern.kernels import graph, tiles
+from autokern.kernels import tiles
 from autokern.kernels import tree as trees
 from autokern.kernels.matrix import Blocks
 
@@ -131,15 +130,6 @@ def test_near_points_stay_in_single_precision_and_far_ones_do_not():
             assert Blocks(tree)._leaves[0].z.dtype is dtype
     assert tiles.sides(trees_of("matern12", near)[1], None).leaves[0].rows.dtype is torch.float64
     assert Blocks(trees_of("rbf", distant)[1], look=False)._leaves[0].z.dtype is torch.float32
-
-
-def test_a_compiled_formula_leaves_far_points_alone():
-    x, _ = repeated(40, 2, 300.0, 0.0, 5)
-    known = covariances.recognise(_KERNELS["rbf"](2).requires_grad_(False))
-    expected = covariances.matrix(known, x, x)
-    assert graph._is_far(*covariances.pair(known, x, x)[:2])
-    assert torch.equal(covariances.compiled(known, x, x), expected)
-    assert not graph._is_far(*covariances.pair(known, x / 300, x / 300)[:2])
 
 
 # --- a far or missing point is a matter of its own row and column, as in stock ---------------------------------------

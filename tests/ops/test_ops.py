@@ -25,8 +25,8 @@ from autokern.core.errors import AutokernWarning
 from autokern.core.op import Candidate, Op, rebuilt, tensors_in
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
-from autokern.kernels import graph, tiles
 from autokern.kernels import matrix as matrices
+from autokern.kernels import tiles
 from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
 from autokern.system import host, threads
@@ -76,7 +76,7 @@ ROUGH = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-1}
 
 @pytest.fixture(autouse=True)
 def _everywhere(monkeypatch):
-    """The CPU plays the accelerator, strips are narrow, torch and KeOps compile nothing: every candidate runs here."""
+    """The CPU plays the accelerator, strips are narrow, KeOps compiles nothing: every candidate runs here."""
     fakes.install(monkeypatch)
     monkeypatch.setattr(graphs, "_capture", fakes.run_again)
     state.permitted.add("graphs")
@@ -84,15 +84,11 @@ def _everywhere(monkeypatch):
     for count in ("ceiling", "current"):  # each run starts as many threads where a matrix has as many tiles
         monkeypatch.setattr(threads, count, lambda: 3)
     monkeypatch.setattr(matrices, "CACHED", 2**14)
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(graph, "compiler_problem", lambda: None)
     monkeypatch.setattr(keops_product, "product", lambda tree, others, rhs, plan: trees.dense(tree, others) @ rhs)
     monkeypatch.setattr(keops_product, "keops_problem", lambda device: None)
     monkeypatch.setattr(tiles, "distances", lambda a, b, out: torch.mm(a.to(out.dtype), b.mT.to(out.dtype), out=out))
-    graph._compiled.cache_clear()
     yield
     graphs.forget()
-    graph._compiled.cache_clear()
 
 
 @functools.cache

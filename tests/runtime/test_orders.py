@@ -6,7 +6,7 @@ import torch
 from support.synthetic import measured
 
 import autokern
-from autokern.core.errors import AutokernWarning, SettingsError
+from autokern.core.errors import SettingsError
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, memo
 from autokern.tuning import store
@@ -32,7 +32,7 @@ def test_a_name_that_is_of_nothing_is_refused(name, text, told):
     assert dispatch.session() is before
 
 
-@pytest.mark.parametrize("text", ["keops", "xla", "compiled,qr=choleskyqr2", "kernel_matmul=xla", "posterior=arrays"])
+@pytest.mark.parametrize("text", ["keops", "xla", "broadcast,qr=choleskyqr2", "kernel_matmul=xla", "posterior=arrays"])
 def test_names_of_plugins_and_of_what_is_not_installed_are_known(text):
     found = dispatch.reset(from_environment({"AUTOKERN_EXCLUDE": text, "AUTOKERN_THRESHOLD": "qr:cuda=512"}))
     assert found.settings.exclude == set(text.split(","))
@@ -49,32 +49,6 @@ def test_using_refuses_names_that_are_of_nothing(orders):
     with pytest.raises(SettingsError, match=r"zz|autokern.using: expected"), autokern.using(**orders):
         pytest.fail("the block must not be entered")
     assert memo.current.get() is None
-
-
-REMOVED = [
-    ("AUTOKERN_FORCE", "exact_log_prob=recursive,qr=choleskyqr2", "exact_log_prob=recursive"),
-    ("AUTOKERN_FORCE", "eigh=cpu", "eigh=cpu"),
-    ("AUTOKERN_EXCLUDE", "kernel_matrix=symmetric", "kernel_matrix=symmetric"),
-    ("AUTOKERN_EXCLUDE", "tiled@512", "tiled@512"),
-    ("AUTOKERN_EXCLUDE", "vmap", "vmap"),
-    ("AUTOKERN_EXCLUDE", "fused@2", "fused@2"),
-    ("AUTOKERN_THRESHOLD", "eigh:cuda=64", "eigh=cpu"),
-]
-
-
-@pytest.mark.parametrize(("variable", "text", "told"), REMOVED)
-def test_candidates_of_earlier_versions_are_ignored_with_one_warning(variable, text, told):
-    with pytest.warns(AutokernWarning, match=f"{told} was ordered; autokern no longer has it") as warned:
-        found = dispatch.reset(from_environment({variable: text}))
-    assert len(warned) == 1
-    assert found.settings.force == ((("qr", "choleskyqr2"),) if "qr" in text else ())
-    assert autokern.explain("exact_log_prob", n=50).candidate
-
-
-def test_using_ignores_candidates_of_earlier_versions():
-    gone = {"kernel_matmul": "dense"}
-    with pytest.warns(AutokernWarning, match="kernel_matmul=dense"), autokern.using(force=gone):
-        assert autokern.explain("kernel_matmul", n=50).reason != "forced by the user"
 
 
 def test_one_name_of_an_op_or_device_is_a_name():

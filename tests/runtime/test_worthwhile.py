@@ -65,7 +65,7 @@ def call(make_op, clock):
     return calls
 
 
-@pytest.mark.parametrize("orders", [{}, {"exclude": ["compiled"]}], ids=["", "in a block"])
+@pytest.mark.parametrize("orders", [{}, {"exclude": ["broadcast"]}], ids=["", "in a block"])
 def test_measuring_takes_a_twentieth_of_the_program_at_most_and_all_calls_are_reported(call, budgets, orders):
     with autokern.using(**orders):
         call(50, took=0.1)

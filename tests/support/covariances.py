@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from gpytorch.kernels import ScaleKernel
 
-from autokern.kernels import embedded, graph
+from autokern.kernels import embedded
 from autokern.kernels import matrix as matrices
 from autokern.kernels.family import Family, formula_of
 from autokern.kernels.matrix import same_points
@@ -45,11 +45,7 @@ def matrix(covariance, x1, x2, layout="whole"):
 
 
 def by_cdist(covariance, x1, x2):
-    return graph.by_cdist(*pair(covariance, x1, x2)[:2])
-
-
-def compiled(covariance, x1, x2):
-    return graph.compiled(*pair(covariance, x1, x2))
+    return matrices.by_cdist(*pair(covariance, x1, x2)[:2])
 
 
 def reference(covariance, x1, x2):
