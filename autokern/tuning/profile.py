@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 import time
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -17,13 +16,10 @@ import msgspec
 from autokern.core.errors import ProfileError
 from autokern.core.output import Shown
 from autokern.core.problem import Problem
-from autokern.core.state import once
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2
-# The beginning of a file: the schema and, if autokern wrote it, a checksum of the rest and the number of trials' bytes.
-_HEAD = re.compile(rb'\s*\{\s*"schema":\s*(\d{1,6})\b(?:,"tools":\{"checksum":(\d{1,10}),"trials":(\d{1,9})\},)?')
-_TRIALS = b'"trials":'  # the last part of a profile
+_HEAD = re.compile(rb'\s*\{\s*"schema":\s*(\d{1,6})\b')  # the beginning of a file
 DISTURBED = 0.1  # a timing counts as disturbed if its threads waited for a core for a larger share of it
 QUIET = 0.0  # the share of an undisturbed timing; files leave out this very object, the default
 ENOUGH = 5  # trials from which on a group counts as measured
@@ -142,7 +138,7 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     banned: list[Ban] = []
     setup: dict[str, _Amount] = {}  # seconds of a candidate's first call in a process (compilation), by "op.candidate"
     levels: dict[str, str] = {}  # the most thorough level at which each group was calibrated, by "op/dtype@device"
-    tools: dict[str, Any] = {}  # the head of a file, or written by former versions; ignored
+    tools: dict[str, Any] = {}  # written by former versions; ignored
     # Dates of the last calibration of a group that measured too little, by "op/dtype@device".
     fruitless: dict[str, str] = {}
     forests: dict[str, Forest] = {}  # trees fitted to the trials, which predict times, by "op@device"
@@ -194,71 +190,31 @@ class NewerError(ProfileError):
     """A newer autokern wrote the file; this one must not change it."""
 
 
-class _Later(Sequence[Trial]):
-    """Trials that are decoded on first access: choosing needs only the trees."""
-
-    def __init__(self, text: bytes) -> None:
-        self._text = text
-
-    @once
-    def _found(self) -> list[Trial]:
-        return msgspec.json.decode(self._text, type=list[Trial])
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._found[place]
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __eq__(self, other: object) -> bool:
-        return self._found == other
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def encode(profile: Profile) -> bytes:
     """Return JSON that begins with its schema; it is decoded once, so that no unreadable file replaces a good one."""
     fields = msgspec.structs.asdict(profile).items()
-    told = {name: value for name, value in fields if value and name not in ("schema", "tools", "trials")}
+    told = {name: value for name, value in fields if value and name not in ("schema", "tools")}
     try:
-        trials = msgspec.json.encode(list(profile.trials))
-        rest = msgspec.json.encode(told)[1:-1]
+        data = msgspec.json.encode({"schema": SCHEMA, **told})
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ProfileError(f"the profile cannot be written as JSON: {error}") from error
-    tail = b",".join(filter(None, [rest, _TRIALS + trials])) + b"}"
-    _checked(b"{" + tail)
-    head = SCHEMA, zlib.crc32(tail, len(trials)), len(trials)
-    return b'{"schema":%d,"tools":{"checksum":%d,"trials":%d},' % head + tail
+    decode(data)
+    return data
 
 
 def decode(data: bytes) -> Profile:
-    """Return the profile in a text, checked unless its checksum is valid; ProfileError if a value is out of range."""
+    """Return the profile in a text; ProfileError if a value is out of range."""
     head = _HEAD.match(data)
     schema = int(head[1]) if head else SCHEMA
     if schema > SCHEMA:
         raise NewerError(f"a newer autokern wrote it (schema {schema}, this one reads {SCHEMA}); upgrade autokern")
     if schema < SCHEMA:
         raise ProfileError(f"an earlier autokern wrote it (schema {schema}, this one reads {SCHEMA}); measure again")
-    if head and head[2] and int(head[2]) == zlib.crc32(memoryview(data)[head.end() :], int(head[3])):
-        start = len(data) - 1 - int(head[3])
-        profile = _read(data[: start - len(_TRIALS)].rstrip(b",") + b"}")
-        profile.trials = _Later(data[start:-1])  # type: ignore[assignment]
-        return profile
-    return _checked(data)
-
-
-def _read(data: bytes) -> Profile:
     try:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
         raise ProfileError(f"it is damaged, or no profile: {error}") from None
     profile.tools = {}
-    return profile
-
-
-def _checked(data: bytes) -> Profile:
-    """Return the profile in a text without a checksum, all values checked."""
-    profile = _read(data)
     whole = profile.schema == SCHEMA and all(forest.is_whole for forest in profile.forests.values())
     sizes = [(p.m, p.n, p.batch, 1 + p.d, 1 + p.rhs) for p in (trial.problem for trial in profile.trials)]
     possible = all(min(of_problem) >= 1 and max(of_problem) <= 2**40 for of_problem in sizes)
