@@ -63,6 +63,8 @@ class KernelReading:
         seen.close(root, whole=root is kernel)
         self.parameters = list(seen.parameters.values())
         self.raws = [parameter.tensor for parameter in self.parameters]
+        self.kernel, shared = memoized.outline(kernel)
+        self.still = [seen.still[at] for at in map(id, shared) if at in seen.still]  # its bounds and active dimensions
         names = {id(tensor): name for name, tensor in root.named_parameters()}
         self.names = [names[id(raw)] for raw in self.raws]
         self.lock = Lock()
@@ -114,16 +116,18 @@ def evaluated(
 ) -> torch.Tensor | None:
     """Return the log densities of points, mean, value and, if given, noise; None if arrays cannot compute them.
 
-    The lazy covariance remembers the parameters. `plainly` takes the raw parameters after `tensors`.
+    The lazy covariance remembers the kernel. `plainly` takes the raw parameters after `tensors`.
     """
     if reading.lock.entered() or not readable(*tensors):
         return None
     with reading.lock.here(), np.errstate(all="ignore"):
         found = reading.computed(scale, tensors[0].requires_grad, *fetched(tensors))
-        raws = [parameter.raw.copy() for parameter in reading.parameters]
+        arrays = [
+            a.copy() for a in (*(parameter.raw for parameter in reading.parameters), *(a for _, a in reading.still))
+        ]
     if found is None:
         return None
-    memoized.remember(lazy, reading.raws, raws)
+    memoized.remember(lazy, reading.kernel, [*reading.raws, *(tensor for tensor, _ in reading.still)], arrays)
     values, *gradients = cast("list[torch.Tensor]", placed([found[0], *found[1]], tensors[0].device))
     return computed(values, gradients, plainly, *tensors, saved=reading.raws)
 

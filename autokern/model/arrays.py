@@ -55,6 +55,7 @@ class Inspected:
         self._relied: set[Any] = set()
         self._owners: dict[int, list[Any]] = {}  # each object, its attributes that were read, and the record of `look`
         self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...], bool]] = {}
+        self.still: dict[int, tuple[torch.Tensor, Array]] = {}  # tensors that are no parameters, with their memory
         self._equal: list[tuple[Callable[[], Any], Any]] = []
         self._priors: list[tuple[weakref.ref[Any], str, weakref.ref[Any], Any]] = []
 
@@ -126,7 +127,10 @@ class Inspected:
         known = self._memory.get(id(tensor))
         fixed = fixed or (known is not None and known[-1])
         self._memory[id(tensor)] = tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), fixed
-        return here.numpy()
+        array = here.numpy()
+        if fixed:
+            self.still[id(tensor)] = tensor, array
+        return array
 
     def view(self, tensor: torch.Tensor, fixed: bool = False) -> Array:
         """Return the memory of a tensor that is an autograd leaf; `fixed` ones must not require a gradient."""

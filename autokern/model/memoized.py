@@ -3,7 +3,7 @@
 A key of the library's cache is a name, or a tuple of name, positional arguments and pickled keyword arguments. The
 tensors of a frozen kernel are nodes of the caller's graph, so gradients reach the original parameters, also parameters
 that `functional_call` swapped in. Stock caches the prior covariance when it computes the density. A density computed
-without it stores the values of the kernel's parameters, as plain objects that unpickle without autokern.
+without it stores a copy of the kernel and the values of its tensors, as plain objects that unpickle without autokern.
 
 A cached factor depends on a model's state. Values are compared: all parameters and buffers, tensor attributes of the
 libraries' own modules, and the training data, some hundreds of numbers.
@@ -83,9 +83,9 @@ def frozen(module: torch.nn.Module, of: Callable[[torch.Tensor], torch.Tensor] =
     """Return a copy of a library module whose tensors are copied by `of`, by default within the present graph.
 
     Unlike `copy.deepcopy`, it supports parameters that are not autograd leaves. Priors are shared, since no covariance
-    reads them. A module that is frozen already is returned unchanged.
+    reads them. A module that is frozen already is returned unchanged, but for another `of`.
     """
-    if _ORIGINAL in module.__dict__:
+    if of is torch.clone and _ORIGINAL in module.__dict__:
         return module
     copied = object.__new__(type(module))
     own = copied.__dict__
@@ -110,32 +110,27 @@ def by_kernel(kernel: Any, lazy: Any) -> LazyEvaluatedKernelTensor:
 _STATE, _EVALUATED = "_autokern_state", "kernel_eval"
 
 
-def remember(lazy: Any, tensors: Sequence[torch.Tensor], values: Sequence[Any]) -> None:
-    """Store a kernel's raw parameters and copies of their values, tensors or arrays, on its lazy covariance."""
-    lazy.__dict__[_STATE] = (id(lazy.x1), version(lazy.x1)), tensors, values
+def outline(kernel: torch.nn.Module) -> tuple[Any, list[torch.Tensor]]:
+    """Return a copy of a kernel that shares its tensors, and those tensors."""
+    tensors: dict[int, torch.Tensor] = {}
+    return frozen(kernel, lambda tensor: tensors.setdefault(id(tensor), tensor)), list(tensors.values())
+
+
+def remember(lazy: Any, kernel: Any, tensors: Sequence[torch.Tensor], values: Sequence[Any] = ()) -> None:
+    """Store the `outline` of a kernel and copies of its tensors' present values, arrays if given, on its covariance."""
+    copies = values or [tensor.detach().clone() for tensor in tensors]
+    lazy.__dict__[_STATE] = (id(lazy.x1), version(lazy.x1)), kernel, tensors, copies
 
 
 def remember_kernel(lazy: Any) -> None:
-    """Store the values of all parameters of a kernel, unless the covariance is cached or values are stored."""
+    """Store the present kernel of a covariance, unless that is cached or values are stored."""
     if _STATE not in lazy.__dict__ and not is_kept(lazy, _EVALUATED):
-        tensors = list(lazy.kernel.parameters())
-        remember(lazy, tensors, [tensor.detach().clone() for tensor in tensors])
+        remember(lazy, *outline(lazy.kernel))
 
 
 def is_past(lazy: Any) -> bool:
-    """Whether points or parameters have changed since `remember`, and the covariance is not evaluated yet."""
-    state = lazy.__dict__.get(_STATE)
-    if state is None or is_kept(lazy, _EVALUATED):
-        return False
-    _, tensors, values = state
-    present = {id(tensor) for tensor in lazy.kernel.parameters()} <= {id(tensor) for tensor in tensors}
-    same = all(torch.equal(tensor.detach(), _on(tensor, value)) for tensor, value in zip(tensors, values, strict=True))
-    return _is_written(lazy) or not (present and same)
-
-
-def _is_written(lazy: Any) -> bool:
-    identity, number = lazy.__dict__[_STATE][0]
-    return bool(identity == id(lazy.x1) and number != version(lazy.x1))  # a copy has its own version counter
+    """Whether a covariance is that of the time of `remember`, and not evaluated yet."""
+    return _STATE in lazy.__dict__ and not is_kept(lazy, _EVALUATED)
 
 
 def _on(tensor: torch.Tensor, value: Any) -> torch.Tensor:
@@ -144,16 +139,16 @@ def _on(tensor: torch.Tensor, value: Any) -> torch.Tensor:
 
 def evaluate(lazy: Any) -> Any:
     """Evaluate and cache a covariance with the stored values, through which gradients reach the parameters."""
-    _, tensors, values = lazy.__dict__[_STATE]
+    (identity, number), kernel, tensors, values = lazy.__dict__[_STATE]
+    if identity == id(lazy.x1) and number != version(lazy.x1):  # a copy has its own version counter
+        raise RuntimeError(
+            "the covariance of a prior is read after its points were modified by an inplace operation since the "
+            "density was computed; read it before"
+        )
     with torch.enable_grad():  # the grad mode in which the covariance was made
         earlier = {id(tensor): _Earlier.apply(tensor, value) for tensor, value in zip(tensors, values, strict=True)}
-        if _is_written(lazy) or any(id(tensor) not in earlier for tensor in lazy.kernel.parameters()):
-            raise RuntimeError(
-                "the covariance of a prior is read after its points were modified by an inplace operation, or its "
-                "parameters replaced, since the density was computed; read it before"
-            )
-        kernel = frozen(lazy.kernel, lambda tensor: earlier[id(tensor)] if id(tensor) in earlier else tensor.clone())
-        return add_to_cache(lazy, _EVALUATED, by_kernel(kernel, lazy).evaluate_kernel())
+        then = frozen(kernel, lambda tensor: earlier[id(tensor)] if id(tensor) in earlier else tensor.clone())
+        return add_to_cache(lazy, _EVALUATED, by_kernel(then, lazy).evaluate_kernel())
 
 
 class _Earlier(torch.autograd.Function):

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from gpytorch.constraints import Interval, Positive
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.models import ExactModel, points
@@ -21,9 +22,9 @@ def by_mll(model, prior):
     return ExactMarginalLogLikelihood(model.likelihood, model)(prior, model.train_targets)
 
 
-def loss_and_prior():
-    x = points(40, d=1)
-    model = ExactModel(x, (4 * x[:, 0]).sin(), ScaleKernel(MaternKernel(1.5))).double()
+def loss_and_prior(kernel=None, d=1):
+    x = points(40, d=d)
+    model = ExactModel(x, (4 * x[:, 0]).sin(), kernel or ScaleKernel(MaternKernel(1.5))).double()
     prior = model(*model.train_inputs)
     return model, prior, by_mll(model, prior)
 
@@ -75,17 +76,47 @@ def test_copies_of_a_prior_keep_its_values():
             assert_close(found.to_dense(), expected)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: model.train_inputs[0].mul_(2.0),
-        lambda model: setattr(model.covar_module.base_kernel, "raw_lengthscale", torch.nn.Parameter(torch.eye(1))),
-    ],
-)
-def test_a_prior_whose_values_are_gone_is_refused(change):
+def replaced(space, name, value):
+    """A change of the Matern kernel: an entry of one of its dictionaries, which its methods read."""
+    return lambda kernel: vars(kernel)[space].__setitem__(name, value)
+
+
+CHANGES = {
+    "nu": lambda kernel: setattr(kernel, "nu", 0.5),
+    "bound in place": lambda kernel: kernel.raw_lengthscale_constraint.upper_bound.fill_(9.0),
+    "bound": lambda kernel: setattr(kernel.raw_lengthscale_constraint, "upper_bound", torch.tensor(9.0)),
+    "constraint": lambda kernel: kernel.register_constraint("raw_lengthscale", Positive()),
+    "transform": lambda kernel: setattr(kernel.raw_lengthscale_constraint, "_transform", torch.exp),
+    "dimensions in place": lambda kernel: kernel.active_dims.fill_(1),
+    "dimensions": lambda kernel: setattr(kernel, "active_dims", None),
+    "parameter": replaced("_parameters", "raw_lengthscale", torch.nn.Parameter(torch.full((1, 1), 2.0).double())),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("read", ["covariance", "density"])
+@each_that_serves
+def test_whatever_was_changed_since_what_is_read_is_of_the_time_of_the_density(change, read, candidate):
+    """A sub-kernel is replaced at last, which hides other changes where the reading looks at the model again."""
+
+    def found(*changes):
+        kernel = MaternKernel(2.5, active_dims=[0], lengthscale_constraint=Interval(0.1, 3.0))
+        model, prior, _ = loss_and_prior(ScaleKernel(kernel), d=2)
+        for one in changes:
+            one(model.covar_module.base_kernel)
+        return by_mll(model, prior) if read == "density" else prior.covariance_matrix
+
+    expected = found()
+    for changes in ([change], [change, lambda kernel: setattr(kernel, "forward", None)]):
+        assert_close(found(*changes), expected)
+        with autokern.enabled(), autokern.using(force=dict([candidate])):
+            assert_close(found(*changes), expected)
+
+
+def test_a_prior_whose_points_were_written_is_refused():
     with autokern.enabled(), autokern.using(force={"objective": "arrays"}):
         model, prior, _ = loss_and_prior()
-        change(model)
+        model.train_inputs[0].mul_(2.0)
         for read in (lambda: prior.covariance_matrix, lambda: by_mll(model, prior)):
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 read()

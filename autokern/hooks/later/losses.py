@@ -118,7 +118,7 @@ def _form(one: Any, tensors: list[torch.Tensor]) -> Any:
             raise _OtherError
         return "tensor", at, one.shape, one.dtype, one.requires_grad
     if isinstance(one, LinearOperator):
-        kept = set(memoized.names(one)) - {"size"}
+        kept = memoized.is_past(one) or set(memoized.names(one)) - {"size"}
         if kept or not vars(one).get("_is_grad_enabled", True) or not is_library(type(one).__module__):
             raise _OtherError  # the library would use what it has cached, or computed without a graph
         arguments = [_form(part, tensors) for part in one._args]
@@ -223,12 +223,9 @@ class Loss(OfLosses):
             return "a loss that the model adds"
         priors = [one for _, *parts, _ in mll.model.named_priors() for one in parts]
         kernels = [lazy.kernel for lazy in given.lazies(prior)]
-        own = [one for kernel in kernels for one in kernel.modules() if not is_library(type(one).__module__)]
-        known = {id(t) for one in own for t in (*vars(one).values(), *one._buffers.values())}
+        self._outlines = list(map(memoized.outline, kernels))
         spaces = [getattr(one, name, {}) for one in mll.model.modules() for name in _SPACES]
-        found = self.held(mll.likelihood, *kernels, *priors, spaces=spaces, most=MOST)
-        self._own = [] if isinstance(found, str) else [t for t in found.tensors if id(t) in known]
-        return found
+        return self.held(mll.likelihood, *kernels, *priors, spaces=spaces, most=MOST)
 
     def evaluated(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Any:
         """Return prior, target and parameters, and what computes the marginal likelihood and its gradients."""
@@ -262,11 +259,8 @@ class Loss(OfLosses):
         wanted = [t for t in tensors if t.requires_grad]
         used = list(itertools.compress((*wanted, *self._parameters), self._used))
         own = sum(self._used[: len(wanted)])
-        every = (*self._parameters, *self._fixed)
-        for lazy in given.lazies(prior):
-            with torch.no_grad():
-                values = *torch._foreach_mul(every, 1.0), *(t.clone() for t in self._own)
-            memoized.remember(lazy, (*every, *self._own), values)
+        for lazy, outline in zip(given.lazies(prior), self._outlines, strict=True):
+            memoized.remember(lazy, *outline)
 
         def plain(*values: torch.Tensor) -> Any:
             by_id = dict(zip(map(id, used), values, strict=True))
