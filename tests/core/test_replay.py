@@ -219,6 +219,40 @@ def test_what_cannot_be_replayed_runs_and_is_refused(f: Function, reason: str) -
         recorder.replay(ours)
 
 
+def limited(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return (torch.nn.functional.embedding(torch.arange(4), weights, max_norm=1.0) * x).sum(-1)
+
+
+def test_norms_of_a_parameter_are_limited_in_a_replay_too() -> None:
+    weights = torch.nn.Parameter(points(4, 3))
+    with (recorder := Recorder(x := points(4, 3), weights)):
+        ours = limited(x, weights).detach()
+    replay = recorder.replay(ours)
+    for size in (0.1, 5.0):
+        with torch.no_grad():
+            weights.copy_(size * points(4, 3, seed=2))
+        theirs = limited(x, expected := weights.detach().clone())
+        replay.run()
+        assert torch.equal(ours, theirs)
+        assert torch.equal(weights, expected)
+
+
+def test_what_others_have_is_written_by_no_replay() -> None:
+    weights = 0.1 * points(4, 3)
+    with (recorder := Recorder(x := points(4, 3))):
+        ours = limited(x, weights)
+    (replay := recorder.replay(ours)).run()
+    weights.mul_(1.0)  # the same numbers
+    replay.run()
+    weights.mul_(1.01)
+    with pytest.raises(ChangedError, match="other numbers"):
+        replay.run()
+    with (recorder := Recorder(x)):
+        ours = limited(x, weights.mul_(20.0))
+    with pytest.raises(UnrecordedError, match="memory of others"):
+        recorder.replay(ours)
+
+
 def test_warnings_are_noted_and_passed_on_but_not_those_of_another_thread() -> None:
     with pytest.warns(UserWarning, match="near the border"), (ran := Ran()):
         warns(points(4, 3))

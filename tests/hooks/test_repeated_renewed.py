@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from botorch.models import SingleTaskGP, SingleTaskVariationalGP
+from botorch.models.contextual import LCEAGP
 from botorch.models.kernels.orthogonal_additive_kernel import OrthogonalAdditiveKernel
 from botorch.models.transforms.input import Warp
 from botorch.optim.closures import get_loss_closure_with_grads
@@ -132,12 +133,16 @@ def test_buffers_that_each_evaluation_makes_anew_with_the_same_numbers_are_as_in
     assert replays
 
 
+def standardised(x):
+    y = x.sin().sum(-1, keepdim=True)
+    return (y - y.mean()) / y.std()
+
+
 def of_variational(size, order, like=None, **options):
     """Losses and gradients, and of what the model keeps a divergence and a tensor that the program takes."""
     torch.manual_seed(0)
     x = points(12, 3)
-    y = x.sin().sum(-1, keepdim=True)
-    y = (y - y.mean()) / y.std()
+    y = standardised(x)
     model = SingleTaskVariationalGP(x, y, likelihood=like and like(), inducing_points=points(4, 3, seed=3), **options)
     model.model.train_targets = y[:, 0]
     mll, found = VariationalELBO(model.likelihood, model.model, num_data=12).train(), []
@@ -172,3 +177,23 @@ def test_losses_of_variational_models_and_what_these_keep_are_stock_s(size, opti
     ours, replays = of_variational(size, {}, **options)
     assert replays >= 8
     agree(ours, of_variational(size, {"objective": "stock"}, **options)[0])
+
+
+def of_contexts(order):
+    torch.manual_seed(0)
+    x = points(12, 6)
+    model = LCEAGP(x, standardised(x), None, {"a": [0, 1], "b": [2, 3], "c": [4, 5]})
+    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
+    weights, before = model.covar_module.emb_layers[0].weight, count("optimised function", "replay")
+    with autokern.using(force=order):
+        each = evaluated(mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters())), 14)
+        found = [[*one, weights.detach().clone()] for one in each]
+    return found, count("optimised function", "replay") - before
+
+
+def test_parameters_whose_norms_an_evaluation_limits_are_as_in_stock():
+    ours, replays = of_contexts({})
+    theirs, _ = of_contexts({"objective": "stock"})
+    agree(ours, theirs)
+    assert replays == 9
+    assert theirs[0][-1].norm() < theirs[-1][-1].norm() == pytest.approx(3**0.5, rel=1e-6)

@@ -132,6 +132,19 @@ def _same(call: Step, value: Any) -> None:
         raise ChangedError(f"{found} in place of {value}")
 
 
+def are_as_before(tensor: torch.Tensor, before: torch.Tensor) -> None:
+    """Check the numbers of a tensor."""
+    if not torch.equal(tensor, before):
+        raise ChangedError("a tensor of others has other numbers")
+
+
+def stays(func: Any, kind: Kind, args: Sequence[Any], kwargs: Any) -> bool:
+    """Whether an operation would write what is there already."""
+    copies = {at: args[at].clone() for at in kind.written if type(at) is int}
+    func(*(copies.get(at, one) for at, one in enumerate(args)), **kwargs)
+    return len(copies) == len(kind.written) and all(torch.equal(copy, args[at]) for at, copy in copies.items())
+
+
 def apart(value: Any) -> Any:
     """Return tensors of the same memory whose shape nobody else can change (``squeeze_``)."""
     if isinstance(value, torch.Tensor):

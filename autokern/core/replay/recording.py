@@ -6,8 +6,9 @@ list of calls that write where they wrote, as CUDA graphs do, without modules an
 computes bit for bit what the recorded code would, but for some derivatives (`prod`) that torch computes otherwise
 while it is recorded.
 
-A number that Python has read, such as a flag of LAPACK, must be the same in a replay. Operations that write to memory
-of others cannot be recorded, nor can what leaves torch (``numpy()``), nor random draws without the recorder's consent.
+A number that Python has read, such as a flag of LAPACK, must be the same in a replay. What leaves torch
+(``numpy()``) cannot be recorded, nor random draws without the recorder's consent, nor operations that write to memory
+of others, unless writing once more would change nothing, as where norms are limited.
 What an extension in C++ reads is not seen: who records compares replays with the recorded code at other inputs.
 """
 
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokern.core.errors import caught
-from autokern.core.replay import operations
+from autokern.core.replay import Pairs, operations
 from autokern.core.replay.operations import ChangedError, Kind, Noted, Step, UnrecordedError, apart, kind_of, tensors_in
 
 _IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 2**21, 2**26, 2**28
@@ -91,6 +92,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.drawn: tuple[torch.Generator, torch.Tensor] | None = None
         """The program's own generator that the computation drew from, and its state before."""
         self._inputs = {memory_of(t) for t in inputs}
+        self._parameters = {memory_of(t) for t in inputs if isinstance(t, torch.nn.Parameter)}
         self._varying = set(self._inputs)
         self._made: dict[int, Any] = dict.fromkeys(self._inputs)  # with a tensor that keeps the memory
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
@@ -176,7 +178,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sooner = self._needed(memories, self._steps[: self._middle])
         every = [*sooner, *later]
         steps = operations.share(every, kept, memory_of) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
-        begin, constants = self._restored, self._constants.values()
+        begin, constants = self._restored, [one for one in self._constants.values() if one[1] >= 0]
         if not self._middle:
             return Replay((), ()), Replay([*begin, *steps], constants)
         return Replay([*begin, *steps[: len(sooner)]], constants), Replay(steps[len(sooner) :], constants)
@@ -210,8 +212,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.fail(str(error) or repr(error))
             return None
 
-    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[Kind, dict[int, torch.Tensor], bool]:
-        """Note what an operation reads from others, draws, and is about to write; return whether its result varies."""
+    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[Kind, dict[int, torch.Tensor], bool, Pairs]:
+        """Note what an operation reads from others, draws, and is about to write; return whether its result varies.
+
+        The pairs are tensors of others, which it is about to write, and copies of them.
+        """
         kind, memories = kind_of(func), self._read(tensors_in((*args, *kwargs.values())))
         varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
         generator = kwargs.get("generator")
@@ -222,10 +227,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnrecordedError(f"{func} updates running statistics")
         self.draws = self.draws or kind.seeded
         if func is _READ and memories.keys() <= self._seeds:
-            return kind, memories, False
-        if kind.written:
-            self._writes(func, operations.written(kind, args, kwargs), varies)
-        return kind, memories, varies
+            return kind, memories, False, []
+        return kind, memories, varies, self._writes(operations.written(kind, args, kwargs), varies)
 
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return the memory of tensors, after noting what is of others."""
@@ -235,19 +238,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._constants[memory] = tensor, 0 if tensor.is_inference() else tensor._version
         return memories
 
-    def _writes(self, func: Any, tensors: Iterable[torch.Tensor], varies: bool) -> None:
+    def _writes(self, tensors: Iterable[torch.Tensor], varies: bool) -> Pairs:
+        others = []
         for tensor in tensors:
             memory = memory_of(tensor)
             if memory not in self._made or memory in self._inputs:
-                raise UnrecordedError(f"{func} writes to memory of others")
-            if varies and memory not in self._varying:  # a replay begins with what is there now
+                others.append((tensor, tensor.clone()))
+            elif varies and memory not in self._varying:  # a replay begins with what is there now
                 whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
                 self._restored.append(functools.partial(whole.copy_, whole.clone()))
                 self._begun.add(memory)
                 self._varying.add(memory)
+        return others
 
-    def _after(self, func: Any, args: Any, kwargs: Any, out: Any, kind: Kind, memories: Any, varies: bool) -> None:
+    def _after(
+        self, func: Any, args: Any, kwargs: Any, out: Any, kind: Kind, memories: Any, varies: bool, others: Pairs
+    ) -> None:
         """Note an operation and its results."""
+        if others:
+            self._rewritten(func, args, kwargs, kind, memories, varies, others)
+            return
         if kind.written:
             self._empty.difference_update(memories)
         made = [(at, t.detach()) for t in tensors_in((out,)) if (at := memory_of(t)) not in memories]
@@ -267,6 +277,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._seeds |= writes
             if kind.shaped or kind.seeded:  # the step checks the shape, which Python may have read, or draws
                 self._steps.append((_nothing, writes, set()))
+
+    def _rewritten(
+        self, func: Any, args: Any, kwargs: Any, kind: Kind, reads: Any, varies: bool, others: Pairs
+    ) -> None:
+        """Note an operation that writes to memory of others: to parameters as a replay does, else what is there."""
+        args, kwargs = tuple(map(apart, args)), {name: apart(value) for name, value in kwargs.items()}
+        parameters = self._parameters.issuperset(memory_of(t) for t, _ in others)
+        stays = not varies and all(torch.equal(*pair) for pair in others)
+        if not (operations.stays(func, kind, args, kwargs) if parameters else stays):
+            raise UnrecordedError(f"{func} writes to memory of others")
+        if parameters:
+            self._steps.append((functools.partial(func, *args, **kwargs), set(reads), set()))
+        for tensor, before in [] if parameters else others:  # numbers count from now on, not versions
+            self._constants[memory_of(tensor)] = tensor, -1
+            step = functools.partial(operations.are_as_before, tensor.detach(), before)
+            self._steps.append((step, {memory_of(tensor)}, set()))
 
     def _check(self, func: Any, fresh: Iterable[torch.Tensor]) -> None:
         """Refuse results that cannot be written again, and too many."""
