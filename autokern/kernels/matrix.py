@@ -35,13 +35,13 @@ def bytes_on(cached: int, device: str) -> int:
 
 
 def row_blocks(matrix: torch.Tensor, cached: int) -> list[_Rows]:
-    """Return the bounds of row blocks of at most `bytes_on` bytes, but at least 16 rows; a batch is one block."""
+    """Return the bounds of row blocks of at most `bytes_on` bytes, but at least 16 rows; a batch, or none, is one."""
     n, m = matrix.shape[-2:]
     if matrix.dim() > 2:
         return [(0, n)]
     row_bytes = max(1, m * matrix.element_size())
     each = max(16, bytes_on(cached, matrix.device.type) // row_bytes // 16 * 16)
-    return [(start, min(n, start + each)) for start in range(0, n, each)]
+    return [(start, min(n, start + each)) for start in range(0, n, each)] or [(0, n)]
 
 
 class _Leaf:

@@ -15,7 +15,6 @@ import pickle
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -163,7 +162,7 @@ class _Earlier(torch.autograd.Function):
         return grad, None
 
 
-_PLAIN = (bool, int, float, str, torch.Size, type(None), FunctionType, MethodType)
+_PLAIN = (bool, int, float, str, torch.Size, type(None))
 _NOTED = frozenset(("_input_batch_shape", "_aug_batch_shape", "_original_train_inputs"))
 """Attributes that BoTorch sets on a model, and again on a new fantasy, and that no prediction reads."""
 
@@ -190,17 +189,18 @@ class State:
         self._versions = [(t, version(t)) for t in tensors]
         self._numbers = Numbers(tensors)
 
-    def _present(self) -> tuple[list[int], list[torch.Tensor | None], list[Any]]:
-        """Return the addresses of what the modules have now, their buffers, and what else they have."""
-        addresses, buffers, found = list[int](), list[torch.Tensor | None](), list[Any]()
+    def _present(self) -> tuple[list[Any], list[torch.Tensor | None], list[Any]]:
+        """Return the names and addresses of what the modules have now, their buffers, and what else they have."""
+        addresses, buffers, found = list[Any](), list[torch.Tensor | None](), list[Any]()
         for ref, read in self._read:
             own: Any = ref().__dict__  # None has none
             parameters, parts = own["_parameters"], own["_modules"]
-            found += parameters.values()
-            found += parts.values()
+            found += (*parameters.values(), *parts.values())
             buffers += own["_buffers"].values()
-            addresses += len(parameters), len(parts), len(own["_buffers"])
-            if read is not None:
+            addresses += (*parameters, *parts, *own["_buffers"])
+            if read is None:
+                found.append(own.get("forward"))
+            else:
                 found += read(own)
                 addresses.append(len(own))
         root: Any = self._read[0][0]()
@@ -235,5 +235,5 @@ def _reader(module: torch.nn.Module) -> Callable[[dict[str, Any]], tuple[Any, ..
     if not is_of_libraries(type(module).__module__):
         return None
     without = _NOTED | {"training"} if type(module) is FixedGaussianNoise else _NOTED  # it ignores its mode
-    kinds, own = (torch.Tensor, *_PLAIN), module.__dict__
-    return itemgetter(*[name for name, value in own.items() if isinstance(value, kinds) and name not in without])
+    plain = [n for n, v in module.__dict__.items() if callable(v) or isinstance(v, (torch.Tensor, *_PLAIN))]
+    return itemgetter(*[name for name in plain if name not in without])

@@ -131,6 +131,7 @@ class Factor(float):
 
 
 SEED, TALLY, FACTOR = torch.manual_seed, np.zeros(1), Factor(2.0)
+ENGINE = torch.quasirandom.SobolEngine(2)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,7 @@ SEED, TALLY, FACTOR = torch.manual_seed, np.zeros(1), Factor(2.0)
         (lambda x: nested(counted(x)), "counted"), (lambda x: 1 + undefined, "undefined"),  # noqa: F821
         (eval, "eval"), (lambda x: [CALLS.append(y) for y in x], "append"), (iter([1]), "next value"),
         (collections.deque([1.0]), "deque"), (bytearray(3), "bytearray"), (MappingProxyType({}), "mappingproxy"),
+        (lambda x: x + ENGINE.draw(1), "SobolEngine"),
         (lambda x: (SEED(1), x)[1], ""), (lambda x: (TALLY.fill(1), x)[1], ""), (lambda x: (CALLS.sort(), x)[1], ""),
         (lambda x: FACTOR * x, ""), (lambda x: (CALLS.__iadd__([1]), x)[1], ""),
         (lambda x: (torch.set_default_dtype(x.dtype), x)[1], ""),

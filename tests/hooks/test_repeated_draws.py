@@ -44,7 +44,8 @@ def drawing(name):
     return made
 
 
-GENERATOR = torch.Generator()
+GENERATOR, ANOTHER = torch.Generator(), torch.Generator()
+ENGINE = torch.quasirandom.SobolEngine(1, scramble=True, seed=1)
 STATISTICS = torch.zeros(2), torch.ones(2)
 DRAWN = {
     "numbers": lambda given, mean: torch.rand(1, dtype=DOUBLE) + torch.randn(1, dtype=DOUBLE),
@@ -55,6 +56,14 @@ DRAWN = {
     "of another generator, without a slope": lambda given, mean: (
         (mean - mean.detach()).sqrt() * torch.rand(1, generator=GENERATOR)
     ),
+    "of two generators, without a slope": lambda given, mean: (
+        (mean - mean.detach()).sqrt() * torch.rand(1, generator=GENERATOR) * torch.rand(1, generator=ANOTHER)
+    ),
+    "of a generator after what cannot be recorded, without a slope": lambda given, mean: (
+        (mean - mean.detach()).sqrt().to_sparse().to_dense() * torch.rand(1, generator=ANOTHER)
+    ),
+    "points of an engine": lambda given, mean: ENGINE.draw(2).sum(),
+    "points of an engine for nothing": lambda given, mean: 0.0 * ENGINE.draw(2).sum(),
     "running statistics": lambda given, mean: torch.nn.functional.batch_norm(
         torch.arange(6.0).reshape(3, 2), *STATISTICS, training=True
     ).sum(),
@@ -88,12 +97,15 @@ def test_values_and_the_random_state_are_stock_s(name):
     for stock in (False, True):
         torch.manual_seed(1)
         GENERATOR.manual_seed(1)
+        ANOTHER.manual_seed(1)
+        ENGINE.reset()
         for tensor in STATISTICS:
             tensor.fill_(1.0)
         with autokern.using(force={"posterior": "stock"}) if stock else torch.enable_grad():
             call = wrapper(acquisition, q, 2)
             found.append([[*ended(call, one), torch.get_rng_state()] for one in asked])
-            left.append([GENERATOR.get_state(), *(t.clone() for t in STATISTICS)])
+            states = GENERATOR.get_state(), ANOTHER.get_state(), torch.tensor(ENGINE.num_generated)
+            left.append([*states, *(t.clone() for t in STATISTICS)])
         if not stock:
             assert count("optimised function", "replay") - before == replays
     for ours, theirs in zip(*left, strict=True):

@@ -114,6 +114,18 @@ def test_values_of_any_shape(family, layout, n, m, d, batch, ard, scaled, dtype,
         assert (k - k.mT).abs().max() <= bound(cov, x1, x1)
 
 
+@each_layout
+@pytest.mark.parametrize("m", [0, 4])
+def test_no_rows(layout, m):
+    cov, x1, x2 = tensors(SMOOTH[0], 0, m, 2, grad=True)
+    found = covariances.matrix(cov, x1, x2 if m else x1, layout)
+    assert found.shape == (0, m)
+    found.sum().backward()
+    assert x1.grad.shape == (0, 2)
+    assert not cov.lengthscale.grad.any()
+    assert not cov.outputscale.grad.any()
+
+
 # --- the other routes -------------------------------------------------------------------------------------------------
 
 

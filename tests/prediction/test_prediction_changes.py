@@ -211,3 +211,44 @@ def test_a_fantasy_keeps_the_hyperparameters_that_its_parent_had():
         exact_models.change(parent)
         predicted(parent)
         assert_close(moments(imagined(points(6, seed=8))), expected)
+
+
+class Line(gpytorch.means.Mean):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("slope", torch.tensor(2.0).double())
+        self.register_buffer("offset", torch.tensor(-1.0).double())
+
+    def forward(self, x):
+        return self.slope * x[..., 0] + self.offset
+
+
+def own_forward(model):
+    stock = model.forward
+    model.forward = lambda x: gpytorch.distributions.MultivariateNormal(stock(x).mean + 1.0, model.covar_module(x))
+
+
+def exponential(model):
+    model.covar_module.base_kernel.raw_lengthscale_constraint._transform = torch.exp
+
+
+def names_of_buffers(model):
+    slope, offset = model.mean_module._buffers.values()
+    model.mean_module._buffers.clear()
+    model.mean_module._buffers.update(offset=slope, slope=offset)
+
+
+@pytest.mark.parametrize("change", [own_forward, exponential, names_of_buffers])
+@each_candidate
+def test_another_function_or_name_is_a_change(change, candidate):
+    x = points(6, seed=8)
+    with ours(candidate), torch.no_grad():
+        model = regression(
+            kernel=ScaleKernel(RBFKernel(lengthscale_constraint=gpytorch.constraints.Interval(0.1, 3.0)))
+        )
+        model.mean_module = Line()
+        before = moments(predicted(model)(x))["mean"]
+        change(model)
+        found = moments(model(x))
+        assert not torch.allclose(found["mean"], before)
+        assert_close(found, moments(refitted(model)(x)))

@@ -66,8 +66,8 @@ _INSTALLED = (
     os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
 )
 """Where the files of libraries are."""
-_CHANGING = array.array, bytearray, collections.deque, memoryview, types.MappingProxyType
-"""Containers whose contents are not compared."""
+_CHANGING = array.array, bytearray, collections.deque, memoryview, types.MappingProxyType, torch.quasirandom.SobolEngine
+"""Classes of objects whose contents are not compared; an engine counts what was drawn from it."""
 _MOST = 20_000
 
 

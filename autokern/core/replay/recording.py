@@ -89,8 +89,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._seeding, self._seeds = seeding, set[int]()  # memory of drawn seeds
         self.draws = False
-        self.drawn: tuple[torch.Generator, torch.Tensor] | None = None
-        """The program's own generator that the computation drew from, and its state before."""
+        self.drawn: dict[torch.Generator, torch.Tensor] = {}
+        """The program's own generators that the computation drew from, and their states before."""
         self._inputs = {memory_of(t) for t in inputs}
         self._parameters = {memory_of(t) for t in inputs if isinstance(t, torch.nn.Parameter)}
         self._varying = set(self._inputs)
@@ -195,6 +195,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if (generator := kwargs.get("generator")) is not None and generator not in self.drawn:
+            self.drawn[generator] = generator.get_state()
         if self._reason:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
@@ -219,9 +221,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         kind, memories = kind_of(func), self._read(tensors_in((*args, *kwargs.values())))
         varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
-        generator = kwargs.get("generator")
-        if kind.seeded and (self._seeding is None or generator is not None):
-            self.drawn = None if generator is None else (generator, generator.get_state())
+        if kind.seeded and (self._seeding is None or kwargs.get("generator") is not None):
             raise UnrecordedError(f"{func} draws random numbers")
         if func is _BATCH_NORM and args[3] is not None and args[5]:  # its schema does not say so
             raise UnrecordedError(f"{func} updates running statistics")

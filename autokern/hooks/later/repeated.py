@@ -253,8 +253,8 @@ class Repeated(abc.ABC):
             self.end(str(reason))
         if found is None:
             host.take_random_states(before)
-            if recorder.drawn:
-                recorder.drawn[0].set_state(recorder.drawn[1])
+            for generator, state in recorder.drawn.items():
+                generator.set_state(state)
             return self.library(*call)
         return found
 
