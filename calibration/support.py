@@ -81,12 +81,12 @@ def asked(case: Case) -> tuple[Candidates, Candidates]:
     dispatch.reset()
     with autokern.enabled(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of models trained by so little
-        train, predict = case.make()
+        made = case.make()
         with noted() as trained:
-            train()
+            made.train()
         dispatch.reset()
         with noted() as predicted:
-            predict()
+            made.predict()
     return trained, predicted
 
 

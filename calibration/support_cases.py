@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
@@ -18,12 +18,23 @@ N, NEW = 40, 7
 Step = Callable[[], object]
 
 
+class Made(NamedTuple):
+    """A training step and a prediction, and of models of GPyTorch what they are made of."""
+
+    train: Step
+    predict: Step
+    mll: Any = None
+    inputs: tuple[torch.Tensor, ...] = ()
+    targets: Any = None
+    new: tuple[torch.Tensor, ...] = ()
+
+
 class Case(NamedTuple):
-    """A row of the matrix: `make` returns a training step and a prediction."""
+    """A row of the matrix."""
 
     group: str
     name: str
-    make: Callable[[], tuple[Step, Step]]
+    make: Callable[[], Made]
 
 
 def points(n: int, d: int) -> torch.Tensor:
@@ -53,7 +64,7 @@ def read(prediction: MultivariateNormal) -> tuple[torch.Tensor, torch.Tensor]:
     return prediction.mean, prediction.variance
 
 
-def steps(model, likelihood, y, inputs, new, mll=None) -> tuple[Step, Step]:
+def steps(model, likelihood, y, inputs, new, mll=None) -> Made:
     """Return a step of a loop of GPyTorch and a prediction with noise."""
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model) if mll is None else mll
 
@@ -69,10 +80,10 @@ def steps(model, likelihood, y, inputs, new, mll=None) -> tuple[Step, Step]:
         with torch.no_grad():
             read(model(*new))
 
-    return train, predict
+    return Made(train, predict, mll, inputs, y, new)
 
 
-def exact(kernel, d=3, likelihood=None, features=None) -> tuple[Step, Step]:
+def exact(kernel, d=3, likelihood=None, features=None) -> Made:
     x = points(N, d)
     likelihood = GaussianLikelihood() if likelihood is None else likelihood
     model = Exact(x, targets(x), likelihood, kernel, features).double()
@@ -107,7 +118,7 @@ def additive() -> k.Kernel:
         return k.AdditiveStructureKernel(k.ScaleKernel(k.RBFKernel()), num_dims=3)
 
 
-KERNELS: dict[str, Callable[[], tuple[Step, Step]]] = {
+KERNELS: dict[str, Callable[[], Made]] = {
     "RBF": lambda: exact(k.ScaleKernel(k.RBFKernel())),
     "RBF, ARD": lambda: exact(k.ScaleKernel(k.RBFKernel(ard_num_dims=3))),
     "Matérn 1/2": lambda: exact(k.ScaleKernel(k.MaternKernel(nu=0.5))),
@@ -134,17 +145,17 @@ KERNELS: dict[str, Callable[[], tuple[Step, Step]]] = {
 }
 
 
-def fixed_noise() -> tuple[Step, Step]:
+def fixed_noise() -> Made:
     noise = torch.full((N,), 0.01, dtype=torch.float64)
     return exact(k.ScaleKernel(k.RBFKernel()), likelihood=gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise))
 
 
-def deep() -> tuple[Step, Step]:
+def deep() -> Made:
     features = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     return exact(k.ScaleKernel(k.RBFKernel(ard_num_dims=2)), features=features)
 
 
-def batch() -> tuple[Step, Step]:
+def batch() -> Made:
     shape, x = torch.Size([2]), points(N, 3)
     kernel = k.ScaleKernel(k.RBFKernel(batch_shape=shape), batch_shape=shape)
     likelihood = GaussianLikelihood(batch_shape=shape)
@@ -163,7 +174,7 @@ class Multitask(gpytorch.models.ExactGP):
         return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def kronecker() -> tuple[Step, Step]:
+def kronecker() -> Made:
     x = points(N, 1)
     y = torch.stack((targets(x), targets(x)), -1)
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
@@ -182,7 +193,7 @@ class Hadamard(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x).mul(self.task_covar_module(task)))
 
 
-def hadamard() -> tuple[Step, Step]:
+def hadamard() -> Made:
     x, task = points(N, 1), torch.arange(N).remainder(2).unsqueeze(-1)
     likelihood = GaussianLikelihood()
     model = Hadamard((x, task), targets(x), likelihood).double()
@@ -200,19 +211,19 @@ class Gradients(gpytorch.models.ExactGP):
         return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def derivatives() -> tuple[Step, Step]:
+def derivatives() -> Made:
     x = points(N // 2, 2)
     y = torch.cat((targets(x).unsqueeze(-1), 4 * torch.cos(4 * x)), -1)
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=3)
     return steps(Gradients(x, y, likelihood).double(), likelihood, y, (x,), (points(NEW, 2),))
 
 
-def sgpr() -> tuple[Step, Step]:
+def sgpr() -> Made:
     base = k.ScaleKernel(k.RBFKernel())
     return exact(k.InducingPointKernel(base, inducing_points=points(8, 3), likelihood=GaussianLikelihood()))
 
 
-def ski() -> tuple[Step, Step]:
+def ski() -> Made:
     return exact(k.GridInterpolationKernel(k.ScaleKernel(k.RBFKernel()), grid_size=32, num_dims=1), d=1)
 
 
@@ -228,7 +239,7 @@ class Variational(gpytorch.models.ApproximateGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def variational(likelihood, sign: bool = False) -> tuple[Step, Step]:
+def variational(likelihood, sign: bool = False) -> Made:
     x = points(N, 3)
     y = targets(x).sign().clamp(min=0) if sign else targets(x)
     model = Variational(points(8, 3)).double()
@@ -236,7 +247,7 @@ def variational(likelihood, sign: bool = False) -> tuple[Step, Step]:
     return steps(model, likelihood, y, (x,), (points(NEW, 3),), mll)
 
 
-MODELS: dict[str, Callable[[], tuple[Step, Step]]] = {
+MODELS: dict[str, Callable[[], Made]] = {
     "ExactGP, GaussianLikelihood": lambda: exact(k.ScaleKernel(k.RBFKernel())),
     "ExactGP, FixedNoiseGaussianLikelihood": fixed_noise,
     "ExactGP, a batch of two": batch,
@@ -252,7 +263,7 @@ MODELS: dict[str, Callable[[], tuple[Step, Step]]] = {
 }
 
 
-def fitted(model, mll=gpytorch.mlls.ExactMarginalLogLikelihood, new=None) -> tuple[Step, Step]:
+def fitted(model, mll=gpytorch.mlls.ExactMarginalLogLikelihood, new=None) -> Made:
     from botorch.fit import fit_gpytorch_mll
 
     fresh = points(NEW, model.train_inputs[0].shape[-1]) if new is None else new
@@ -268,52 +279,52 @@ def fitted(model, mll=gpytorch.mlls.ExactMarginalLogLikelihood, new=None) -> tup
         found = model.posterior(given)
         (found.mean.sum() + found.variance.sum()).backward()
 
-    return fit, posterior
+    return Made(fit, posterior)
 
 
-def single(**options) -> tuple[Step, Step]:
+def single(**options) -> Made:
     from botorch.models import SingleTaskGP
 
     x = points(N, 3)
     return fitted(SingleTaskGP(x, targets(x).unsqueeze(-1), **options))
 
 
-def two_outputs() -> tuple[Step, Step]:
+def two_outputs() -> Made:
     from botorch.models import SingleTaskGP
 
     x = points(N, 3)
     return fitted(SingleTaskGP(x, torch.stack((targets(x), targets(x)), -1)))
 
 
-def mixed() -> tuple[Step, Step]:
+def mixed() -> Made:
     from botorch.models import MixedSingleTaskGP
 
     x = torch.cat((points(N, 2), torch.arange(N).remainder(3).double().unsqueeze(-1)), -1)
     return fitted(MixedSingleTaskGP(x, targets(x).unsqueeze(-1), cat_dims=[2]), new=x[:NEW])
 
 
-def multi_task() -> tuple[Step, Step]:
+def multi_task() -> Made:
     from botorch.models import MultiTaskGP
 
     x = torch.cat((points(N, 2), torch.arange(N).remainder(2).double().unsqueeze(-1)), -1)
     return fitted(MultiTaskGP(x, targets(x).unsqueeze(-1), task_feature=-1), new=points(NEW, 2))
 
 
-def kronecker_multi_task() -> tuple[Step, Step]:
+def kronecker_multi_task() -> Made:
     from botorch.models import KroneckerMultiTaskGP
 
     x = points(N, 2)
     return fitted(KroneckerMultiTaskGP(x, torch.stack((targets(x), targets(x)), -1)))
 
 
-def tensor_outputs() -> tuple[Step, Step]:
+def tensor_outputs() -> Made:
     from botorch.models import HigherOrderGP
 
     x = points(12, 2)
     return fitted(HigherOrderGP(x, targets(x)[:, None, None] * torch.rand(4, 3, dtype=x.dtype)))
 
 
-def model_list() -> tuple[Step, Step]:
+def model_list() -> Made:
     from botorch.models import ModelListGP, SingleTaskGP
 
     x = points(N, 3)
@@ -321,14 +332,14 @@ def model_list() -> tuple[Step, Step]:
     return fitted(model, gpytorch.mlls.SumMarginalLogLikelihood, points(NEW, 3))
 
 
-def saas() -> tuple[Step, Step]:
+def saas() -> Made:
     from botorch.models.map_saas import AdditiveMapSaasSingleTaskGP
 
     x = points(12, 3)
     return fitted(AdditiveMapSaasSingleTaskGP(x, targets(x).unsqueeze(-1), num_taus=2))
 
 
-BOTORCH: dict[str, Callable[[], tuple[Step, Step]]] = {
+BOTORCH: dict[str, Callable[[], Made]] = {
     "SingleTaskGP": single,
     "SingleTaskGP, observed noise": lambda: single(train_Yvar=torch.full((N, 1), 0.01, dtype=torch.float64)),
     "SingleTaskGP, its former Matérn kernel with priors": lambda: single(

@@ -24,6 +24,7 @@ import torch
 from support import thinned
 from support.loads import quiet
 
+import autokern
 from autokern.core import registry
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
@@ -201,6 +202,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def enabled():
+    with autokern.enabled():
+        yield
 
 
 @pytest.fixture

@@ -140,9 +140,6 @@ def test_second_derivatives_are_right():
     torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-10)
 
 
-# --- what is no matter for KeOps, and what goes wrong -----------------------------------------------------------------
-
-
 def test_many_dimensions_are_refused():
     assert keops_product.unsupported(150) is None
     for refused in ((1000,), (150, "cuda"), (1, "mps")):

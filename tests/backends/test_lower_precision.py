@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
+from support.tiling import random
 
 import autokern
 from autokern.backends.lower_precision import in_lower_precision
@@ -30,13 +31,6 @@ NEVER_MEASURED = Settings(calibrate="never")
 ROUGHLY = Settings(calibrate="never", accuracy="approximate")
 SMALL = Problem(op="double", m=4, n=4)
 KERNEL_MATMUL_CALL = dispatch.route("kernel_matmul")
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-# --- admission --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -123,9 +117,6 @@ def test_bad_orders_are_told():
         autokern.calibrate("qr", accuracy="better")
 
 
-# --- calibration ------------------------------------------------------------------------------------------------------
-
-
 def test_errors_are_measured_only_when_asked_for(op):
     known = calibrate([op], "quick", 2.0, ["cpu"], Profile(), dtypes=["float64"])
     assert all("rough" not in t.timings for t in known.trials)
@@ -172,16 +163,13 @@ def test_the_fastest_candidates_are_counted_where_none_always_wins():
         assert summarised([{"stock": Timing(1e-3), "cpu": Timing(1e-3, ratio)}])[0].fastest == fastest
 
 
-# --- the caller's own data --------------------------------------------------------------------------------------------
-
-
 TWICE = "rough+other+rough"
 CHECKED = [TWICE, TWICE, "rough", TWICE, *["rough"] * 3, TWICE, "rough"]
 
 
 def served(op, times: int) -> list[str]:
     """Return what ran for so many calls."""
-    call, found, a = dispatch.route(op), [], normal(4, 4)
+    call, found, a = dispatch.route(op), [], random(4, 4)
     for _ in range(times):
         op.runs.clear()
         call(a)
@@ -228,7 +216,7 @@ def test_blocks_in_a_loop_are_checked_as_one_and_what_has_failed_stays_out(op):
 
 
 def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
-    x = normal(40, 3).requires_grad_()
+    x = random(40, 3).requires_grad_()
     features = (x**2).exp()  # keeps what its backward pass needs
     kernel, mean = RBFKernel().double(), (features**2).sum(-1)  # one argument that depends on another
 
@@ -250,7 +238,7 @@ def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
     monkeypatch.setattr(review, "_error", lambda *a: entry.demote(op["other"], "") or 0.5)  # another was faster
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        review.check(entry, (normal(4, 4),), ROUGHLY)
+        review.check(entry, (random(4, 4),), ROUGHLY)
     assert (entry.candidate.name, entry.due) == ("other", NEVER)
 
 
@@ -272,9 +260,6 @@ def test_quick_measurements_of_errors_replace_nothing_that_was_known(op):
     assert trial.timings["other"] == Timing(5e-4, 0.5)
 
 
-# --- few digits on tensor cores ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def widened(monkeypatch):
     """The CPU multiplies what is rounded already, and adds in float32 as tensor cores do."""
@@ -284,10 +269,10 @@ def widened(monkeypatch):
 @pytest.mark.parametrize(("precision", "digits"), [("float16", 11), ("bfloat16", 8)])
 @pytest.mark.parametrize("kernel", [RBFKernel(), MaternKernel(1.5)])
 def test_only_inner_products_are_rounded(widened, precision, digits, kernel):
-    x, y = 3 + normal(70, 20).float(), 3 + normal(50, 20, seed=1).float()
+    x, y = 3 + random(70, 20).float(), 3 + random(50, 20, seed=1).float()
     kernel = kernel.float()
     kernel.lengthscale = 20**0.5
-    rhs = normal(50, 4, seed=2).float()
+    rhs = random(50, 4, seed=2).float()
     found = in_lower_precision(kernel, x, y, rhs, precision)
     tree = trees.read(kernel.double(), x.double())
     exact = trees.dense(tree, trees.read(kernel, y.double()).points) @ rhs.double()
@@ -298,7 +283,7 @@ def test_only_inner_products_are_rounded(widened, precision, digits, kernel):
 
 
 def test_far_points_are_clamped_whatever_the_rounding_of_the_precision(widened):
-    x = normal(30, 40).float() * 3
+    x = random(30, 40).float() * 3
     assert in_lower_precision(RBFKernel().float(), x, x, torch.ones(30, 1), "bfloat16").max() < 1.5
 
 
@@ -307,7 +292,7 @@ def test_where_float16_has_no_room_points_are_not_rounded(widened):
     tree = trees.read(RBFKernel().float().requires_grad_(False), x / 0.6931)
     assert not tiles.has_room("float16", -0.5, tree.points[0] - tree.points[0].mean())
     assert tiles.has_room("bfloat16", -0.5, tree.points[0])
-    assert tiles.has_room("float16", -0.5, normal(9, 3).float())
+    assert tiles.has_room("float16", -0.5, random(9, 3).float())
     assert tiles.sides(tree, None, precision="float16").leaves[0].rows.dtype is torch.float32
     found = in_lower_precision(RBFKernel().float(), x, x, torch.ones(40, 1), "float16")
     assert found.isfinite().all()

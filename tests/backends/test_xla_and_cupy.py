@@ -10,34 +10,19 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from support import fakes, tiling
 from support.outcomes import outcome
 from support.programs import python
-from support.tiling import KERNELS, NONE, prepared, random, read
+from support.tiling import KERNELS, NONE, XLA, each_dtype, each_kernel, either_side, prepared, product, random
 
 from autokern import covariance
 from autokern.backends import cupy_, xla
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.kernels import matmul
-from autokern.kernels import tree as trees
-from autokern.kernels.tiles import Plan
 from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.tuning.measuring import trial
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
-each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
-either_side = pytest.mark.parametrize("same", [True, False], ids=["same", "cross"])
-each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 SOME = KERNELS["sum of products"]
 PROBLEM = Problem(op="kernel_matmul", m=3000, n=3000, d=10, rhs=11, variant="rbf/same")
-
-
-@pytest.fixture(autouse=True)
-def _products_by_xla(monkeypatch):
-    monkeypatch.setattr(tiling, "product", product)
-
-
-def product(kernel, x1, x2, rhs, plan):
-    return matmul.matmul(*read(kernel, x1, x2), rhs, plan, xla.product)
 
 
 def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, d=3):
@@ -46,16 +31,13 @@ def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, d=3):
     return prepared(make, NONE, dtype), x1, x2, random(x2.shape[0], t, seed=3, dtype=dtype).requires_grad_()
 
 
-# --- XLA: values and gradients ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.thin
 @needs_jax
 @each_kernel
 @either_side
 @each_dtype
 def test_values_and_gradients_are_those_of_the_formula(make, same, dtype):
-    tiling.assert_right(*arguments(make, same=same, dtype=dtype), Plan(16))
+    tiling.assert_right(*arguments(make, same=same, dtype=dtype), XLA)
 
 
 @needs_jax
@@ -64,70 +46,39 @@ def test_the_diagonal_is_exact(same):
     """Far from the origin rounding would show at once in the kink of a Matérn 1/2."""
     x = random(50, 3, dtype=torch.float32) + 100
     kernel = MaternKernel(0.5, lengthscale_prior=None)
-    found = product(kernel, x, x if same else x.clone(), torch.eye(50), Plan())
+    found = product(kernel, x, x if same else x.clone(), torch.eye(50), XLA)
     if same:
         assert found.diagonal().eq(1).all()
         torch.testing.assert_close(found, found.mT, rtol=1e-5, atol=1e-6)
     assert found.diagonal().gt(0.99).all()
 
 
-BATCHES = [((2,), (2,), (2,), (2,)), ((3, 1), (2,), (), (2,)), ((), (), (2,), ())]
-SHAPES = [
-    *[("sum of products", (n, 3), (47, 3), (47, 1), ()) for n in (1, 8, 31, 33, 64, 70)],  # around those of a block
-    *[("sum of products", (n, 3), (m, 3), (m, t), ()) for n, m, t in ((0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 0))],
-    *[
-        (name, (*first, 19, 3), (*second, 18, 3), (*columns, 18, 2), own)
-        for first, second, columns, own in BATCHES
-        for name in ("scaled rbf", "two shapes", "sum of products")
-    ],
-]
-
-
 @needs_jax
-@pytest.mark.parametrize(("name", "first", "second", "columns", "own"), SHAPES, ids=str)
-def test_sizes_and_batches(name, first, second, columns, own, monkeypatch):
+@pytest.mark.parametrize("n", [1, 8, 31, 33, 64, 70])
+def test_sizes_around_those_of_a_block(n, monkeypatch):
+    """Batches, no points at all and derivatives by differences: `test_products.py`."""
     monkeypatch.setitem(xla._BLOCK, "cpu", 2048)
-    kernel = prepared(KERNELS[name], torch.Size(own))
-    x1, x2 = random(*first).requires_grad_(), random(*second, seed=2).requires_grad_()
-    tiling.assert_right(kernel, x1, x2, random(*columns, seed=3).requires_grad_(), Plan(16))
-    square = random(*columns[:-2], first[-2], columns[-1], seed=3).requires_grad_()
-    tiling.assert_right(kernel, x1, x1, square, Plan(16))
+    tiling.assert_right(*arguments(SOME, n, 47, 1, same=False), XLA)
+    tiling.assert_right(*arguments(SOME, n, t=1), XLA)
 
 
 @needs_jax
 @either_side
 def test_no_layout_matters_and_arguments_are_left_alone(same):
     kernel, x1, x2, rhs = arguments(SOME, same=same)
-    expected = product(kernel, x1, x2, rhs, Plan(16)).detach()
+    expected = product(kernel, x1, x2, rhs, XLA).detach()
     first = x1.detach().mT.contiguous().mT
     second = first if same else x2.detach().repeat_interleave(2, 0)[::2]
     wide = rhs.detach().repeat(1, 2)[:, :3]
     before = [t.clone() for t in (first, second, wide)]
-    out = product(kernel.requires_grad_(False), first, second, wide, Plan(16))
+    out = product(kernel.requires_grad_(False), first, second, wide, XLA)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     out.add_(1)
     assert all(t.equal(b) for t, b in zip((first, second, wide), before, strict=True))
     assert out.is_contiguous()
-    torch.testing.assert_close(product(kernel, first, second, wide, Plan(16)), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(product(kernel, first, second, wide, XLA), expected, rtol=1e-12, atol=1e-12)
     with torch.inference_mode():
-        assert product(kernel, first, second, wide, Plan(16)).equal(product(kernel, first, second, wide, Plan(16)))
-
-
-@needs_jax
-@either_side
-@pytest.mark.parametrize("name", ["rq", "matern 1/2", "constants first"])
-def test_first_and_second_derivatives_by_finite_differences(name, same):
-    kernel, x1, x2, rhs = arguments(KERNELS[name], n=18, m=17, t=2, same=same)
-    tree = trees.read(kernel, x1.detach())
-    others = None if same else trees.read(kernel, x2.detach()).points
-    form, tensors = trees.apart(tree, others)
-    tensors = [t.detach().clone().requires_grad_() for t in (rhs, *tensors)]
-
-    def run(rhs, *rest):
-        return matmul.matmul(*form.pair(rest), rhs, Plan(16), xla.product)
-
-    assert torch.autograd.gradcheck(run, tensors, fast_mode=True)
-    assert torch.autograd.gradgradcheck(run, tensors, atol=1e-4, fast_mode=True)
+        assert product(kernel, first, second, wide, XLA).equal(product(kernel, first, second, wide, XLA))
 
 
 @needs_jax
@@ -142,9 +93,6 @@ def test_models_and_covariances_take_it_where_it_is_ordered(monkeypatch):
     assert found.requires_grad
 
 
-# --- XLA: a good guest ------------------------------------------------------------------------------------------------
-
-
 @needs_jax
 def test_jax_keeps_the_configuration_of_its_user():
     import jax
@@ -152,18 +100,18 @@ def test_jax_keeps_the_configuration_of_its_user():
     for wide in (False, True):
         with jax.enable_x64(wide):
             for dtype in (torch.float32, torch.float64):
-                assert product(*arguments(SOME, dtype=dtype), Plan(16)).dtype is dtype
+                assert product(*arguments(SOME, dtype=dtype), XLA).dtype is dtype
             assert jax.config.jax_enable_x64 is wide
             assert jax.numpy.ones(1).dtype == ("float64" if wide else "float32")
 
 
 @needs_jax
 def test_sizes_that_are_near_share_what_is_compiled():
-    product(*arguments(SOME, n=2001, m=1999, same=False), Plan(1024))
+    product(*arguments(SOME, n=2001, m=1999, same=False), XLA)
     compiled = xla._compiled()
     before = compiled._cache_size()
     for n in (1985, 2010, 2048):
-        product(*arguments(SOME, n=n, m=n, same=False), Plan(1024))
+        product(*arguments(SOME, n=n, m=n, same=False), XLA)
     assert compiled._cache_size() == before
     assert all(0 <= xla._padded(n) - n <= n / 16 for n in range(1, 5000))
 
@@ -260,7 +208,7 @@ def test_it_heeds_how_many_threads_are_wanted(usable, monkeypatch, used, refused
 def test_a_jax_that_cannot_be_imported_is_not_tried_again(usable, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ImportError):
-        product(*arguments(SOME), Plan(16))
+        product(*arguments(SOME), XLA)
     assert "importing it fails (ModuleNotFoundError" in _reason()
 
 
@@ -269,9 +217,6 @@ def test_its_memory_is_far_from_that_of_the_matrix():
     large = PROBLEM.replace(m=200_000, n=200_000)
     assert candidate.memory(large) < 2e-3 * large.m * large.n * large.itemsize
     assert candidate.memory(PROBLEM.replace(grad="theta")) > candidate.memory(PROBLEM)
-
-
-# --- CuPy -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from gpytorch.likelihoods import DirichletClassificationLikelihood, FixedNoiseGa
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, SmoothedBoxPrior
 from support.array_kernels import KERNELS, TASKS, of_kernel
-from support.densities import D, Deep, Model, N, Served, agree, by, derivatives, made, truth, value_of, without_factor
+from support.densities import D, Deep, Model, N, agree, by, derivatives, made, served, truth, value_of, without_factor
 from support.models import ExactModel
 
 import autokern
 from autokern.density.gaussian import dense
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "enabled")
 B = torch.Size([3])
 BARE = [name for name, make in KERNELS.items() if not (type(make()) is k.LinearKernel or list(make().named_priors()))]
 """Kernels without priors; one that is linear alone, the library solves by its rank."""
@@ -23,19 +23,6 @@ BARE = [name for name, make in KERNELS.items() if not (type(make()) is k.LinearK
 
 by_arrays = pytest.mark.parametrize("way", ["objective", "arrays"])
 
-
-@pytest.fixture(autouse=True)
-def _enabled():
-    with autokern.enabled():
-        yield
-
-
-@pytest.fixture
-def served(monkeypatch):
-    return Served(monkeypatch)
-
-
-# --- values and derivatives -------------------------------------------------------------------------------------------
 
 CASES = {
     "zero mean": lambda: made(k.RBFKernel(), ZeroMean()),
@@ -109,7 +96,7 @@ LEFT = {
 @by_arrays
 @pytest.mark.parametrize("points", ["common", "own"])
 @pytest.mark.parametrize("name", [*CASES, *BATCHES])
-def test_values_and_derivatives(name, points, way, served):
+def test_values_and_derivatives(name, points, way):
     mll = {**CASES, **BATCHES}[name]()
     if points == "own":
         x, batch = mll.model.train_inputs[0], mll.model.covar_module.batch_shape
@@ -119,7 +106,7 @@ def test_values_and_derivatives(name, points, way, served):
         expected = derivatives(mll)
     with by(way):
         found = derivatives(mll)
-    assert served[way] == 1 or name in LEFT[way]
+    assert served(way) == 1 or name in LEFT[way]
     torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=1e-12)
     agree(found, expected, both=name in CASES, rtol=1e-8, atol=1e-9)  # both: what has none, depends on the formula
     autokern.disable()
@@ -134,12 +121,12 @@ def test_values_and_derivatives(name, points, way, served):
 @pytest.mark.parametrize("kind", [Model, Deep])
 @pytest.mark.parametrize("n", [2, 12, 40])
 @pytest.mark.parametrize("name", BARE)
-def test_points_that_are_given_and_points_that_a_network_makes(name, n, kind, way, served):
+def test_points_that_are_given_and_points_that_a_network_makes(name, n, kind, way):
     mll = of_kernel(name, made, n=n, kind=Model if name in TASKS else kind)
     expected = truth(mll)
     with by(way):
         found = derivatives(mll)
-    assert served[way] == 1
+    assert served(way) == 1
     torch.testing.assert_close(found[0], expected[0], rtol=1e-11, atol=1e-11)
     agree(found, expected, both=True, rtol=1e-6, atol=1e-8)
     autokern.disable()
@@ -175,20 +162,13 @@ def test_points_that_meet_and_points_far_away_have_gradients(make):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
-# --- what autograd may ask of each ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kernel", [k.RBFKernel, k.LinearKernel])
 @pytest.mark.parametrize("way", ["objective", "arrays", "fused", "dense"])
-def test_no_factor_means_the_librarys_own_words(way, kernel, served):
+def test_no_factor_means_the_librarys_own_words(way, kernel):
     """What the library says of a kernel of low rank is not what it says of others."""
     mll = without_factor(k.PiecewisePolynomialKernel(0, ard_num_dims=D) if way == "dense" else kernel())
     with by(way), pytest.raises(Exception, match=r"not positive|not p\.d\."), pytest.warns():
         value_of(mll)
-    assert way in ("fused", "dense") or served[way] == 0
-
-
-# --- what changes between two of them ---------------------------------------------------------------------------------
 
 
 def swap(mll, name, part):

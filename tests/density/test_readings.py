@@ -37,8 +37,6 @@ def transformed(transform, outputs=1):
     return ExactMarginalLogLikelihood(model.likelihood, model).train()
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
-
 TRANSFORMS = {
     "learned bounds": lambda: Normalize(D),
     "bounds": lambda: Normalize(D, bounds=torch.stack([torch.zeros(D), 3 * torch.ones(D)]).double()),
@@ -122,9 +120,6 @@ def test_parameters_that_want_no_gradient():
     mll = made(k.ScaleKernel(k.LinearKernel()) + k.RQKernel())
     mll.model.covar_module.kernels[0].base_kernel.raw_variance.requires_grad_(False)
     agree(mll)
-
-
-# --- what is not ------------------------------------------------------------------------------------------------------
 
 
 class Doubled(Model):
@@ -246,9 +241,6 @@ UNREAD = {
 @pytest.mark.parametrize("make", UNREAD.values(), ids=UNREAD)
 def test_what_is_not_exactly_known_is_not_read(make):
     assert read(make()) is None
-
-
-# --- what changes -----------------------------------------------------------------------------------------------------
 
 
 def by_parts():

@@ -12,18 +12,13 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from linear_operator.operators import DiagLinearOperator
-from support.densities import N, Served, agree, by, derivatives, made, value_of
+from support.densities import N, agree, by, derivatives, made, served, value_of
 
 import autokern
 from autokern.density import array_density
 from autokern.density.array_density import KernelReading
 
 B = torch.Size([2])
-
-
-@pytest.fixture
-def served(monkeypatch):
-    return Served(monkeypatch)
 
 
 class Doubled(ExactMarginalLogLikelihood):
@@ -50,14 +45,14 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN.keys())
-def test_what_is_unknown_runs_stock(make, served):
+def test_what_is_unknown_runs_stock(make):
     mll = make()
     torch.manual_seed(0)
     expected = derivatives(mll, second=False)
     torch.manual_seed(0)
     with autokern.enabled(), by("objective"):
         found = derivatives(mll, second=False)
-    assert served["objective"] == 0
+    assert served("objective") == 0
     agree(found, expected, rtol=1e-7, atol=1e-9)
 
 
@@ -73,17 +68,17 @@ PRIORS = {
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(("prior", "kinds"), PRIORS.values(), ids=PRIORS.keys())
-def test_densities_of_priors_that_are_replaced(prior, kinds, late, served, monkeypatch):
+def test_densities_of_priors_that_are_replaced(prior, kinds, late, monkeypatch):
     for kind in kinds:
         mll = made(RBFKernel(lengthscale_prior=prior))
         with autokern.enabled(), by("objective"):
             before = value_of(mll) if late else None
-            count = served["objective"]
+            count = served("objective")
             stock = kind.log_prob
             with monkeypatch.context() as patch:
                 patch.setattr(kind, "log_prob", lambda self, x, stock=stock: stock(self, x) + 3)
                 found = value_of(mll)
-            assert served["objective"] == count
+            assert served("objective") == count
         assert found.item() == pytest.approx(value_of(mll).item() + 3 / N, rel=1e-9)
         assert before is None or before.item() == pytest.approx(value_of(mll).item(), rel=1e-9)
 

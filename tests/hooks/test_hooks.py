@@ -10,9 +10,11 @@ import torch
 from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
+from support.models import definite
 from support.outcomes import assert_close, outcome
 from support.programs import python
 from support.threads import in_threads
+from support.tiling import random
 
 import autokern
 from autokern.core.errors import SettingsError
@@ -226,12 +228,6 @@ def test_any_order_of_imports(name):
     assert run.stdout.splitlines()[-1:] == ["as it should be"], run.stderr
 
 
-def covariance(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(*shape, shape[-1], generator=generator, dtype=torch.float64)
-    return (x @ x.mT / shape[-1] + torch.eye(shape[-1], dtype=torch.float64)).to(dtype)
-
-
 def spoilt(a: torch.Tensor, index, value: float | torch.Tensor) -> torch.Tensor:
     a = a.clone()
     a[index] = value
@@ -239,25 +235,23 @@ def spoilt(a: torch.Tensor, index, value: float | torch.Tensor) -> torch.Tensor:
 
 
 MATRICES = {
-    "definite": covariance(12),
-    "float32": covariance(12, dtype=torch.float32),
-    "batch": covariance(3, 8),
-    "two batch dimensions": covariance(2, 3, 8),
-    "expanded": covariance(8).expand(3, 8, 8),
-    "transposed": covariance(12).mT,
+    "definite": definite(12),
+    "float32": definite(12, dtype=torch.float32),
+    "batch": definite(3, 8),
+    "two batch dimensions": definite(2, 3, 8),
+    "expanded": definite(8).expand(3, 8, 8),
+    "transposed": definite(12).mT,
     "single": torch.full((1, 1), 4.0, dtype=torch.float64),
-    "large": covariance(1000),
+    "large": definite(1000),
     "singular": torch.ones(6, 6, dtype=torch.float64),
     "singular float32": torch.ones(6, 6),
     "nearly singular": torch.ones(6, 6, dtype=torch.float64) + 1e-13 * torch.eye(6, dtype=torch.float64),
-    "one of a batch singular": torch.stack(
-        (covariance(5), torch.ones(5, 5, dtype=torch.float64), covariance(5, seed=1))
-    ),
+    "one of a batch singular": torch.stack((definite(5), torch.ones(5, 5, dtype=torch.float64), definite(5, seed=1))),
     "indefinite": torch.diag(torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64)),
-    "one of a batch indefinite": torch.stack((covariance(3), -covariance(3))),
-    "nan": spoilt(covariance(5), (3, 3), float("nan")),
-    "nan in a batch": spoilt(covariance(3, 5), (1, 2, 2), float("nan")),
-    "infinite": spoilt(covariance(5), (2, 2), float("inf")),
+    "one of a batch indefinite": torch.stack((definite(3), -definite(3))),
+    "nan": spoilt(definite(5), (3, 3), float("nan")),
+    "nan in a batch": spoilt(definite(3, 5), (1, 2, 2), float("nan")),
+    "infinite": spoilt(definite(5), (2, 2), float("inf")),
     "zero": torch.zeros(4, 4, dtype=torch.float64),
     "empty": torch.zeros(0, 0, dtype=torch.float64),
     "empty batch": torch.zeros(0, 3, 3, dtype=torch.float64),
@@ -282,7 +276,7 @@ def test_cholesky_as_stock(name, kind, options, accelerator):
 
 
 def test_verbose_and_trace_mode_are_left_to_the_library():
-    a = covariance(4)
+    a = definite(4)
     with autokern.enabled():
         with library.verbose_linalg(True):
             psd_safe_cholesky(a)
@@ -292,12 +286,7 @@ def test_verbose_and_trace_mode_are_left_to_the_library():
 
 
 def roots():
-    generator = torch.Generator().manual_seed(1)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    lower, twins = torch.linalg.cholesky(covariance(30)), random(30, 6)
+    lower, twins = torch.linalg.cholesky(definite(30)), random(30, 6)
     dense_rows = lower.clone()
     dense_rows[-2:, -2:] = dense_rows[-2:, -2:] @ torch.tensor([[0.8, 0.6], [-0.6, 0.8]], dtype=torch.float64)
     return {

@@ -16,14 +16,9 @@ import autokern
 from autokern.core.errors import MemoryBudgetError
 from autokern.system import host
 
+pytestmark = pytest.mark.usefixtures("enabled")
 FEW = 3000
 """Points whose kernel matrix takes 69 MiB in float64."""
-
-
-@pytest.fixture(autouse=True)
-def _enabled():
-    with autokern.enabled():
-        yield
 
 
 class Own(kernels.Kernel):

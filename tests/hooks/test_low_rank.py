@@ -12,7 +12,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, PolynomialKernel, RBFKe
 from gpytorch.means import LinearMean
 from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
-from support.models import ExactModel, points
+from support.models import ExactModel, points, step
 from support.outcomes import as_stock, assert_close, both
 
 import autokern
@@ -113,8 +113,7 @@ def test_steps_and_predictions_read_no_root(make, n, updates):
         sys.setprofile(called)
         try:
             with autokern.using(force={"objective": "stock", "exact_log_prob": "stock"}):
-                loss = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-                (-loss(model(*model.train_inputs), model.train_targets)).backward()
+                step(model)
             model.eval()
             with torch.no_grad():
                 found = model(3 * points(7, seed=1))

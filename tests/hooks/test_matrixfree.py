@@ -9,12 +9,12 @@ from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel, RBFKern
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import DenseLinearOperator
 from support.exact_models import BATCH, NONE, Formed, Regression, assert_close
-from support.models import points
+from support.models import loss_of, points
+from support.tiling import used
 
 import autokern
 from autokern.core.errors import MemoryBudgetError
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
-from autokern.runtime import dispatch
 from autokern.system import memory
 
 N, ORDER = 1100, "6MiB"
@@ -73,20 +73,12 @@ def without_room(order=ORDER):
         yield
 
 
-def trained(model, steps=1):
-    """Losses and parameters on the way, from the same probes."""
-    model.train()
-    objective, optimiser = ExactMarginalLogLikelihood(model.likelihood, model), torch.optim.SGD(model.parameters(), 0.1)
-    found = []
+def trained(model):
+    """Loss and gradients of a step, from the same probes."""
+    torch.manual_seed(0)
     with tightly():
-        for step in range(steps):
-            optimiser.zero_grad()
-            torch.manual_seed(step)
-            loss = -objective(model(*model.train_inputs), model.train_targets).sum()
-            loss.backward()
-            optimiser.step()
-            found += [loss.detach(), *(p.detach().clone() for p in model.parameters())]
-    return found
+        loss = loss_of(ExactMarginalLogLikelihood(model.likelihood, model.train())).sum()
+        return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
 
 
 def predicted(model, variances=True):
@@ -94,10 +86,6 @@ def predicted(model, variances=True):
     with torch.no_grad(), tightly():
         out = model(points(*model.train_inputs[0].shape[:-2], 30, seed=4))
         return out.mean, out.variance if variances else None
-
-
-def used():
-    return set(dispatch.stats().get("kernel_matmul", {}))
 
 
 def near(found, expected, bound):

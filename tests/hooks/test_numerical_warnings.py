@@ -8,9 +8,8 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan
-from linear_operator import settings, to_linear_operator
+from linear_operator import settings
 from linear_operator.utils import cholesky
-from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel, step
 
@@ -65,21 +64,6 @@ def test_variances_below_zero_are_floored_with_the_warning_of_the_library(on):
         variance = model(torch.linspace(0, 1, 50).unsqueeze(-1)).variance
     assert variance.min() == pytest.approx(1e-6)
     assert sum("Negative variance values detected" in text for text in told) == 1
-
-
-@SIDES
-@pytest.mark.parametrize(
-    ("corner", "error", "text", "jitter"),
-    [
-        (-1.0, NotPSDError, r"after repeatedly adding jitter up to 1\.0e-06", ["1.0e-08", "1.0e-07", "1.0e-06"]),
-        (torch.nan, NanError, "1 of 9 elements", []),
-    ],
-)
-def test_what_no_jitter_mends_raises(on, corner, error, text, jitter):
-    matrix = torch.diag(torch.tensor([corner, 1.0, 1.0], dtype=torch.float64))
-    with served(on), heard() as told, pytest.raises(error, match=text):
-        to_linear_operator(matrix).cholesky()
-    assert [text[-23:-16] for text in told] == jitter
 
 
 @pytest.mark.skipif(not memory.has_huge(), reason="this system provides no huge pages")

@@ -1,7 +1,6 @@
-"""Small exact models on an accelerator by arrays: the numbers of stock, on its device, and of the present values.
+"""Small exact models on an accelerator by arrays, with stock's numbers of the present values, and over no devices.
 
-On a CPU the same tests look at arrays in the memory of the tensors.
-"""
+On a CPU the same tests look at arrays in the memory of the tensors."""
 
 import contextlib
 
@@ -10,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from botorch.optim.closures.core import NdarrayOptimizationClosure
-from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, MultiDeviceKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.botorch_models import MODELS, closure
+from support.exact_models import moments
 from support.models import ExactModel, loss_of, points, step
 from support.outcomes import assert_close, serving
 
@@ -22,13 +22,10 @@ from autokern.model.parameters import Mirrors, fetched, placed
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 on_every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
 SIDES = ("stock", "arrays")
-pytestmark = pytest.mark.filterwarnings("ignore")  # BoTorch recommends float64, and standardised outcomes
-
-
-@pytest.fixture(autouse=True)
-def autokern_on():
-    with autokern.enabled():
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("enabled"),
+    pytest.mark.filterwarnings("ignore"),  # BoTorch recommends float64, and standardised outcomes
+]
 
 
 def fitted(device, name="usual", dtype=torch.float64):
@@ -190,3 +187,35 @@ def test_mirrors_follow_their_tensors_unless_they_are_to_stay():
     assert copies[1].tolist() == [False, True]
     torch.testing.assert_close(copies[2], then, rtol=0, atol=0)
     assert copies[3].tolist() == [True, False]
+
+
+CPU = torch.device("cpu")
+without_accelerators = pytest.mark.skipif(torch.accelerator.is_available(), reason="needs none")
+
+
+def over_devices(kernel):
+    return MultiDeviceKernel(kernel, device_ids=[CPU, CPU], output_device=CPU)
+
+
+def found(kernel, n):
+    """A step, a prediction, and products."""
+    x, others = points(n, seed=n), points(7, seed=n + 1)
+    model = ExactModel(x, (6 * x[:, 0]).sin() + 0.1 * x[:, 1], kernel).double()
+    with autokern.enabled():
+        products = [autokern.covariance.matmul(kernel, z, x, x[:, :1]) for z in (x, others)]
+        return step(model), moments(model.eval()(others)), products
+
+
+@without_accelerators
+@pytest.mark.parametrize("n", [1, 12, 400])
+@pytest.mark.parametrize(
+    ("wrapped", "plain"),
+    [
+        (lambda: over_devices(ScaleKernel(RBFKernel())), lambda: ScaleKernel(RBFKernel())),
+        (lambda: ScaleKernel(over_devices(MaternKernel(2.5))), lambda: ScaleKernel(MaternKernel(2.5))),
+        (lambda: over_devices(RBFKernel(active_dims=(1,))), lambda: RBFKernel(active_dims=(1,))),
+    ],
+    ids=["whole", "inner", "active"],
+)
+def test_a_model_over_no_devices_is_the_model_of_its_kernel(wrapped, plain, n):
+    assert_close(found(wrapped(), n), found(plain(), n))

@@ -17,10 +17,9 @@ from botorch.models.transforms import Standardize
 from botorch.models.transforms.input import InputPerturbation
 from botorch.optim.closures import get_loss_closure_with_grads
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from support.acquisitions import DOUBLE, SAMPLER, asked, improvement, noisy, points, single, wrapper
-from support.outcomes import count
+from support.acquisitions import DOUBLE, SAMPLER, asked, by_stock, improvement, noisy, points, single, wrapper
+from support.losses import replays
 
-import autokern
 from autokern.hooks.later import repeated
 from autokern.runtime import dispatch
 
@@ -91,15 +90,6 @@ CASES = {
 }  # fmt: skip
 
 
-def served():
-    return count("optimised function", "replay")
-
-
-def by_stock():
-    """An order: no replay."""
-    return autokern.using(force={"posterior": "stock"})
-
-
 def agree(ours, theirs, rtol=1e-8):
     for one, other in zip(ours, theirs, strict=True):
         size = np.abs(np.asarray(other)).max(initial=1e-30)
@@ -130,11 +120,11 @@ def test_what_is_not_recorded_is_left_to_the_library(name, monkeypatch):
         off = msgspec.structs.replace(dispatch.session().settings, replay=False)
         monkeypatch.setattr(dispatch.session(), "settings", off)
     make, q = REFUSED[name]
-    call, before = wrapper(make(), q, 2), served()
+    call, before = wrapper(make(), q, 2), replays()
     for seed in range(8):
         with pytest.warns(UserWarning, match="near the border") if name == "warning" else contextlib.nullcontext():
             asked(call, [seed], q)
-    assert served() == before
+    assert replays() == before
 
 
 @pytest.mark.parametrize("name", [pytest.param(of, marks=[pytest.mark.slow] * (of == "hypervolume")) for of in CASES])
@@ -144,23 +134,23 @@ def test_replays_are_what_stock_computes(name):
     acquisition = make()
     dtype = next(acquisition.parameters()).dtype
     d = 3 if name == "fidelities" else 2
-    call, before, rows = wrapper(acquisition, q, d, dtype), served(), list(range(4))
+    call, before, rows = wrapper(acquisition, q, d, dtype), replays(), list(range(4))
     asked = [(points(left, q * d, seed=seed).numpy(), rows[:left]) for seed, left in enumerate([4] * 9 + [3, 2, 1], 20)]
     ours = [call(*one) for one in asked]
-    count = served() - before
+    served = replays() - before
     with by_stock():
         stock = wrapper(acquisition, q, d, dtype)
         for found, one in zip(ours, asked, strict=True):  # an optimiser drops sets that have converged
             agree(found, stock(*one), 1e-3 if dtype is torch.float32 else 1e-8)
-    assert count == 6  # the first call with fewer sets is compared
+    assert served == 6  # the first call with fewer sets is compared
 
 
 def test_gradients_that_the_library_loses_are_not_replayed():
     grid = points(20, seed=7)
-    call, before = wrapper(active_learning.qNegIntegratedPosteriorVariance(single(), grid), 2, 2), served()
+    call, before = wrapper(active_learning.qNegIntegratedPosteriorVariance(single(), grid), 2, 2), replays()
     every = [points(4, 4, seed=3).numpy()] * 8
     losses, slopes = zip(*(call(x, [0, 1, 2, 3]) for x in every), strict=True)
-    assert served() == before
+    assert replays() == before
     agree(losses[1:], losses[:1] * 7)
     agree(slopes[1:], slopes[:1] * 7)
 
@@ -189,9 +179,9 @@ def recorded(monkeypatch):
 def test_replays_go_on_after_another_branch_and_one_that_stays_is_recorded(recorded):
     x = points(4, 2).numpy()
     every = [(values, [0, 1, 2, 3]) for values in [x] * 8 + [x + 100] + [x] * 10 + [x + 100] * 12]
-    before, (ours, theirs) = served(), by_both(lambda: Branching(single()), every)
+    before, (ours, theirs) = replays(), by_both(lambda: Branching(single()), every)
     assert recorded == [4, 4]
-    assert served() - before == 3 + 10 + 6
+    assert replays() - before == 3 + 10 + 6
     agree(ours, theirs)
 
 
@@ -229,7 +219,7 @@ def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():
     model = kronecker()
     mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
     closure = get_loss_closure_with_grads(mll, dict(mll.named_parameters()))
-    before, states, found = served(), [], []
+    before, states, found = replays(), [], []
     for step in range(8):
         with torch.no_grad():
             for parameter in mll.parameters():
@@ -238,7 +228,7 @@ def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():
         assert all(g is p.grad for g, p in zip(gradients, mll.parameters(), strict=True))
         states.append([p.detach().clone() for p in mll.parameters()])
         found.append([loss.item(), *(g.clone() for g in gradients)])
-    assert served() > before
+    assert replays() > before
     for state, ours in zip(states, found, strict=True):
         with torch.no_grad():
             for parameter, value in zip(mll.parameters(), state, strict=True):
@@ -262,11 +252,11 @@ def test_a_replay_that_differs_from_the_library_is_dropped(monkeypatch, wrong, f
         return took
 
     monkeypatch.setattr(repeated.Repeated, "_run", faulty)
-    before, call = served(), wrapper(improvement(), 2)
+    before, call = replays(), wrapper(improvement(), 2)
     found = asked(call, range(80), 2)
-    with autokern.using(force={"posterior": "stock"}):  # nothing is replayed under orders
+    with by_stock():
         expected = asked(wrapper(improvement(), 2), range(80), 2)
     for ours, theirs in [*zip(found, expected, strict=True)][: 3 if first == 0 else 10]:
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8)
-    assert least <= served() - before <= most
+    assert least <= replays() - before <= most

@@ -6,7 +6,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import AdditiveKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
-from support.models import ExactModel
+from support.models import ExactModel, points
 from support.outcomes import outcome
 
 import autokern
@@ -15,6 +15,7 @@ from autokern.kernels import tiles
 from autokern.kernels import tree as trees
 from autokern.kernels.matrix import Blocks
 
+pytestmark = pytest.mark.usefixtures("enabled")
 _STOCK = {"exact_log_prob": "stock", "kernel_matrix": "stock", "inv_quad_logdet": "stock"}
 _WAYS = {
     "fused": {"exact_log_prob": "fused"},
@@ -31,12 +32,6 @@ _KERNELS = {
     "matern52": lambda d: ScaleKernel(MaternKernel(2.5, ard_num_dims=d)),
     "sum": lambda d: ScaleKernel(AdditiveKernel(RBFKernel(), MaternKernel(1.5))),
 }
-
-
-@pytest.fixture(autouse=True)
-def _enabled():
-    with autokern.enabled():
-        yield
 
 
 def repeated(n, d, span, offset, seed):
@@ -132,8 +127,6 @@ def test_near_points_stay_in_single_precision_and_far_ones_do_not():
     assert Blocks(trees_of("rbf", distant)[1], look=False)._leaves[0].z.dtype is torch.float32
 
 
-# --- a far or missing point is a matter of its own row and column, as in stock ---------------------------------------
-
 KINDS = [RBFKernel, MaternKernel, RQKernel, PeriodicKernel]
 
 
@@ -149,18 +142,16 @@ def pair(kernel, *points, forced="gemm"):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("away", [1e6, 1e12, float("nan")])
 def test_sets_of_a_batch_have_centres_of_their_own(kind, away):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.rand(4, 30, 2, generator=generator, dtype=torch.float64)
+    x = points(4, 30)
     x[2:] += away
-    found, expected = pair(kind().double(), x, torch.rand(20, 2, generator=generator, dtype=torch.float64))
+    found, expected = pair(kind().double(), x, points(20, seed=1))
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("odd", [1e8, 1e17, float("inf"), float("nan")])
 @pytest.mark.parametrize("forced", ["gemm", "tiled"])
 def test_an_odd_point_changes_no_other_row(odd, forced):
-    generator = torch.Generator().manual_seed(2)
-    x, y = (torch.rand(n, 1, generator=generator, dtype=torch.float64) for n in (90, 70))
+    x, y = (points(n, d=1, seed=n) for n in (90, 70))
     x[5] = odd
     others = torch.arange(90) != 5
     found, expected = pair(PeriodicKernel().double(), x, y, forced=forced)
@@ -171,7 +162,7 @@ def test_an_odd_point_changes_no_other_row(odd, forced):
 def test_short_lengthscales_of_a_periodic_kernel():
     kernel = PeriodicKernel().double()
     kernel.lengthscale, kernel.period_length = 1e-4, 50.0
-    x = torch.rand(60, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    x = points(60, d=1)
     found, expected = pair(kernel, x)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -195,6 +186,6 @@ def test_distances_that_an_instance_redefines(kind):
     kernel = kind().double()
     stock = kernel.covar_dist
     kernel.covar_dist = lambda *args, **kwargs: 2 * stock(*args, **kwargs)
-    x, y = (torch.rand(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (12, 9))
+    x, y = (points(n, seed=n) for n in (12, 9))
     found, expected = pair(kernel, x, y)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

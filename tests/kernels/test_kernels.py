@@ -61,8 +61,6 @@ def in_float64(cov: Covariance) -> Covariance:
     return Covariance(cov.family, cov.lengthscale.detach().double(), scale)
 
 
-# --- values -----------------------------------------------------------------------------------------------------------
-
 BATCHES = [
     ((), (), ()),
     ((3,), (3,), (3,)),
@@ -124,12 +122,6 @@ def test_no_rows(layout, m):
     assert x1.grad.shape == (0, 2)
     assert not cov.lengthscale.grad.any()
     assert not cov.outputscale.grad.any()
-
-
-# --- the other routes -------------------------------------------------------------------------------------------------
-
-
-# --- derivatives ------------------------------------------------------------------------------------------------------
 
 
 def as_function(cov, layout):

@@ -3,20 +3,35 @@
 import pytest
 import torch
 from gpytorch import kernels as gp
-from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import tiling
-from support.tiling import KERNELS, NONE, PLANS, assert_right, distinct, formed, prepared, product, random, read
+from support.tiling import (
+    BY_XLA,
+    KERNELS,
+    NONE,
+    PLANS,
+    assert_right,
+    distinct,
+    each_plan,
+    either_side,
+    formed,
+    prepared,
+    product,
+    random,
+    read,
+)
 
-from autokern import kernels
+import autokern
+from autokern import covariance, kernels
+from autokern.backends import xla
+from autokern.core.errors import MemoryBudgetError, SettingsError
 from autokern.kernels import matmul, tiles
 from autokern.kernels import tree as trees
 from autokern.kernels.tiles import Plan
+from autokern.runtime import dispatch
 from autokern.system import threads
-
-each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-either_side = pytest.mark.parametrize("same", [True, False], ids=["same", "cross"])
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +45,6 @@ def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64):
     x2 = x1 if same else random(m, 3, seed=2, dtype=dtype).requires_grad_()
     return prepared(make, dtype=dtype), x1, x2, random(x2.shape[-2], t, seed=3, dtype=dtype).requires_grad_()
 
-
-# --- values and gradients of any tree, any shape ----------------------------------------------------------------------
 
 LEAVES = [
     RBFKernel,
@@ -98,13 +111,13 @@ def test_batches_broadcast(batch, name):
     first, second, columns, own = batch
     kernel = prepared(KERNELS[name], torch.Size(own))
     x1, x2 = random(*first, 19, 3).requires_grad_(), random(*second, 18, 3, seed=2).requires_grad_()
-    for plan in (Plan(16), MATRIX):
+    for plan in (Plan(16), MATRIX, *BY_XLA):
         assert_right(kernel, x1, x2, random(*columns, 18, 2, seed=3).requires_grad_(), plan)
         assert_right(kernel, x1, x1, random(*columns, 19, 2, seed=3).requires_grad_(), plan)
 
 
 @pytest.mark.parametrize(("n", "m", "t"), [(0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 2), (0, 0, 0)])
-@each_plan
+@pytest.mark.parametrize("plan", [*PLANS.values(), *BY_XLA], ids=[*PLANS, *BY_XLA])
 def test_what_is_empty_is_what_dense_gives(n, m, t, plan):
     kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], n, m, t, same=False)
     assert_right(kernel, x1, x2, rhs, plan)
@@ -147,15 +160,15 @@ def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypa
     def run(rhs, *rest):
         return matmul.matmul(*form.pair(rest), rhs, Plan(16))
 
+    def by_xla(rhs, *rest):
+        return matmul.matmul(*form.pair(rest), rhs, Plan(16), xla.product)
+
     def matrix(*rest):
         return formed(*form.pair(rest))
 
-    for function, inputs in ((run, tensors), (matrix, tensors[1:])):
+    for function, inputs in ((run, tensors), (matrix, tensors[1:]), *((by_xla, tensors) for _ in BY_XLA)):
         assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
         assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4, fast_mode=True)
-
-
-# --- how it is cut ----------------------------------------------------------------------------------------------------
 
 
 class Alone:
@@ -192,3 +205,28 @@ def test_tiles_cover_the_matrix_once_and_members_add_to_different_sums(n, m, sam
                     assert set(before.tolist()) <= {-1, number}
                     before.fill_(number)
     assert torch.equal(covered, torch.ones_like(covered))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_sizes_that_do_not_fit_are_refused_in_words(known):
+    kernel = RBFKernel() if known else LinearKernel()
+    with pytest.raises(SettingsError, match="3 and 2 input dimensions"):
+        covariance.matmul(kernel, torch.rand(5, 3), torch.rand(4, 2), torch.rand(4, 1))
+    with pytest.raises(SettingsError, match=r"rhs has 5 rows.*4 points"):
+        covariance.matmul(kernel, torch.rand(5, 3), torch.rand(4, 3), torch.rand(5, 1))
+    with pytest.raises(SettingsError, match="rhs has 5 rows"):
+        covariance.matmul(kernel, torch.rand(5, 3), torch.rand(4, 3), torch.rand(5))
+
+
+def test_no_way_that_fits_is_a_memory_error():
+    """KeOps takes the least, but must not be compiled for a single call where it cannot be."""
+    excluded = autokern.using(memory="1MiB", exclude=["keops"])
+    with excluded, pytest.raises(MemoryBudgetError, match=r"kernel_matmul.*1 MiB may be taken"):
+        covariance.matmul(RBFKernel(), torch.rand(5000, 2), None, torch.rand(5000, 1))
+
+
+def test_without_room_for_the_matrix_tiles_multiply():
+    x, rhs = torch.rand(6000, 2), torch.rand(6000, 1)
+    with autokern.using(memory="64MiB"):
+        covariance.matmul(RBFKernel(), x, None, rhs).sum().backward()
+    assert all(name.startswith("tiled") for name in dispatch.stats()["kernel_matmul"])

@@ -9,17 +9,20 @@ import time
 
 import pytest
 import torch
-from support.tiling import KERNELS, PLANS, assert_right, formed, prepared, product, random, read
+from support.tiling import (
+    assert_right,
+    each_dtype,
+    each_kernel,
+    each_plan,
+    either_side,
+    formed,
+    prepared,
+    product,
+    random,
+    read,
+)
 
 from autokern.kernels.tiles import Plan
-
-each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
-each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-either_side = pytest.mark.parametrize("same", [True, False], ids=["same", "cross"])
-
-
-# --- odd points -------------------------------------------------------------------------------------------------------
 
 
 @each_kernel
@@ -66,9 +69,6 @@ def test_what_is_not_finite_is_not_hidden(bad, make, plan, same):
     out = product(kernel, x, x if same else x.clone(), worse, plan)
     assert out[:, 0].isfinite().all()
     assert not out[:, 1].isfinite().any()
-
-
-# --- memory and interrupts --------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel, keops
 from linear_operator import operators as o
-from support.models import ExactModel, step
+from support.models import ExactModel, definite, step
 from support.outcomes import outcome
 from support.tiling import KERNELS
 
@@ -36,9 +36,6 @@ def calls(op):
     return dispatch.stats().get(op, {})
 
 
-# --- the seams --------------------------------------------------------------------------------------------------------
-
-
 def test_a_second_density_of_one_distribution_is_left_to_stock():
     """Stock keeps the factor, so that it answers further values without factorising again."""
     model = regression()
@@ -60,9 +57,6 @@ def test_without_gradients_nothing_is_inverted():
     torch.testing.assert_close(ours, model.likelihood(model(*model.train_inputs)).log_prob(model.train_targets))
 
 
-# --- Cholesky or conjugate gradients ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "served"), [(keops.RBFKernel, False), (RBFKernel, True)])
 def test_where_no_matrix_is_formed_the_classes_of_keops_are_left_alone(kind, served):
     model = regression(kernel=ScaleKernel(kind()))
@@ -73,23 +67,17 @@ def test_where_no_matrix_is_formed_the_classes_of_keops_are_left_alone(kind, ser
     assert (problem_of(described, model.train_targets, False) is not None) == served
 
 
-# --- inv_quad_logdet --------------------------------------------------------------------------------------------------
-
-
-def spd(n, batch=(), seed=0):
-    a = torch.randn(*batch, n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return a @ a.mT / n + torch.eye(n).double()
-
-
 STRUCTURED = {
-    "Kronecker": lambda: o.KroneckerProductLinearOperator(o.DenseLinearOperator(spd(3)), o.DenseLinearOperator(spd(4))),
+    "Kronecker": lambda: o.KroneckerProductLinearOperator(
+        o.DenseLinearOperator(definite(3)), o.DenseLinearOperator(definite(4))
+    ),
     "Toeplitz": lambda: o.ToeplitzLinearOperator(torch.tensor([4.0, 1.0, 0.5, 0.1]).double()),
     "low rank": lambda: (
         o.LowRankRootLinearOperator(torch.randn(12, 2).double())
         + o.ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 12)
     ),
     "own preconditioner": lambda: o.AddedDiagLinearOperator(
-        o.DenseLinearOperator(spd(12)),
+        o.DenseLinearOperator(definite(12)),
         o.ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 12),
         preconditioner_override=lambda operator: (None, None, None),
     ),
@@ -106,9 +94,6 @@ def test_structured_operators_stay_stock(make):
         ours = type(operator)(*operator._args, **operator._kwargs).inv_quad_logdet(rhs, logdet=True)
     assert not calls("inv_quad_logdet").get("potri")
     torch.testing.assert_close(ours, stock, rtol=1e-9, atol=1e-10)
-
-
-# --- threads, memory --------------------------------------------------------------------------------------------------
 
 
 def test_the_backward_pass_keeps_to_the_threads_of_the_forward_pass(monkeypatch):
@@ -143,9 +128,6 @@ def test_memory_is_flat_over_a_thousand_fits():
                 gc.collect()
                 resident.append(process.memory_info().rss)
     assert resident[-1] - resident[1] < 16 * 2**20
-
-
-# --- odd arguments ----------------------------------------------------------------------------------------------------
 
 
 def priors():
@@ -211,7 +193,7 @@ def test_every_odd_prior_gives_stocks_density_or_error():
 
 
 def odd_matrices():
-    k = spd(6)
+    k = definite(6)
     yield from (k, k.float(), k[None], k.expand(2, 6, 6), k.mT, k[:, :5], k[:5], k[0], k[:0, :0], k[:1, :1])
     yield from (k.to(torch.complex128), k.clone().requires_grad_(), k.to(torch.int64), k.to("meta"), k.to_sparse())
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
+from support.tiling import random
 
-import autokern
 from autokern.core.autograd import _Computed
 from autokern.kernels import matmul
 from autokern.kernels import matrix as matrices
@@ -13,21 +13,13 @@ from autokern.kernels.tiles import Plan
 from autokern.ops.inv_quad_logdet import closed_form
 from autokern.prediction.inverse_factor import RowBlocks
 
-
-@pytest.fixture(autouse=True)
-def _enabled():
-    with autokern.enabled():
-        yield
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+pytestmark = pytest.mark.usefixtures("enabled")
 
 
 def batched(function, inputs, count=3):
     """Compare batched cotangents with single ones, by either vmap, once and nested, with and without a graph."""
     out = function()
-    v = normal(count, *out.shape, seed=9)
+    v = random(count, *out.shape, seed=9)
     for graph in (False, True):
         single = [torch.autograd.grad(out, inputs, g, retain_graph=True, create_graph=graph) for g in v]
         expected = [torch.stack(column) for column in zip(*single, strict=True)]
@@ -43,7 +35,7 @@ def batched(function, inputs, count=3):
 
 
 def test_cotangents_of_products():
-    x, rhs = normal(20, 2).requires_grad_(), normal(20, 3, seed=4).requires_grad_()
+    x, rhs = random(20, 2).requires_grad_(), random(20, 3, seed=4).requires_grad_()
     tree = trees.read(RBFKernel().double(), x)
     batched(lambda: matmul.matmul(tree, None, rhs, Plan(16)), [x, rhs])
     batched(lambda: matrices.matrix(tree, None, True, "again"), [x])
@@ -51,8 +43,8 @@ def test_cotangents_of_products():
 
 def test_backward_passes_of_one_quadratic_form_may_meet(monkeypatch):
     """Two threads could find the factor that only one of them may overwrite."""
-    half, solve, within = normal(6, 6), torch.linalg.solve_triangular, []
-    k, rhs = (half @ half.mT + torch.eye(6, dtype=torch.float64)).requires_grad_(), normal(6, 1)
+    half, solve, within = random(6, 6), torch.linalg.solve_triangular, []
+    k, rhs = (half @ half.mT + torch.eye(6, dtype=torch.float64)).requires_grad_(), random(6, 1)
     value = sum(part.sum() for part in closed_form(k, None, rhs))
 
     def slope():
@@ -90,6 +82,6 @@ def test_backward_passes_of_one_known_value_may_meet():
 
 def test_cotangents_of_strips():
     matrix = torch.linalg.cholesky(torch.eye(600, dtype=torch.float64) * 2)
-    blocks, b = RowBlocks(matrix), normal(4, 600).requires_grad_()
+    blocks, b = RowBlocks(matrix), random(4, 600).requires_grad_()
     batched(lambda: blocks.right_transposed(b), [b])
     batched(lambda: blocks.right(b), [b])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.exact_models import Mine
 from support.models import ExactModel
 from support.threads import in_threads
+from support.tiling import random
 
 import autokern
 from autokern.density.matrices import solved
@@ -29,16 +30,12 @@ often = hypothesis_settings(max_examples=40, deadline=None)
 attached = gpytorch.settings.detach_test_caches(False)
 
 
-def drawn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def lower(n, batch=(), seed=0):
-    return (drawn(*batch, n, n, seed=seed) / n**0.5).tril(-1) + 2 * torch.eye(n, dtype=torch.float64)
+    return (random(*batch, n, n, seed=seed) / n**0.5).tril(-1) + 2 * torch.eye(n, dtype=torch.float64)
 
 
 def new_rows(n, q, batch=(), seed=0):
-    return drawn(*batch, q, n + q, seed=seed).tril(n)
+    return random(*batch, q, n + q, seed=seed).tril(n)
 
 
 def grown(matrix, rows):
@@ -94,7 +91,7 @@ def test_a_graph_of_the_parent_survives_rows_of_children(product, monkeypatch):
     for name, few in (("_ROWS", 4), ("_SPARE", 3)):  # so that small matrices have several blocks
         monkeypatch.setattr(inverse_factor, name, few)
     for parent in (RowBlocks(lower(3)), RowBlocks(lower(9)), RowBlocks(lower(9)).appended(new_rows(9, 1))):
-        dense, b = parent.dense().clone(), drawn(2, parent.n).requires_grad_()
+        dense, b = parent.dense().clone(), random(2, parent.n).requires_grad_()
         out = getattr(parent, product)(b)
         for child in (parent.appended(new_rows(parent.n, 1)), parent.appended(new_rows(parent.n, 2))):
             child.appended(new_rows(child.n, 1))
@@ -109,7 +106,7 @@ def substitution(matrix):
 
 @pytest.mark.parametrize(("batch", "lead"), [((), ()), ((2,), (2,)), ((), (3,)), ((2,), ()), ((2,), (3, 1))], ids=str)
 def test_solved_and_its_derivatives(batch, lead):
-    root, rhs = drawn(*batch, 4, 4).requires_grad_(), drawn(*lead, 4, 2, seed=1).requires_grad_()
+    root, rhs = random(*batch, 4, 4).requires_grad_(), random(*lead, 4, 2, seed=1).requires_grad_()
 
     def of(root, rhs):
         matrix = root @ root.mT + torch.eye(4, dtype=torch.float64)
@@ -282,7 +279,7 @@ def test_nothing_is_kept_of_a_strategy_that_is_dropped(detached):
     with autokern.enabled(), gpytorch.settings.detach_test_caches(detached):
         model = regression()
         model(points(3))
-        models = [model, *(model.get_fantasy_model(points(2, seed=3), drawn(2)) for _ in range(3))]
+        models = [model, *(model.get_fantasy_model(points(2, seed=3), random(2)) for _ in range(3))]
         models[1](points(3)).variance
         watched = [weakref.ref(m.prediction_strategy) for m in models]
         watched.append(weakref.ref(factor_cache.found(model.prediction_strategy)))
@@ -299,7 +296,7 @@ def test_memory_is_flat_over_fifty_dropped_models():
             with gpytorch.settings.detach_test_caches(seed % 2 == 0):
                 model = regression(400)
                 model(points(50, seed=seed)).variance
-                model.get_fantasy_model(points(1, seed=seed), drawn(1))(points(50)).variance.sum().backward()
+                model.get_fantasy_model(points(1, seed=seed), random(1))(points(50)).variance.sum().backward()
             if seed % 10 == 9:
                 del model
                 gc.collect()

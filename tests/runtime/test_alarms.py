@@ -12,8 +12,9 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.botorch_models import D, data
 from support.fakes import as_if_of_autokern
-from support.models import loss_of, rough_model
+from support.models import loss_of, points, rough
 
 import autokern
 from autokern.runtime import dispatch
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="Windows has no SIGALRM"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-N, D = 30, 2
+N = 30
 _PLACES = 30
 
 # modules that end call _dynamo back once it is imported; NumPy's array_equal takes any error for "not equal"
@@ -51,16 +52,8 @@ def counter(last):
     return profile, lambda: count
 
 
-def points(n, seed=0):
-    return torch.rand(n, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def values(x):
-    return (6 * x[:, 0]).sin() + x[:, 1]
-
-
 def stepping():
-    model = rough_model(points(N), values(points(N))).double().train()
+    model = rough(N).train()
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     for _ in range(2):
         loss_of(mll).backward()
@@ -69,16 +62,16 @@ def stepping():
 
 
 def fitting():
-    model = SingleTaskGP(points(N), values(points(N)).unsqueeze(-1))
+    model = SingleTaskGP(*data(N))
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs={"options": {"maxiter": 2}})
     del model
     gc.collect()
 
 
 def posterior():
-    model = SingleTaskGP(points(N), values(points(N)).unsqueeze(-1), covar_module=ScaleKernel(MaternKernel())).eval()
+    model = SingleTaskGP(*data(N), covar_module=ScaleKernel(MaternKernel())).eval()
     for seed in (1, 2):
-        x = points(2, seed).requires_grad_()
+        x = points(2, d=D, seed=seed).requires_grad_()
         found = model.posterior(x)
         (found.mean.sum() + found.variance.sum()).backward()
         found.rsample(torch.Size([2]))
@@ -87,10 +80,10 @@ def posterior():
 
 
 def predicting():
-    model = rough_model(points(N), values(points(N))).double().eval()
+    model = rough(N).eval()
     with torch.no_grad(), gpytorch.settings.fast_pred_var():
-        model(points(7, 1)).variance
-        model.get_fantasy_model(points(2, 2), values(points(2, 2)))(points(7, 1)).variance
+        model(points(7, seed=1)).variance
+        model.get_fantasy_model(points(2, seed=2), points(2, seed=2)[:, 0])(points(7, seed=1)).variance
     del model
     gc.collect()
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from gpytorch.kernels import AdditiveStructureKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from linear_operator.utils.warnings import NumericalWarning
+from support.models import definite
+from support.tiling import random
 
 import autokern
 from autokern.core.decision import Decision
@@ -95,6 +97,8 @@ KERNELS = {
     "scaled active dims": lambda: ScaleKernel(RBFKernel(active_dims=(1,))),
     "batch": lambda: ScaleKernel(RBFKernel(batch_shape=torch.Size([2])), batch_shape=torch.Size([2])),
     "linear": LinearKernel,
+    "product": lambda: RBFKernel() * LinearKernel(),
+    "subclass": type("Mine", (RBFKernel,), {}),
     "sum": lambda: RBFKernel() + ScaleKernel(MaternKernel(2.5)),
     "additive": lambda: AdditiveStructureKernel(RBFKernel(), 3),
 }
@@ -103,7 +107,7 @@ KERNELS = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of last_dim_is_batch
 @pytest.mark.parametrize("kind", KERNELS)
 @pytest.mark.parametrize("enabled", [False, True])
-def test_covariance_matrices(kind, enabled):
+def test_covariance_matrices_and_products(kind, enabled):
     kernel = KERNELS[kind]().double()
     for first, second in POINTS[: 2 if kind == "batch" else 4] + (LINES if kind in ("rbf", "linear") else []):
         expected = kernel(first, second).to_dense()
@@ -112,6 +116,10 @@ def test_covariance_matrices(kind, enabled):
             with autokern.using(force={"kernel_matrix": forced}), hooks:
                 found = autokern.covariance.matrix(kernel, first, second)
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        rhs = random(expected.shape[-1], 2)
+        for columns in (rhs, rhs[:, 0]) if first.dim() == 1 else (rhs,):
+            found = autokern.covariance.matmul(kernel, first, second, columns)
+            torch.testing.assert_close(found, expected @ columns, rtol=1e-9, atol=1e-9)
 
 
 QR = [
@@ -162,8 +170,7 @@ def test_what_never_occurs_is_refused(call, told):
 
 @pytest.fixture(params=[(), (3,), (2, 1)], ids=str)
 def spd(request):
-    x = torch.randn(*request.param, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    return x @ x.mT / 20 + torch.eye(20, dtype=torch.float64)
+    return definite(*request.param, 20)
 
 
 ON_MODELS = {"objective", "kernel_matrix", "kernel_matmul", "exact_log_prob", "dense_log_prob", "task_log_prob"}

@@ -1,37 +1,33 @@
-"""Where autokern stays out of the way: modes that are not its business, and calls so small that stock serves all.
-
-Those are left to stock before anything is asked, unless the user orders something.
-"""
+"""Calls so small, or in such modes, that stock serves without a question; a cold call asks each question once."""
 
 import warnings
+from collections import Counter
+from pathlib import Path
 
 import linear_operator
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from msgspec import structs
-from support.models import ExactModel, loss_of
+from msgspec.structs import replace
+from support.bases import Replayed
+from support.models import loss_of, rough
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import autokern
 from autokern.core.problem import Problem
-from autokern.core.registry import get
+from autokern.core.registry import get, registered
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch, memo
-from autokern.system import host
+from autokern.system import host, memory
 from autokern.tuning import store
 from autokern.tuning.chooser import HIGHEST, fitted, floor
 from autokern.tuning.profile import Profile, Timing, Trial
+from autokern.tuning.store import read_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FORCED = {"kernel_matrix": "gemm", "exact_log_prob": "fused"}
-
-
-def regression(n=30):
-    x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return ExactModel(x, x.sum(-1).sin(), ScaleKernel(RBFKernel(ard_num_dims=2))).double()
 
 
 def loss(model):
@@ -46,18 +42,18 @@ def test_nothing_is_dispatched_under_autocast():
     with autokern.enabled(), autokern.using(force=FORCED), warnings.catch_warnings():
         warnings.simplefilter("error")
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            under = loss(regression())
+            under = loss(rough(30))
         assert calls() == 0
-        loss(regression())
+        loss(rough(30))
         assert calls() > 0
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(under, loss(regression()))
+        assert torch.equal(under, loss(rough(30)))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_recomputes_what_it_computed_whatever_was_decided_meanwhile(reentrant):
     def gradients(meanwhile):
-        model = regression()
+        model = rough(30)
         kernel, x = model.covar_module, model.train_inputs[0].clone().requires_grad_()
         k = checkpoint(lambda x: kernel(x).to_dense(), x, use_reentrant=reentrant)
         meanwhile()
@@ -77,7 +73,7 @@ def test_saved_tensors_that_are_kept_elsewhere_are_those_of_stock():
     def packed():
         seen = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
-            loss(regression()).backward()
+            loss(rough(30)).backward()
         return seen
 
     expected = packed()
@@ -214,3 +210,67 @@ def test_subclasses_modes_and_compilers_meet_what_they_met(measured):
 
 def test_an_op_that_may_choose_something_unmeasured_has_no_floor():
     assert floor(get("solve"), profile().forests["qr@cpu"], "cpu") == 0
+
+
+HOST = next(iter(sorted((Path(__file__).parents[2] / "calibration" / "hosts").glob("*.json"))))
+QUESTIONS = ("unsupported", "unavailable", "memory")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often each candidate of each op was asked each question, by what it was asked; not by other candidates."""
+    counts: Counter[tuple[object, ...]] = Counter()
+    within = []
+
+    def counted(op, candidate, question):
+        honest = getattr(candidate, question)
+
+        def answer(of):
+            counts[op.name, candidate.name, question, of] += not within
+            within.append(question)
+            try:
+                return honest(of)
+            finally:
+                within.pop()
+
+        return answer
+
+    for op in registered():
+        watched = [replace(c, **{q: counted(op, c, q) for q in QUESTIONS}) for c in op.candidates]
+        monkeypatch.setattr(op, "listed", watched)
+    return counts
+
+
+def sampled(op):
+    """Arguments of the smallest problem that has a coarse neighbour, or of the smallest of all."""
+    problem = min(op.grid("quick", "float64", "cpu"), key=lambda p: (p == p.coarse, p.batch * p.m * p.n))
+    return op.sample(problem, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("accuracy", ["same", "approximate"])
+@pytest.mark.parametrize("name", [op.name for op in registered()])
+def test_each_question_is_asked_once(asked, monkeypatch, name, accuracy, large):
+    op = get(name)
+    args = sampled(op)
+    here = dispatch.reset(Settings(calibrate="never", accuracy=accuracy))
+    here.adopt(read_file(HOST))
+    if large:
+        monkeypatch.setattr(memory, "LARGE", 1)
+    problem = op.problem_of(*args)
+    asked.clear()
+    entry = here.entry(op, args, here.settings)
+    assert entry.decision.problem == problem
+    found = {key: count for key, count in asked.items() if key[0] == name}
+    of = {key[3] for key in found if key[2] != "unavailable"}
+    assert of == {problem} if large else of <= {problem, problem.coarse}
+    for (_, candidate, question, _), count in found.items():
+        most = len(of) if question == "unavailable" else 1  # it is asked about a kind of device, not about a problem
+        assert count <= most, (candidate, question)
+
+
+def test_a_recorded_host_is_not_asked_about_this_machine(asked):
+    table = Replayed(get("qr"), Problem(op="qr", m=500, n=50), read_file(HOST))
+    table.feasible()
+    assert {question for _, _, question, _ in asked} == {"unsupported"}
+    assert table.memory.keys() == set(get("qr").names())

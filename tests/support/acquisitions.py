@@ -8,6 +8,8 @@ from botorch.acquisition import qLogExpectedImprovement
 from botorch.models import SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 
+import autokern
+
 DOUBLE = torch.float64
 SAMPLER = functools.partial(SobolQMCNormalSampler, torch.Size([16]), seed=1)
 
@@ -25,6 +27,11 @@ def noisy(model):
     """Let a model that is not fitted have a covariance that is well conditioned."""
     model.likelihood.noise = 0.1
     return model.eval()
+
+
+def by_stock():
+    """An order: no replay."""
+    return autokern.using(force={"objective": "stock", "posterior": "stock"})
 
 
 def improvement(model=None, best_f=0.3, sampler=None, **options):

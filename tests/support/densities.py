@@ -6,6 +6,7 @@ from gpytorch.kernels import MultitaskKernel, PiecewisePolynomialKernel, RBFKern
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.outcomes import count
 
 import autokern
 from autokern.density.gaussian import dense
@@ -130,26 +131,6 @@ def agree(found, expected, both=False, **tolerances):
             torch.testing.assert_close(one, other, **tolerances)
 
 
-class Served:
-    """How many densities each way has computed."""
-
-    def __init__(self, monkeypatch):
-        self._counts = {"objective": 0, "arrays": 0}
-        from autokern.density import array_density
-
-        for way, name in {"objective": "loss", "arrays": "log_prob"}.items():
-            monkeypatch.setattr(array_density, name, self._counting(way, getattr(array_density, name)))
-
-    def _counting(self, way, stock):
-        def counted(*args):
-            found = stock(*args)
-            self._counts[way] += found is not None
-            return found
-
-        return counted
-
-    def __getitem__(self, way):
-        if way in self._counts:
-            return self._counts[way]
-        op, name = next(iter(WAYS[way].items()))
-        return autokern.stats().get(op, {}).get(name, 0)
+def served(way):
+    """How many densities a way has computed."""
+    return count(*next(iter(WAYS[way].items())))

@@ -34,6 +34,12 @@ def points(*shape, d=2, seed=0, dtype=torch.float64):
     return torch.rand(*shape, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def definite(*shape, seed=0, dtype=torch.float64):
+    """Positive definite matrices of a batch shape and a size."""
+    a = torch.randn(*shape, shape[-1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (a @ a.mT / shape[-1] + torch.eye(shape[-1], dtype=torch.float64)).to(dtype)
+
+
 def rough_model(x, y):
     """One of which iterations are long."""
     return ExactModel(x, y, ScaleKernel(MaternKernel(1.5)))

@@ -51,9 +51,10 @@ def assert_close(found, expected, where="", **tolerance):
         assert found == expected, where
 
 
-def count(op, candidate):
-    """How often a candidate has served in this session."""
-    return autokern.stats().get(op, {}).get(candidate, 0)
+def count(op, candidate=None):
+    """How often a candidate has served in this session, or all of an op have."""
+    counts = autokern.stats().get(op, {})
+    return counts.get(candidate, 0) if candidate else sum(counts.values())
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import gpytorch
 import torch
-from models import ExactModel
+from models import ExactModel, step
 
 import autokern
 from autokern.core.decision import Solved, collecting
@@ -42,14 +42,10 @@ def density(lengthscale: float, several: bool = False, double: bool = True) -> t
     """Loss and gradients of the second step, and the preconditioner that served it; all products `double` or not."""
     model = made(lengthscale, several)
     iterated_density._REFINED = 1.0 if double else REFINED
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     seen: list[Solved] = []
     with autokern.using(force={"exact_log_prob": "preconditioned"}), collecting(seen.extend):
-        for _ in range(2):
-            model.zero_grad()
-            loss = -mll(model(X), Y)
-            loss.backward()
-    return [loss.item(), *(float(p.grad.sum()) for p in model.parameters())], seen[-1].preconditioner
+        _, (loss, gradients) = step(model), step(model)
+    return [loss.item(), *(float(gradient.sum()) for gradient in gradients)], seen[-1].preconditioner
 
 
 def predictions() -> dict[str, list[float]]:
@@ -79,10 +75,9 @@ def gradients_of_the_library() -> list[float]:
 def saved() -> str:
     """The checkpoint of a model that was trained for a step, in hexadecimal digits."""
     model, file = made(0.4), io.BytesIO()
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with autokern.using(force={"exact_log_prob": "preconditioned"}):
-        (-mll(model(X), Y)).backward()
+        step(model)
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     return file.getvalue().hex()

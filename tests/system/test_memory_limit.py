@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpytorch import kernels
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
-from support.models import ExactModel
+from support.models import ExactModel, points, step
 from support.programs import said
 
 import autokern
@@ -85,8 +85,7 @@ def test_sizes_in_words(count, words):
 
 
 def test_a_kernel_matrix_takes_the_way_that_fits():
-    x = torch.rand(3000, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    kernel = gpytorch.kernels.MaternKernel(2.5).double().requires_grad_(False)
+    x, kernel = points(3000), gpytorch.kernels.MaternKernel(2.5).double().requires_grad_(False)
     stock = kernel.forward(x, x)
     with autokern.enabled(), autokern.using(memory="90MiB"):  # of 69 MiB each, stock holds three, one GEMM three
         found = kernel(x).to_dense()
@@ -96,21 +95,19 @@ def test_a_kernel_matrix_takes_the_way_that_fits():
 
 @pytest.mark.slow
 def test_training_goes_on_where_only_the_frugal_way_fits():
-    x = torch.rand(2400, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = points(2400)
     model = ExactModel(x, x.sum(-1).sin(), mean=gpytorch.means.ZeroMean()).double()
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     factorised = gpytorch.settings.fast_computations(log_prob=False)  # to iterate takes no matrix
     with autokern.enabled(), factorised, autokern.using(memory="80MiB"):  # of 44 MiB each
-        loss = -mll(model(*model.train_inputs), model.train_targets)
-        loss.backward()
+        loss, gradients = step(model)
         (served,) = autokern.stats()["exact_log_prob"]
         assert served.startswith("fused")
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert all(gradient.isfinite().all() for gradient in gradients)
     with autokern.enabled(), factorised:
         with autokern.using(memory="20MiB"), pytest.raises(MemoryBudgetError, match=r"m=2400.*inducing"):
-            mll(model(*model.train_inputs), model.train_targets)
+            step(model)
         with autokern.using(force={"exact_log_prob": "fused"}):
-            again = -mll(model(*model.train_inputs), model.train_targets)
+            again, _ = step(model)
     torch.testing.assert_close(again, loss)
 
 

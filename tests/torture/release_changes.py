@@ -246,9 +246,15 @@ _USUAL = ("training with priors", "fixed noise")
 
 
 @functools.cache
+def _program() -> str:
+    files = HERE / "release_program.py", HERE.parents[1] / "calibration" / "support_cases.py"
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+@functools.cache
 def _words() -> set[str]:
     """The words that the program uses: names that a release would keep, or the program would be at fault."""
-    return set(re.findall(r"\w+", (HERE / "release_program.py").read_text(encoding="utf-8")))
+    return set(re.findall(r"\w+", _program()))
 
 
 @functools.cache
@@ -291,7 +297,7 @@ def gone(known: Known) -> Iterator[Change]:
 def _modules_gone(known: Known) -> Iterator[Change]:
     named = set(re.findall(r"(?:linear_operator|gpytorch|botorch)(?:\.\w+)+", _autokern()))
     named |= {one.module for one in [*known.hooked, *known.relied]}
-    program = (HERE / "release_program.py").read_text(encoding="utf-8")
+    program = _program()
     for module in sorted(named & modules().keys(), key=lambda one: edits.chance("gone", one)):
         if modules()[module].name != "__init__.py" and module not in program:
             parts = next((known.parts(one) for one in functions(module).values() if known.parts(one)), _USUAL)

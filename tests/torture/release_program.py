@@ -5,15 +5,21 @@ and notes what it computes. It uses public names alone, which a release would ke
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gpytorch
 import torch
 from gpytorch import constraints, kernels, likelihoods, means, priors
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import KroneckerProductLinearOperator
+
+sys.path.append(str(Path(__file__).parents[2] / "calibration"))
+
+import support_cases as cases
 
 Note = Callable[[str, Any], None]
 Part = Callable[[Note], Iterator[None]]
@@ -26,73 +32,77 @@ def part(function: Part) -> Part:
     return function
 
 
-class Exact(gpytorch.models.ExactGP):
-    """A model of a mean and a kernel."""
+class Exact(cases.Exact):
+    """A model with a mean of its own."""
 
     def __init__(self, x: Any, y: torch.Tensor, likelihood: Any, mean: Any, kernel: Any) -> None:
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = mean, kernel
+        super().__init__(x, y, likelihood, kernel)
+        self.mean_module = mean
 
-    def forward(self, x: torch.Tensor) -> MultivariateNormal:
-        mean, covariance = self.mean_module(x), self.covar_module(x)
-        several = mean.dim() > x.dim() - 1 and not isinstance(self.mean_module, means.ConstantMean)
-        return (MultitaskMultivariateNormal if several else MultivariateNormal)(mean, covariance)
+
+def nudged(t: torch.Tensor) -> torch.Tensor:
+    """Change numbers by ``T14_NUDGE`` of themselves."""
+    return t * (1 + float(os.environ.get("T14_NUDGE", "0")))
+
+
+cases.points = lambda n, d: nudged(torch.rand(n, d, dtype=torch.float64))
 
 
 def data(n: int, d: int = 2, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return points and values; ``T14_NUDGE`` changes both by that much of themselves."""
-    nudge = 1 + float(os.environ.get("T14_NUDGE", "0"))
     made = torch.Generator().manual_seed(seed)
     x = torch.rand(n, d, generator=made, dtype=torch.float64)
     noise = torch.randn(n, generator=made, dtype=torch.float64)
-    return x * nudge, ((4 * x).sin().sum(-1) + 0.1 * noise) * nudge
+    return nudged(x), nudged((4 * x).sin().sum(-1) + 0.1 * noise)
 
 
-def model_of(kernel: Any, mean: Any = None, likelihood: Any = None, n: int = 40, d: int = 2) -> Exact:
-    x, y = data(n, d)
+def of(model: Exact) -> cases.Made:
+    model = model.double()
+    (x,), y = model.train_inputs, model.train_targets
+    return cases.steps(model, model.likelihood, y, (x,), (data(7, x.shape[-1], 5)[0],))
+
+
+def model_of(kernel: Any, mean: Any = None, likelihood: Any = None, n: int = 40, d: int = 2) -> cases.Made:
     likelihood = likelihoods.GaussianLikelihood() if likelihood is None else likelihood
-    return Exact(x, y, likelihood, means.ConstantMean() if mean is None else mean, kernel).double()
+    return of(Exact(*data(n, d), likelihood, means.ConstantMean() if mean is None else mean, kernel))
 
 
-def trained(note: Note, name: str, model: Exact, steps: int = 2) -> None:
+def trained(note: Note, name: str, made: cases.Made, steps: int = 2) -> None:
     """Note losses, their terms' gradients, and where a few steps lead."""
-    model.train()
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    mll = made.mll.train()
+    optimizer = torch.optim.SGD(mll.model.parameters(), lr=0.02)
     for step in range(steps):
         optimizer.zero_grad()
-        loss = -mll(model(*model.train_inputs), model.train_targets)
-        loss = loss.sum()
+        loss = -mll(mll.model(*made.inputs), made.targets).sum()
         loss.backward()
         note(f"{name} loss {step}", loss)
-        for of, value in model.named_parameters():
+        for of, value in mll.model.named_parameters():
             if value.grad is not None:
                 note(f"{name} gradient {step} {of}", value.grad)
         optimizer.step()
 
 
-def predicted(note: Note, name: str, model: Exact, d: int = 2, fast: bool = False) -> None:
+def predicted(note: Note, name: str, made: cases.Made, fast: bool = False) -> None:
     """Note a prediction with its covariance, its gradient and a sample."""
-    model.eval()
-    x = data(7, d, 5)[0].requires_grad_()
-    points = x.expand(*model.train_inputs[0].shape[:-2], -1, -1)
-    given = isinstance(model.likelihood, likelihoods.FixedNoiseGaussianLikelihood)
+    model, likelihood, points = made.mll.model.eval(), made.mll.likelihood.eval(), made.new[0].clone().requires_grad_()
+    given = isinstance(likelihood, likelihoods.FixedNoiseGaussianLikelihood)
     noise = {"noise": torch.full((7,), 0.05, dtype=torch.float64)} if given else {}
     with gpytorch.settings.fast_pred_var(fast):
         latent = model(points)
         note(f"{name} mean", latent.mean)
         note(f"{name} variance", latent.variance)
-        note(f"{name} gradient", torch.autograd.grad(latent.mean.sum() + latent.variance.sum(), x)[0])
+        note(f"{name} gradient", torch.autograd.grad(latent.mean.sum() + latent.variance.sum(), points)[0])
     with torch.no_grad(), gpytorch.settings.fast_pred_var(fast):
-        seen = model.likelihood(model(points), **noise)
-        note(f"{name} covariance", seen.covariance_matrix)
-        note(f"{name} interval", torch.stack(seen.confidence_region()))
-        note(f"{name} density", seen.log_prob(torch.zeros_like(seen.mean)))
+        note(f"{name} latent covariance", model(points).covariance_matrix)
         torch.manual_seed(3)
         note(f"{name} sample", model(points).rsample(torch.Size([2])))
+        seen = likelihood(model(points), **noise)
+        if isinstance(seen, MultivariateNormal):
+            note(f"{name} covariance", seen.covariance_matrix)
+            note(f"{name} interval", torch.stack(seen.confidence_region()))
+            note(f"{name} density", seen.log_prob(torch.zeros_like(seen.mean)))
 
 
-def constrained() -> Exact:
+def constrained() -> cases.Made:
     noise = likelihoods.GaussianLikelihood(
         noise_prior=priors.GammaPrior(1.1, 0.05), noise_constraint=constraints.GreaterThan(1e-4)
     )
@@ -104,7 +114,7 @@ def constrained() -> Exact:
     return model_of(kernel, mean, noise)
 
 
-def bounded() -> Exact:
+def bounded() -> cases.Made:
     noise = likelihoods.GaussianLikelihood(noise_constraint=constraints.Interval(1e-4, 1.0))
     noise.noise = 0.1
     base = kernels.MaternKernel(1.5, lengthscale_constraint=constraints.Interval(0.01, 3.0))
@@ -113,29 +123,20 @@ def bounded() -> Exact:
     return model_of(kernel, means.LinearMean(2), noise)
 
 
-def composed() -> Exact:
+def composed() -> cases.Made:
     periodic, line = kernels.PeriodicKernel(), kernels.LinearKernel(active_dims=[1])
     rough = kernels.RQKernel(active_dims=[0]) * kernels.MaternKernel(0.5)
     return model_of(kernels.ScaleKernel(periodic + kernels.MaternKernel(2.5)) + line + rough, means.ZeroMean())
 
 
-def one_dimensional() -> Exact:
+def one_dimensional() -> cases.Made:
     return model_of(kernels.ScaleKernel(kernels.MaternKernel(1.5)), n=450, d=1)
 
 
-def fixed_noise() -> Exact:
+def fixed_noise() -> cases.Made:
     noise = torch.linspace(0.01, 0.2, 40, dtype=torch.float64)
     likelihood = likelihoods.FixedNoiseGaussianLikelihood(noise, learn_additional_noise=True)
     return model_of(kernels.ScaleKernel(kernels.MaternKernel(2.5, ard_num_dims=2)), likelihood=likelihood)
-
-
-def tasks() -> Exact:
-    x, y = data(20)
-    kernel = kernels.MultitaskKernel(kernels.RBFKernel(), num_tasks=2, rank=1)
-    kernel.task_covar_module.covar_factor.data.copy_(torch.tensor([[0.5], [0.3]]))
-    mean = means.MultitaskMean(means.ConstantMean(), num_tasks=2)
-    likelihood = likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
-    return Exact(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel).double()
 
 
 class Modes(Exact):
@@ -147,22 +148,14 @@ class Modes(Exact):
         return MultivariateNormal(x.new_zeros(4 * len(x)), product)
 
 
-def of_modes() -> Exact:
+def of_modes() -> cases.Made:
     x, y = data(9)
     kernel = kernels.ScaleKernel(kernels.RBFKernel())
     values = (y.unsqueeze(-1) * torch.linspace(0.5, 1, 4)).flatten()
-    return Modes(x, values, likelihoods.GaussianLikelihood(), means.ZeroMean(), kernel).double()
+    return of(Modes(x, values, likelihoods.GaussianLikelihood(), means.ZeroMean(), kernel))
 
 
 TWO = torch.Size([2])
-
-
-def batch() -> Exact:
-    x, y = data(25)
-    likelihood = likelihoods.GaussianLikelihood(batch_shape=TWO)
-    kernel = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=TWO), batch_shape=TWO)
-    mean = means.ConstantMean(batch_shape=TWO)
-    return Exact(x.expand(2, -1, -1), torch.stack([y, y.cos()]), likelihood, mean, kernel).double()
 
 
 class Independent(Exact):
@@ -173,46 +166,40 @@ class Independent(Exact):
         return MultitaskMultivariateNormal.from_batch_mvn(batch)
 
 
-def independent(n: int = 20) -> Exact:
+def independent(n: int = 20) -> cases.Made:
     x, y = data(n)
     kernel = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=TWO), batch_shape=TWO)
     likelihood = likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
     mean = means.ConstantMean(batch_shape=TWO)
-    return Independent(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel).double()
+    return of(Independent(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel))
 
 
-def inducing() -> Exact:
-    likelihood = likelihoods.GaussianLikelihood()
-    sparse = kernels.InducingPointKernel(kernels.ScaleKernel(kernels.RBFKernel()), data(8)[0], likelihood)
-    return model_of(sparse, likelihood=likelihood)
-
-
-def grid() -> Exact:
+def grid() -> cases.Made:
     made = kernels.GridInterpolationKernel(kernels.RBFKernel(), grid_size=12, num_dims=2, grid_bounds=[(-0.2, 1.2)] * 2)
     return model_of(kernels.ScaleKernel(made))
 
 
-def _of_exact(name: str, *makes: Callable[[], Exact], d: int = 2) -> None:
+def _of_models(name: str, *makes: Callable[[], cases.Made]) -> None:
     def run(note: Note) -> Iterator[None]:
-        models = {make.__name__: make() for make in makes}
+        models = {str(number): make() for number, make in enumerate(makes)}
         for name, model in models.items():
             trained(note, f"{name} first", model)
-            predicted(note, f"{name} predicted", model, d)
+            predicted(note, f"{name} predicted", model)
         yield
         for name, model in models.items():
             trained(note, f"{name} then", model, 1)
-            predicted(note, f"{name} again", model, d)
-            predicted(note, f"{name} fast", model, d, fast=True)
+            predicted(note, f"{name} again", model)
+            predicted(note, f"{name} fast", model, fast=True)
 
     PARTS[name] = run
 
 
-_of_exact("training with priors", constrained)
-_of_exact("training within bounds", bounded)
-_of_exact("training of sums and products", composed)
-_of_exact("training on a line", one_dimensional, d=1)
-_of_exact("fixed noise", fixed_noise)
-_of_exact("tasks", tasks)
+_of_models("training with priors", constrained)
+_of_models("training within bounds", bounded)
+_of_models("training of sums and products", composed)
+_of_models("training on a line", one_dimensional)
+_of_models("fixed noise", fixed_noise)
+_of_models("tasks", cases.MODELS["multitask, Kronecker"])
 
 
 @part
@@ -223,14 +210,14 @@ def modes(note: Note) -> Iterator[None]:
     trained(note, "modes again", model)
 
 
-_of_exact("batches", batch, independent)
-_of_exact("inducing and grids", inducing, grid)
+_of_models("batches", cases.MODELS["ExactGP, a batch of two"], independent)
+_of_models("inducing and grids", cases.MODELS["SGPR (InducingPointKernel)"], grid)
+_of_models("variational", *(cases.MODELS[f"SVGP, {of}Likelihood"] for of in ("Gaussian", "Bernoulli")))
 
 
 @part
 def fantasies(note: Note) -> Iterator[None]:
-    model = model_of(kernels.ScaleKernel(kernels.MaternKernel(2.5)))
-    model.eval()
+    model = model_of(kernels.ScaleKernel(kernels.MaternKernel(2.5))).mll.model.eval()
     with torch.no_grad():
         note("before", model(data(5, 2, 4)[0]).mean)
         yield
@@ -241,49 +228,6 @@ def fantasies(note: Note) -> Iterator[None]:
         note("covariance", seen.covariance_matrix)
         single = model.get_fantasy_model(x[:1], y[:1])(data(5, 2, 4)[0])
         note("of one point", single.covariance_matrix)
-
-
-class Approximate(gpytorch.models.ApproximateGP):
-    """A sparse variational model."""
-
-    def __init__(self, inducing: torch.Tensor) -> None:
-        count = inducing.size(-2)
-        distribution = gpytorch.variational.CholeskyVariationalDistribution(count)
-        strategy = gpytorch.variational.VariationalStrategy(self, inducing, distribution)
-        super().__init__(strategy)
-        self.mean_module = means.ConstantMean()
-        self.covar_module = kernels.ScaleKernel(kernels.MaternKernel(2.5, ard_num_dims=2))
-
-    def forward(self, x: torch.Tensor) -> MultivariateNormal:
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-@part
-def variational(note: Note) -> Iterator[None]:
-    x, y = data(40)
-    for name, likelihood, targets in (
-        ("gaussian", likelihoods.GaussianLikelihood(), y),
-        ("bernoulli", likelihoods.BernoulliLikelihood(), (y > 1).double()),
-    ):
-        model = Approximate(x[:10].clone()).double()
-        elbo = VariationalELBO(likelihood.double(), model, num_data=40)
-        torch.manual_seed(5)
-        for step in range(2):
-            model.zero_grad()
-            loss = -elbo(model(x), targets)
-            loss.backward()
-            note(f"{name} loss {step}", loss)
-            with torch.no_grad():
-                for of, value in model.named_parameters():
-                    note(f"{name} gradient {step} {of}", value.grad)
-                    value.sub_(0.02 * value.grad)
-        model.eval()
-        with torch.no_grad():
-            seen = model(data(6, 2, 4)[0])
-            note(f"{name} mean", seen.mean)
-            note(f"{name} covariance", seen.covariance_matrix)
-        if name == "gaussian":
-            yield
 
 
 @part
@@ -348,8 +292,8 @@ def distributions(note: Note) -> Iterator[None]:
 
 @part
 def quasi_newton(note: Note) -> Iterator[None]:
-    model = constrained()
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    mll = constrained().mll
+    model = mll.model
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
 
     def closure() -> torch.Tensor:

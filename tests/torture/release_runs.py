@@ -81,7 +81,7 @@ def preload() -> None:
         from release_program import PARTS
 
         run_program(tuple(PARTS))  # an optimiser imports half of torch when it is first made
-        own = (*LIBRARIES, "autokern", "release_program")
+        own = (*LIBRARIES, "autokern", "release_program", "support_cases")
         return [name for name in sys.modules if name not in before and name.partition(".")[0] not in own]
 
     for name in in_fork(more):
