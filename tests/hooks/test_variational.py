@@ -8,7 +8,9 @@ import torch
 from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import VariationalELBO
-from support.losses import DOUBLE, Sparse, as_library, batch, called, once, prepared, sparse, trained
+from support.losses import DOUBLE, Sparse, as_library, batch, called, once, prepared, replays, sparse, trained
+
+from autokern.hooks import install
 
 pytestmark = pytest.mark.usefixtures("at_once")
 
@@ -42,6 +44,16 @@ def test_other_uses_of_a_distribution_are_the_library_s():
         *slopes(lambda one: mll(one, y) + mll(one, 2 * y), 0),
         *slopes(lambda one: mll(shifted(one), y), 0),
     ]
+
+
+def test_steps_that_use_the_divergence_otherwise_are_soon_the_library_s():
+    with install.enabled():
+        mll = prepared(sparse)
+        ((x,), y), before = batch(mll, 20), replays()
+        for _ in range(20):
+            loss = mll(mll.model(x), y)
+            (mll.model.variational_strategy.kl_divergence() - loss).backward()
+        assert replays() - before <= 9
 
 
 CALLS = []

@@ -174,11 +174,18 @@ def share(steps: Sequence[Noted], kept: Iterable[int], address: Callable[[torch.
         for memory in writes - at_kept - taken.keys():
             taken[memory] = _fitting(free, sizes[memory])
         free += [taken[memory] for memory in (reads | writes) & taken.keys() if last[memory] == at]
-    moved = {}
-    for key, t in tensors.items():
-        if (memory := address(t)) in taken:
-            moved[key] = torch.empty(0, dtype=t.dtype).set_(taken[memory], t.storage_offset(), t.size(), t.stride())
-    return [_moved(step, moved) for step, _, _ in steps]
+    return moved([step for step, _, _ in steps], taken, address)
+
+
+def moved(
+    steps: Sequence[Step], to: Mapping[int, torch.UntypedStorage], address: Callable[[torch.Tensor], int]
+) -> list[Step]:
+    """Return the steps with their tensors at some addresses in other memory, but for parameters."""
+    there = {}
+    for t in (t for step in steps for t in _tensors(step) if not isinstance(t, torch.nn.Parameter)):
+        if (memory := address(t)) in to:
+            there[id(t)] = torch.empty(0, dtype=t.dtype).set_(to[memory], t.storage_offset(), t.size(), t.stride())
+    return [_moved(step, there) for step in steps]
 
 
 def _fitting(free: list[torch.UntypedStorage], size: int) -> torch.UntypedStorage:

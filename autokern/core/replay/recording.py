@@ -78,6 +78,28 @@ class Replay:
                 step()
 
 
+class Copies:
+    """Copies of parameters, which replays read; a parameter that is a part of other memory is read where it is."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.by = {memory_of(p): p for p in parameters}
+        self._all, self.memory = list[tuple[torch.Tensor, torch.Tensor, bool]](), dict[int, torch.UntypedStorage]()
+        for p in parameters:
+            whole = p.nbytes == p.untyped_storage().nbytes()
+            self._all.append((p, own := p.detach().clone() if whole else p.detach(), whole))
+            if whole:
+                self.memory[memory_of(p)] = own.untyped_storage()
+
+    def take(self) -> bool:
+        """Copy the parameters as they are now; false where one is of another kind than before."""
+        for p, own, whole in self._all:
+            if p.shape != own.shape or p.dtype is not own.dtype or not (whole or p.data_ptr() == own.data_ptr()):
+                return False
+        with torch.no_grad():
+            torch._foreach_copy_([own for _, own, _ in self._all], [p for p, _, _ in self._all])
+        return True
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records what is computed from some tensors while it is entered; the computation runs as without it.
 
@@ -92,7 +114,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.drawn: dict[torch.Generator, torch.Tensor] = {}
         """The program's own generators that the computation drew from, and their states before."""
         self._inputs = {memory_of(t) for t in inputs}
-        self._parameters = {memory_of(t) for t in inputs if isinstance(t, torch.nn.Parameter)}
+        self.copies = Copies([t for t in inputs if isinstance(t, torch.nn.Parameter)])
         self._varying = set(self._inputs)
         self._made: dict[int, Any] = dict.fromkeys(self._inputs)  # with a tensor that keeps the memory
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
@@ -178,6 +200,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sooner = self._needed(memories, self._steps[: self._middle])
         every = [*sooner, *later]
         steps = operations.share(every, kept, memory_of) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
+        steps = operations.moved(steps, self.copies.memory, memory_of)
         begin, constants = self._restored, [one for one in self._constants.values() if one[1] >= 0]
         if not self._middle:
             return Replay((), ()), Replay([*begin, *steps], constants)
@@ -283,12 +306,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Note an operation that writes to memory of others: to parameters as a replay does, else what is there."""
         args, kwargs = tuple(map(apart, args)), {name: apart(value) for name, value in kwargs.items()}
-        parameters = self._parameters.issuperset(memory_of(t) for t, _ in others)
+        memories = {memory_of(t) for t, _ in others}
+        parameters = memories <= self.copies.by.keys()
         stays = not varies and all(torch.equal(*pair) for pair in others)
         if not (operations.stays(func, kind, args, kwargs) if parameters else stays):
             raise UnrecordedError(f"{func} writes to memory of others")
         if parameters:
             self._steps.append((functools.partial(func, *args, **kwargs), set(reads), set()))
+            for memory in memories:  # a copy of the parameter is written
+                whole = self.copies.by[memory]
+                self._steps.append((functools.partial(whole.copy_, whole.detach()), {memory}, set()))
         for tensor, before in [] if parameters else others:  # numbers count from now on, not versions
             self._constants[memory_of(tensor)] = tensor, -1
             step = functools.partial(operations.are_as_before, tensor.detach(), before)

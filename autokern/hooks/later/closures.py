@@ -182,17 +182,9 @@ class OfParameters(Repeated):
             for p in self._parameters
         )
 
-    def _memory(self) -> list[Any]:
-        return [(p.data_ptr(), p.stride()) for p in self._parameters]
-
-    def renew(self) -> None:
-        """Take what the model consists of now for unchanged."""
-        super().renew()
-        self._places = self._memory()
-
     def put(self, *call: Any) -> bool:
-        """Whether the parameters are as they were recorded; they hold the numbers."""
-        return self._memory() == self._places and self.is_plain()
+        """Copy the parameters, which an optimiser may have given other memory, to where a replay reads them."""
+        return self.is_plain() and self.copies.take()
 
 
 class _Closure(OfParameters):

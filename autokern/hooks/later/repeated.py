@@ -26,7 +26,7 @@ import torch
 from autokern.core.errors import caught
 from autokern.core.replay import Held, Ran
 from autokern.core.replay.operations import ChangedError, UnrecordedError
-from autokern.core.replay.recording import Recorder, Replay
+from autokern.core.replay.recording import Copies, Recorder, Replay
 from autokern.core.state import inside
 from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch
@@ -73,6 +73,7 @@ class Repeated(abc.ABC):
     watched = True  # whether the user's program runs between two calls, and may replace functions then
     seeding: CodeType | None = None  # the code that draws a seed, where random numbers may be drawn
     _held: Held
+    copies: Copies
 
     def __init__(self, kind: Any, dtypes: Iterable[torch.dtype]) -> None:
         self._history = _histories.setdefault(kind, _History())
@@ -92,7 +93,7 @@ class Repeated(abc.ABC):
         self._anew, self.larger = self._replay is not None, larger
         self._seconds = self._running = self._around = self.price = math.inf
         self._cost, self._replay, self._same = 0.0, None, False
-        self._compared = self._misses = self._replays = 0
+        self._compared = self._misses = self.replays = 0
 
     @abc.abstractmethod
     def library(self, *call: Any) -> Any:
@@ -247,7 +248,7 @@ class Repeated(abc.ABC):
             self._results = tuple(t.detach() for t in results)
             self.renew()
             found = self.result(self._results, *call)
-            self._replay, self.draws = self.made(recorder), recorder.draws
+            self._replay, self.draws, self.copies = self.made(recorder), recorder.draws, recorder.copies
             recorder.limit(self)
         except UnrecordedError as reason:
             self.end(str(reason))
@@ -280,14 +281,14 @@ class Repeated(abc.ABC):
             running = self._run()
             found = self.result(self._results, *call)
             self._around = min(self._around, time.thread_time() - began - running)
-            self._misses, self._replays = 0, self._replays + 1
+            self._misses, self.replays = 0, self.replays + 1
             return found
         except caught(Exception) as reason:
             self._misses += 1
             if not isinstance(reason, ChangedError):
                 self.end(str(reason))
             elif self._misses >= _MISSES:  # at another branch from now on
-                repaid = self._replays * (self._seconds - self._replayed()) > self.price
+                repaid = self.replays * (self._seconds - self._replayed()) > self.price
                 self.start_anew() if repaid else self.end(str(reason))
             return None
 

@@ -32,6 +32,7 @@ from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.losses import MOST, Given, OfLosses
 from autokern.system import host
 
+_OFTEN = 8
 _PLAIN = bool, int, float, str, type(None)
 _steps: Beside[_Step] = Beside()
 _inputs: Weak[Any] = Weak()
@@ -69,6 +70,7 @@ class _Step(OfLosses):
     """A training step of a variational model: of points, targets, and the parameters of model and likelihood."""
 
     name, repeatable = "training step", False
+    again = 0  # how often the library has computed what a replay had
 
     def __init__(self, mll: Any) -> None:
         super().__init__(mll)
@@ -222,6 +224,9 @@ def _attributes(mll: Any) -> dict[str, Any]:
 def _again(step: Call, model: Call, stock: Call, unsaved: Unsaved, at: slice, cotangents: Any) -> Any:
     """Return gradients by the parameters of some tensors that a replay has computed, by the library."""
     (points,), graph, one = unsaved.unchanged(), torch.is_grad_enabled(), step()
+    one.again += 1
+    if one.again >= max(_OFTEN, one.replays / 2) and one.serves:
+        one.end("the library computes again what is used otherwise")
     with torch.enable_grad(), one._left.aside():
         graded = [t for t in one._results_of(one._taken(model(), stock, points))[at] if t.requires_grad]
         whole = sum((t * c).sum() for t, c in zip(graded, cotangents, strict=True))
