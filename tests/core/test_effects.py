@@ -131,7 +131,12 @@ class Factor(float):
 
 
 SEED, TALLY, FACTOR = torch.manual_seed, np.zeros(1), Factor(2.0)
-ENGINE = torch.quasirandom.SobolEngine(2)
+ENGINE, ALIVE = torch.quasirandom.SobolEngine(2), Plain()
+
+
+@functools.cache
+def remembered(x: float) -> float:
+    return x
 
 
 @pytest.mark.parametrize(
@@ -145,7 +150,10 @@ ENGINE = torch.quasirandom.SobolEngine(2)
         (lambda x: nested(counted(x)), "counted"), (lambda x: 1 + undefined, "undefined"),  # noqa: F821
         (eval, "eval"), (lambda x: [CALLS.append(y) for y in x], "append"), (iter([1]), "next value"),
         (collections.deque([1.0]), "deque"), (bytearray(3), "bytearray"), (MappingProxyType({}), "mappingproxy"),
-        (lambda x: x + ENGINE.draw(1), "SobolEngine"),
+        (lambda x: x + ENGINE.draw(1), "SobolEngine"), (lambda x: x * remembered(2.0), "lru_cache"),
+        (collections.UserDict(a=1.0), "UserDict"), (collections.ChainMap({"a": 1.0}), "ChainMap"),
+        (vars(ENGINE).values(), "dict_values"), (np.array([[1.0]], dtype=object), "ndarray"),
+        (weakref.ref(ALIVE), "reference to a Plain"),
         (lambda x: (SEED(1), x)[1], ""), (lambda x: (TALLY.fill(1), x)[1], ""), (lambda x: (CALLS.sort(), x)[1], ""),
         (lambda x: FACTOR * x, ""), (lambda x: (CALLS.__iadd__([1]), x)[1], ""),
         (lambda x: (torch.set_default_dtype(x.dtype), x)[1], ""),
@@ -217,6 +225,7 @@ def test_what_is_held_is_as_before_until_something_is_put_elsewhere(monkeypatch:
     once(lambda: setattr(Setting, "_state", True))
     once(lambda: setattr(kernel.raw_lengthscale, "data", torch.ones_like(kernel.raw_lengthscale)))
     once(lambda: setattr(kernel.raw_lengthscale, "data", kernel.raw_lengthscale.detach().clone()))
+    once(lambda: kernel.raw_lengthscale.requires_grad_(False))
     assert held.is_as_before()
     model.reference = weakref.ref(Plain())  # dead, too: a transform of torch 2.11 makes one at each evaluation
     once(lambda: setattr(model, "reference", weakref.ref(reached)))

@@ -77,6 +77,14 @@ class Poisson(Likelihood):
         return torch.distributions.Poisson(function_samples.exp(), validate_args=False)
 
 
+class Drawing(ConstantMean):
+    """A mean that draws from generators of the user's own."""
+
+    def forward(self, x):
+        numbers = sum(torch.randn(x.shape[:-1], generator=one, dtype=DOUBLE) for one in OWN_DRAWS)
+        return ConstantMean.forward(self, x) + 0.1 * numbers
+
+
 class Weighted(VariationalELBO):
     """A loss of the user's own, which counts its calls if it is told to."""
 
@@ -91,15 +99,19 @@ class Weighted(VariationalELBO):
 
 
 COUNTED = functools.partial(Weighted, counts=CALLS)
-EFFECTS = [{"model": Counting}, {"model": Noisy}, {"likelihood": Poisson()}, {"mll": COUNTED}]
+EFFECTS = [{"model": Counting}, {"model": Noisy}, {"likelihood": Poisson()}, {"mll": COUNTED}, {"mean": Drawing}]
+OWN_DRAWS = torch.Generator(), torch.Generator()
 
 
 @pytest.mark.parametrize("options", EFFECTS)
 @as_library()
 def test_effects_and_random_draws_are_the_library_s(options):
     CALLS.clear()
+    for seed, generator in enumerate(OWN_DRAWS):
+        generator.manual_seed(seed)
     found = trained(lambda: sparse(**options))
-    return [*found, torch.tensor(len(CALLS)), torch.get_rng_state()]
+    states = torch.get_rng_state(), *(generator.get_state() for generator in OWN_DRAWS)
+    return [*found, torch.tensor(len(CALLS)), *states]
 
 
 class Many(ConstantMean):

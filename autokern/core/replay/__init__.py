@@ -153,7 +153,7 @@ class Held:
         )
 
     def _memory(self) -> list[Any]:
-        return [(one.data_ptr(), one.stride()) for one in self._tensors]
+        return [(one.data_ptr(), one.stride(), one.requires_grad) for one in self._tensors]
 
     def _contents(self) -> list[Any]:
         found = [*chain.from_iterable(map(_values, self._spaces)), *chain.from_iterable(self._lists)]

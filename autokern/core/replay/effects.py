@@ -7,8 +7,6 @@ functions of these libraries: ``lambda samples, X: -(samples - target).square().
 
 from __future__ import annotations
 
-import array
-import collections
 import dis
 import functools
 import math
@@ -16,7 +14,8 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
@@ -66,8 +65,10 @@ _INSTALLED = (
     os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
 )
 """Where the files of libraries are."""
-_CHANGING = array.array, bytearray, collections.deque, memoryview, types.MappingProxyType, torch.quasirandom.SobolEngine
-"""Classes of objects whose contents are not compared; an engine counts what was drawn from it."""
+_EMPTY = frozenset((object, types.EllipsisType, types.NotImplementedType, types.SimpleNamespace))
+"""Python's own classes of objects that hold nothing but attributes."""
+_COUNTING = torch.quasirandom.SobolEngine, type(functools.cache(int))
+"""Classes of objects that change when they are used."""
 _MOST = 20_000
 
 
@@ -90,7 +91,7 @@ def walked(of: Iterable[Any], but: Iterable[Any] = ()) -> dict[int, Any] | str:
         if len(seen) > _MOST:
             return "more objects than are looked at"
         seen[id(one)] = one
-        if type(one) is np.ndarray:
+        if type(one) is np.ndarray and not one.dtype.hasobject:
             continue
         found = _inside(one, read)
         if isinstance(found, str):
@@ -120,9 +121,12 @@ def _inside(one: Any, read: set[type]) -> list[Any] | str:
     """Return the objects that an object consists of, methods of classes not yet `read`, or what calling may do."""
     if type(one) in _CONTAINERS or (isinstance(one, tuple) and hasattr(one, "_fields")):
         return list(one)
-    if isinstance(one, _CHANGING):
-        return f"a {type(one).__name__}, which may be changed"
-    if isinstance(one, Mapping) and (type(one).__module__ in STANDARD or is_library(type(one).__module__)):
+    if isinstance(one, _COUNTING):
+        return f"a {type(one).__name__}, which changes when it is used"
+    if isinstance(one, weakref.ref):
+        of = type(one())
+        return [] if of is types.NoneType or is_library(of.__module__) else f"a weak reference to a {of.__name__}"
+    if isinstance(one, dict) and (type(one).__module__ in STANDARD or is_library(type(one).__module__)):
         return [*one.keys(), *one.values()]
     if isinstance(one, functools.partial):
         return [one.func, *one.args, *one.keywords.values()]
@@ -142,7 +146,7 @@ def _inside(one: Any, read: set[type]) -> list[Any] | str:
         return f"a {kind.__name__} yields its next value"
     if isinstance(one, torch.nn.Module) and any(vars(one).get(name) for name in HOOKS):
         return f"a hook on a {kind.__name__}"
-    if not any(is_library(base.__module__) for base in kind.__mro__) and kind.__module__ not in STANDARD:
+    if not any(is_library(base.__module__) for base in kind.__mro__) and kind not in _EMPTY:
         return f"an object of class {kind.__name__}"
     bases = [base for base in kind.__mro__ if base not in read]
     read.update(bases)

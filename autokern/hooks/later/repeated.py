@@ -235,13 +235,14 @@ class Repeated(abc.ABC):
 
     def _recorded(self, *call: Any) -> Any:
         """Evaluate as stock does, and record it."""
-        held = self.consists(*call)
+        held, self.drawn = self.consists(*call), {}
         if isinstance(held, str):
             self.end(held)
             return self.library(*call)
         self._held = held
         inputs, compute = self.evaluated(*call)
         recorder, before, found = Recorder(*inputs, seeding=self.seeding), host.random_states(), None
+        self.drawn = recorder.drawn
         try:
             with recorder:
                 results = tuple(compute())
@@ -253,11 +254,15 @@ class Repeated(abc.ABC):
         except UnrecordedError as reason:
             self.end(str(reason))
         if found is None:
-            host.take_random_states(before)
-            for generator, state in recorder.drawn.items():
-                generator.set_state(state)
+            self.undraw(before)
             return self.library(*call)
         return found
+
+    def undraw(self, before: Any) -> None:
+        """Restore the states of torch's, Python's and NumPy's generators, and those that a recording drew from."""
+        host.take_random_states(before)
+        for generator, state in self.drawn.items():
+            generator.set_state(state)
 
     def _run(self) -> float:
         """Run the replay, and return how long it took."""

@@ -132,7 +132,7 @@ class _Step(OfLosses):
             self.end(str(reason))
         finally:
             self._served = None
-            host.take_random_states(after)
+            self.undraw(after)
         return found
 
     def made(self, recorder: Recorder) -> Replay:
