@@ -1,6 +1,7 @@
 """Small exact models on an accelerator by arrays, with stock's numbers of the present values, and over no devices.
 
-On a CPU the same tests look at arrays in the memory of the tensors."""
+On a CPU the same tests look at arrays in the memory of the tensors.
+"""
 
 import contextlib
 

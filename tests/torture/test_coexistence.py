@@ -3,10 +3,11 @@
 Every case is a program of its own in a fresh interpreter in which any warning is an error; what it asserts must hold.
 """
 
+import os
 import textwrap
 
 import pytest
-from support.programs import python
+from support.programs import PATH, python
 
 SOURCE = """
 import warnings
@@ -15,25 +16,16 @@ import sys, os, copy, pathlib, pickle, subprocess, threading
 import torch, gpytorch, linear_operator
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator.operators import DenseLinearOperator
+from support.models import ExactModel
+from support.models import step as taken
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, n=40):
-        x = torch.linspace(0, 1, n, dtype=torch.float64).unsqueeze(-1)
-        super().__init__(x, (5 * x[:, 0]).sin(), gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = ScaleKernel(MaternKernel(2.5))
-        self.double()
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+def Model(n=40):
+    x = torch.linspace(0, 1, n, dtype=torch.float64).unsqueeze(-1)
+    return ExactModel(x, (5 * x[:, 0]).sin(), ScaleKernel(MaternKernel(2.5))).double()
 
 def step(model):
-    model.zero_grad()
-    model.train()
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    value = -mll(model(*model.train_inputs), model.train_targets)
-    value.backward()
-    return torch.stack([value.detach(), *(p.grad.sum() for p in model.parameters())])
+    loss, slopes = taken(model)
+    return torch.stack([loss, *(slope.sum() for slope in slopes)])
 
 def predict(model):
     model.eval()
@@ -197,6 +189,7 @@ def test_a_program_works_beside(name, tmp_path, in_earnest):
     guarded = textwrap.indent(COMMON + textwrap.dedent(CASES[name]), "    ")
     program.write_text(f"{SOURCE}\nif __name__ == '__main__':\n{guarded}", encoding="utf-8")
     orders = {"AUTOKERN_BUDGET": "2", "AUTOKERN_CALIBRATE": "first-use", "PYTHONWARNINGS": "error"}
+    orders["PYTHONPATH"] = os.pathsep.join(PATH)
     # KeOps rewrites its list when a process ends, and one that imports it meanwhile reads an empty file
     orders["KEOPS_CACHE_FOLDER"] = str(tmp_path / "keops")
     for _ in range(3 if in_earnest else 1):
