@@ -125,6 +125,7 @@ class _Inside(threading.local):
     measuring = False  # it calibrates
     within: tuple[str, ...] = ()  # the composite calls that it runs, outermost first, as ``op by candidate``
     formless = False  # it multiplies by kernel matrices without forming them
+    evaluated = False  # it evaluates a lazy kernel, whose tensors nobody else has yet
     repeated = False  # it runs a function that may be replayed as a whole
     told: list[tuple[str, str]] | None = None  # collects why the library computes something
     solves: list[Any] | None = None  # collects the reports of iterative solves

@@ -181,7 +181,7 @@ class _Roots(dict[Any, Any]):
 
 @hook(LinearOperator, "add_low_rank", relies=MEMORY)
 def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> Any:
-    if args or kwargs or stay_out_of_operators() or not _waits(self):
+    if args or kwargs or not inside.evaluated or stay_out_of_operators() or not _waits(self):
         return _add_low_rank.__wrapped__(self, low_rank_mat, *args, **kwargs)
     rootless = copy.copy(self)
     rootless.__dict__[_CACHE] = {}
@@ -198,7 +198,7 @@ def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _waits(operator: Any) -> bool:
-    """Whether the roots of a sum may be deferred; never iterations that the user ordered: they draw random numbers."""
+    """Whether the roots of a kernel's sum may be deferred; never iterations that the user ordered, which draw."""
     if not kinds_of_terms(operator) or regime(operator.shape[-1], ROOT) == ORDERED:
         return False
     return type(operator.__dict__.get(_CACHE)) is _Roots or not memoized.names(operator)

@@ -152,7 +152,8 @@ def _evaluate_kernel(self: Any) -> Any:
     kernel = self.kernel
     active = kernel.active_dims
     try:
-        return _stock_evaluate_kernel(self)
+        with inside.having(evaluated=True):
+            return _stock_evaluate_kernel(self)
     except BaseException:
         kernel.active_dims = active
         raise

@@ -157,4 +157,12 @@ def test_what_is_asked_otherwise_or_holds_other_operators_is_stocks():
             ordered = some + RootLinearOperator(thin)
         others = asked, kept + RootLinearOperator(thin), lazy, lowered, ordered
         assert not any(type(o.__dict__.get("_memoize_cache")) is _Roots for o in others)
-        assert type((DenseLinearOperator(dense.tensor) + RootLinearOperator(thin)).__dict__["_memoize_cache"]) is _Roots
+
+
+@pytest.mark.parametrize("written", [0, 1])
+@as_stock()
+def test_roots_of_the_programs_own_tensors_are_of_the_time_of_the_sum(written):
+    tensors = torch.eye(4, dtype=torch.float64) * 2, torch.ones(4, 1, dtype=torch.float64)
+    total = DenseLinearOperator(tensors[0]) + RootLinearOperator(tensors[1])
+    tensors[written].mul_(3.0)
+    return total.root_decomposition().to_dense(), total.root_inv_decomposition().to_dense()
