@@ -238,6 +238,8 @@ def test_norms_of_a_parameter_are_limited_in_a_replay_too() -> None:
         replay.run()
         assert torch.equal(ours, theirs)
         assert torch.equal(weights, expected)
+    weights.data = weights.data[:2]
+    assert not recorder.copies.take()
 
 
 def test_what_others_have_is_written_by_no_replay() -> None:

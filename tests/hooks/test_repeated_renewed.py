@@ -138,7 +138,7 @@ def standardised(x):
     return (y - y.mean()) / y.std()
 
 
-def of_variational(size, order, like=None, **options):
+def of_variational(size, order, like=None, moves=False, **options):
     """Losses and gradients, and of what the model keeps a divergence and a tensor that the program takes."""
     torch.manual_seed(0)
     x = points(12, 3)
@@ -154,7 +154,8 @@ def of_variational(size, order, like=None, **options):
         for _ in range(24):
             loss, gradients = closure()
             with torch.no_grad():
-                torch._foreach_add_(list(mll.parameters()), 0.01)
+                for parameter in mll.parameters():
+                    parameter.data = parameter + 0.01 if moves else parameter.add_(0.01).data
             taken = strategy.variational_distribution.lazy_covariance_matrix.to_dense()
             assert taken.requires_grad
             found.append([loss.detach(), *(g.clone() for g in gradients), strategy.kl_divergence().detach(), taken])
@@ -166,9 +167,15 @@ VARIATIONAL = {
     "inducing points that are not learned": (0, {"learn_inducing_points": False}),
     "another likelihood": (0, {"like": StudentTLikelihood}),
     "unwhitened": (0, {"variational_strategy": UnwhitenedVariationalStrategy}),
+    "parameters that get other memory": (0, {"moves": True}),
     "parts of the data": (6, {}),
     "parts of several sizes": (5, {}),
 }
+
+
+def test_views_that_a_model_keeps_of_parameters_are_those_of_the_library():
+    options = {"moves": True, "variational_strategy": UnwhitenedVariationalStrategy}
+    agree(of_variational(0, {}, **options)[0], of_variational(0, {"objective": "stock"}, **options)[0])
 
 
 @pytest.mark.parametrize(("size", "options"), VARIATIONAL.values(), ids=VARIATIONAL.keys())

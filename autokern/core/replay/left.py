@@ -76,6 +76,7 @@ class Left:
                 old, self._form = _Form(before, self._known), _Form(self.present(), self._known)
                 self._made = [recorder.has_made(t) for t in self._form.tensors]
                 others = [t for t, made in zip(self._form.tensors, self._made, strict=True) if not made]
+                recorder.copies.stay(set(map(memory_of, others)))
                 if any(memory_of(t) not in known for t in (*others, *filter(recorder.has_read, old.tensors))):
                     recorder.fail("an evaluation reads what another one has left, or leaves it")
         except caught(Exception) as reason:  # the evaluation stands

@@ -83,17 +83,21 @@ class Copies:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.by = {memory_of(p): p for p in parameters}
-        self._all, self.memory = list[tuple[torch.Tensor, torch.Tensor, bool]](), dict[int, torch.UntypedStorage]()
+        self._all, self.memory = list[tuple[torch.Tensor, torch.Tensor, int]](), dict[int, torch.UntypedStorage]()
         for p in parameters:
             whole = p.nbytes == p.untyped_storage().nbytes()
-            self._all.append((p, own := p.detach().clone() if whole else p.detach(), whole))
+            self._all.append((p, own := p.detach().clone() if whole else p.detach(), 0 if whole else p.data_ptr()))
             if whole:
                 self.memory[memory_of(p)] = own.untyped_storage()
 
+    def stay(self, memories: set[int]) -> None:
+        """Take no parameter that leaves one of these memories."""
+        self._all = [(p, own, p.data_ptr() if memory_of(p) in memories else at) for p, own, at in self._all]
+
     def take(self) -> bool:
-        """Copy the parameters as they are now; false where one is of another kind than before."""
-        for p, own, whole in self._all:
-            if p.shape != own.shape or p.dtype is not own.dtype or not (whole or p.data_ptr() == own.data_ptr()):
+        """Copy the parameters as they are now; false where one is of another kind than before, or elsewhere."""
+        for p, own, at in self._all:
+            if p.shape != own.shape or p.dtype is not own.dtype or not p.is_cpu or (at and p.data_ptr() != at):
                 return False
         with torch.no_grad():
             torch._foreach_copy_([own for _, own, _ in self._all], [p for p, _, _ in self._all])
