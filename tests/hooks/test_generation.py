@@ -5,16 +5,14 @@ import json
 import pytest
 import scipy
 import torch
+from botorch.generation import gen
 from support.outcomes import outcome
 from support.programs import QUIET, python
 
 import autokern
 from autokern.cli import doctor
-
-gen = pytest.importorskip("botorch.generation.gen")
-
-from autokern.hooks import later  # noqa: E402
-from autokern.hooks.later import acquisition  # noqa: E402
+from autokern.hooks import later
+from autokern.hooks.later import acquisition
 
 PROGRAM = """
 import json

@@ -2,11 +2,6 @@
 
 import pytest
 import torch
-
-import autokern
-
-pytest.importorskip("botorch")
-
 from botorch.acquisition import LinearMCObjective
 from botorch.acquisition.objective import GenericMCObjective
 from botorch.models import SingleTaskGP
@@ -16,6 +11,7 @@ from gpytorch.mlls import LeaveOneOutPseudoLikelihood
 from support.acquisitions import DOUBLE, asked, improvement, points, wrapper
 from support.outcomes import assert_close
 
+import autokern
 from autokern.core.replay.recording import Replay
 from autokern.hooks import later as hooks
 from autokern.hooks.later import repeated
