@@ -93,7 +93,9 @@ def plain_gradients(
         own = [t.view_as(t) if want and t is not None else t for t, want in zip(inputs, wanted, strict=True)]
         sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
         outs = function(*own)
-    found = iter(torch.autograd.grad(outs, sources, cotangents, create_graph=graph))
+        both: Any = [(outs, cotangents)] if isinstance(outs, torch.Tensor) else zip(outs, cotangents, strict=True)
+        whole: Any = sum((out * cotangent).sum() for out, cotangent in both)  # given cotangents, torch imports sympy
+    found = iter(torch.autograd.grad(whole, sources, create_graph=graph))
     return [next(found) if want else None for want in wanted]
 
 

@@ -26,7 +26,7 @@ from autokern.model.arrays import UnreadError
 from autokern.model.libraries import EXACT, SOLVE, regime
 from autokern.model.other_parts import parts_of
 from autokern.prediction import factor_cache
-from autokern.prediction.array_posterior import Posterior
+from autokern.prediction.array_posterior import MOST, Posterior
 from autokern.runtime.dispatch import route
 
 _dispatch = route("posterior", looked=True)
@@ -72,10 +72,8 @@ def _read(model: Any, x: torch.Tensor) -> Posterior | None:
 
 
 def _is_plain(x: Any) -> bool:
-    if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
-        return False
-    plain = x.dtype in _DTYPES and x.layout is torch.strided and not x.is_meta
-    return plain and not x.is_neg() and not x._is_zerotensor() and x.dim() > 1
+    plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.dtype in _DTYPES and x.layout is torch.strided
+    return plain and not x.is_meta and not x.is_neg() and not x._is_zerotensor() and x.dim() > 1
 
 
 def _asked(model: Any, x: torch.Tensor) -> bool:
@@ -90,7 +88,7 @@ def _asked(model: Any, x: torch.Tensor) -> bool:
     n = data.shape[-2]
     if n + x.shape[-2] > settings.max_eager_kernel_size.value() or (settings.debug.on() and data.shape == x.shape):
         return False  # stock returns a lazy covariance, or may warn that these are the training points
-    return regime(n, SOLVE) == EXACT
+    return regime(n, SOLVE) == EXACT and x.shape[:-1].numel() * x.shape[-2] <= MOST  # whatever is read of the model
 
 
 def _made(model: Any, strategy: Any) -> Posterior | None:

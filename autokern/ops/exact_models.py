@@ -35,7 +35,7 @@ from autokern.model import libraries
 from autokern.ops._candidates import LOW_RANK, OpOfParts, every, only, squares
 from autokern.ops._problems import families, objective_model, prior_of, random_matrix
 from autokern.prediction import factor_cache
-from autokern.prediction.array_posterior import Posterior
+from autokern.prediction.array_posterior import MOST, Posterior
 from autokern.system.threads import one_thread
 
 _MOST_POINTS = 1000
@@ -159,8 +159,6 @@ _MOST_ACROSS = 2**22
 """Number of covariances between test and training points above which one thread is slower than torch."""
 _SMALL, _WORK = 2**18, {"float64": 2**27, "float32": 2**26}
 """Numbers of them, and of multiplications with the factor, up to which `arrays` needs no measurement."""
-_OWN = 2**16
-"""Number of covariances between test points above which one thread is slower than torch."""
 Call = Callable[[torch.Tensor], Any]
 
 
@@ -256,7 +254,7 @@ def stock_posterior(reading: Posterior, x: torch.Tensor, forward: Call) -> Any:
 
 
 _posterior_unsupported = every(
-    only(f"more than {_OWN} covariances of test points on one thread", lambda p: p.batch * p.m**2 <= _OWN),
+    only(f"more than {MOST} covariances of test points on one thread", lambda p: p.batch * p.m**2 <= MOST),
     only(f"more than {_MOST_ACROSS} covariances on one thread", lambda p: p.elements <= _MOST_ACROSS),
 )
 

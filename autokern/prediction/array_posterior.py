@@ -39,8 +39,8 @@ _FAR = 4.0
 """Distance of points from the origin, in units of their spread, above which inner products lose digits."""
 _MOVING = frozenset(("index", "linear", "polynomial"))
 """Families whose variance depends on the point."""
-_MOST = 2**22
-"""Most elements of the factors of a batch of models."""
+_MOST, MOST = 2**22, 2**16
+"""Most elements of the factors of a batch of models; most covariances between test points: torch has more threads."""
 
 
 class Posterior:

@@ -409,3 +409,12 @@ def test_gradients_by_the_mean_alone_do_not_pass_the_covariance():
             return torch.autograd.grad(lower.sum() + 2 * upper.sum(), posterior.mean)[0]
 
     close(*reversed(both(run)))
+
+
+def test_a_model_is_not_read_for_more_points_than_arrays_serve():
+    model = Regression(8).eval()
+    with torch.no_grad(), autokern.enabled():
+        before, found = autokern.stats().get("posterior"), model(points(300)).mean
+        assert autokern.stats().get("posterior") == before
+        with arrays():
+            torch.testing.assert_close(model(points(300)[:200]).mean, found[:200])

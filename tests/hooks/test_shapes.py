@@ -74,9 +74,14 @@ def test_a_program_needs_no_computer_algebra():
 import sys
 sys.path.insert(0, {str(Path(support.__path__[0]).parent)!r})
 import autokern.auto
-from support.models import points, rough, step
+import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.models import loss_of, points, rough, step
 model = rough(20)
 step(model)
+loss = loss_of(ExactMarginalLogLikelihood(model.likelihood, model))
+slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+sum(slope.square().sum() for slope in slopes).backward()
 model.likelihood(model.eval()(points(5))).variance
 from autokern.hooks import gpytorch as hooks
 from support.losses import called, prepared, sparse

@@ -99,7 +99,7 @@ class Weighted(VariationalELBO):
 
 
 COUNTED = functools.partial(Weighted, counts=CALLS)
-EFFECTS = [{"model": Counting}, {"model": Noisy}, {"likelihood": Poisson()}, {"mll": COUNTED}, {"mean": Drawing}]
+EFFECTS = [{"model": Counting}, {"model": Noisy}, {"mll": COUNTED}, {"mean": Drawing}]
 OWN_DRAWS = torch.Generator(), torch.Generator()
 
 
@@ -112,6 +112,22 @@ def test_effects_and_random_draws_are_the_library_s(options):
     found = trained(lambda: sparse(**options))
     states = torch.get_rng_state(), *(generator.get_state() for generator in OWN_DRAWS)
     return [*found, torch.tensor(len(CALLS)), *states]
+
+
+@as_library(served=8)
+def test_a_drawn_expectation_is_replayed_with_the_library_s_random_numbers():
+    reseed = once(lambda mll: torch.manual_seed(3), 9)
+    return [*trained(lambda: sparse(Poisson()), reseed), torch.get_rng_state()]
+
+
+@as_library(served=2)
+def test_second_derivatives_of_a_drawn_expectation_are_those_of_its_draw():
+    mll, found = prepared(functools.partial(sparse, Poisson())), []
+    for at in range(2):
+        slopes = torch.autograd.grad(called(mll, at)[0], list(mll.parameters()), create_graph=True)
+        torch.rand(3)
+        found += torch.autograd.grad(sum(slope.square().sum() for slope in slopes), list(mll.parameters()))
+    return [*found, torch.get_rng_state()]
 
 
 class Many(ConstantMean):

@@ -107,11 +107,11 @@ class Copies:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records what is computed from some tensors while it is entered; the computation runs as without it.
 
-    The inputs are leaves that own their memory. A replay reads whatever they contain then. With `seeding` it draws
-    random numbers from torch's own generator, but does not use those that this code draws as a seed.
+    The inputs are leaves that own their memory. A replay reads whatever they contain then. Unless `seeding` is None, it
+    draws random numbers from torch's own generator, but does not use those that this code draws as a seed.
     """
 
-    def __init__(self, *inputs: torch.Tensor, seeding: CodeType | None = None) -> None:
+    def __init__(self, *inputs: torch.Tensor, seeding: CodeType | bool | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seeding, self._seeds = seeding, set[int]()  # memory of drawn seeds
         self.draws = False

@@ -71,7 +71,7 @@ class Repeated(abc.ABC):
     repeatable = True  # whether a replay may run twice for one call
     lasting = False  # whether what an evaluation leaves in its modules is used later, so that no replay may skip it
     watched = True  # whether the user's program runs between two calls, and may replace functions then
-    seeding: CodeType | None = None  # the code that draws a seed, where random numbers may be drawn
+    seeding: CodeType | bool | None = None  # the code that draws a seed, False for none; None if nothing may be drawn
     _held: Held
     copies: Copies
 
@@ -79,7 +79,8 @@ class Repeated(abc.ABC):
         self._history = _histories.setdefault(kind, _History())
         self._until, self._spent = self._history.spent(), 0.0
         self._replay: Replay | None = None
-        self.draws = False  # whether a replay draws random numbers
+        self.draws = False  # whether a replay draws random numbers, from the generator's state at the call
+        self.state: torch.Tensor | None = None
         self._count = self.unfit = 0  # calls, and those one after another that the recording did not fit
         self.start_anew()
         self._ran = Ran()
@@ -162,7 +163,7 @@ class Repeated(abc.ABC):
             found = self._recorded(*call)
             self._cost += time.thread_time() - began
             return found
-        before = torch.get_rng_state() if self.draws else None
+        before = self.state = torch.get_rng_state() if self.draws else None
         ours = self._by_replay(*call)
         first = self._compared < _COMPARED
         serves = ours is not None and not (first or self.unlike) and self._count % _EVERY

@@ -69,7 +69,7 @@ def _is_plain(x: Any) -> bool:
 class _Step(OfLosses):
     """A training step of a variational model: of points, targets, and the parameters of model and likelihood."""
 
-    name, repeatable = "training step", False
+    name, repeatable, seeding = "training step", False, False
     again = 0  # how often the library has computed what a replay had
 
     def __init__(self, mll: Any) -> None:
@@ -108,8 +108,8 @@ class _Step(OfLosses):
             distribution = model(mll.model, self._x)
             if isinstance(recorder, Recorder):
                 given = Given.of(distribution, self._y)
-                if given is None:
-                    raise UnrecordedError("a distribution of another kind")
+                if given is None or recorder.draws:
+                    raise UnrecordedError("a distribution of another kind, or random numbers of a model")
                 left = self._left.computed(recorder, before, self._held)
                 self._given, self._outs = given, [*(t.detach() for t in given.present[:-1]), *left]
                 self._lazily = lazily_evaluate_kernels.on()
@@ -206,11 +206,13 @@ class _Step(OfLosses):
         if not math.isfinite(results[0].item()):
             return None
         value, *slopes = (t.clone() for t in results)
-        used = list(itertools.compress(self._parameters, self._used))
+        used, state = list(itertools.compress(self._parameters, self._used)), self.state
 
         def plain(*values: torch.Tensor) -> Any:
             by_id = dict(zip(map(id, used), values, strict=True))
-            with self._left.aside():
+            with self._left.aside(), host.random_states_kept():
+                if state is not None:
+                    torch.set_rng_state(state)
                 return self.plainly(mll, by_id, lambda: stock(mll, model(mll.model, x), target))
 
         return computed(value, slopes, plain, saved=used)
@@ -229,8 +231,7 @@ def _again(step: Call, model: Call, stock: Call, unsaved: Unsaved, at: slice, co
         one.end("the library computes again what is used otherwise")
     with torch.enable_grad(), one._left.aside():
         graded = [t for t in one._results_of(one._taken(model(), stock, points))[at] if t.requires_grad]
-        whole = sum((t * c).sum() for t, c in zip(graded, cotangents, strict=True))
-    # with cotangents of its own, torch would import a computer algebra system
+        whole = sum((t * c).sum() for t, c in zip(graded, cotangents, strict=True))  # as `plain_gradients`
     return torch.autograd.grad(whole, one._parameters, create_graph=graph, allow_unused=True)
 
 
