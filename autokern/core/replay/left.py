@@ -18,12 +18,15 @@ from autokern.core.replay import Held
 from autokern.core.replay.effects import STANDARD, is_library
 from autokern.core.replay.recording import Recorder, memory_of
 
+_OURS = "_autokern"
+
 
 class Left:
     """The attributes of modules that each evaluation makes anew."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._spaces = [space for one in modules for space in (vars(one), one._buffers)]
+        own = map(vars, modules)
+        self._spaces = [space for one in own for space in (one, one["_buffers"], one.get("_added_loss_terms", {}))]
         self._first = self._all()
         self.names = frozenset[str]()
         self._at: list[tuple[dict[str, Any], str]] = []
@@ -31,8 +34,8 @@ class Left:
         self._made: list[bool] = []
 
     def _all(self) -> dict[tuple[int, str], Any]:
-        every = ((own, name, one) for own in self._spaces for name, one in own.items())
-        return {(id(own), name): one for own, name, one in every if isinstance(one, (torch.Tensor, dict))}
+        every = ((own, name, one) for own in self._spaces for name, one in own.items() if not name.startswith(_OURS))
+        return {(id(own), name): one for own, name, one in every if isinstance(one, dict) or is_library(_module(one))}
 
     def find(self) -> None:
         """Find the attributes, once evaluations have made them."""
@@ -96,6 +99,10 @@ class Left:
                 new = tensor.view_as(tensor)
             new.data = values.clone()
             yield new
+
+
+def _module(one: Any) -> str:
+    return "" if isinstance(one, torch.nn.Module) else type(one).__module__
 
 
 class _Form(pickle.Pickler):
