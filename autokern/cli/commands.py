@@ -98,7 +98,7 @@ def compare_program(
     module: _Module = None,
     pairs: Annotated[int, typer.Option(metavar="N", min=1, help="Most pairs of runs.")] = 20,
     budget: Annotated[float, typer.Option(metavar="S", min=0.0, help="Seconds after which no pair begins.")] = 600.0,
-    form: Annotated[str, typer.Option("--format", metavar="FORM", help="text, markdown, or csv: all runs.")] = "text",
+    form: Annotated[str, typer.Option("--format", metavar="FORM", help="text or markdown.")] = "text",
     json: Json = False,
 ) -> None:
     """Say what autokern saves a program.

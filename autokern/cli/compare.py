@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
 import os
@@ -120,17 +118,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                 lines.append(f"| {name} | {words(found[1])} | {words(found[0])} |")
         return "\n".join([*lines, "", str(self)])
 
-    def csv(self) -> str:
-        """Return every run as a row of CSV, pairs in order: seconds, seconds of CPU time, bytes."""
-        text = io.StringIO()
-        lines = csv.writer(text, lineterminator="\n")
-        lines.writerow(["program", "pair", "autokern", *Run.__struct_fields__])
-        for number, pair in enumerate(zip(self.off, self.on, strict=True), 1):
-            lines.writerows([self.program, number, on, *msgspec.structs.astuple(run)] for on, run in enumerate(pair))
-        return text.getvalue().rstrip()
 
-
-FORMS: dict[str, Callable[[Comparison], str]] = {"text": str, "markdown": Comparison.markdown, "csv": Comparison.csv}
+FORMS: dict[str, Callable[[Comparison], str]] = {"text": str, "markdown": Comparison.markdown}
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
