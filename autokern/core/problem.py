@@ -142,11 +142,10 @@ def obedient(unsupported: Callable[[Problem], str | None], obeys: Obeys) -> Call
 
 
 class Error(msgspec.Struct, frozen=True):
-    """The error to expect of a candidate that may exceed its Op's bound, or checks the bound itself."""
+    """The error to expect of a candidate that may exceed its Op's bound."""
 
     word: str  # for a table
     words: str  # a sentence
-    gradients: float = 0.0  # of a gradient, relative to its largest entry, that the candidate's own check accepts
 
 
 WITHIN = Error("in bound", "")

@@ -24,8 +24,6 @@ from autokern.model.libraries import psd_safe_cholesky
 from autokern.system import memory, threads
 
 Inverse = Callable[[torch.Tensor], torch.Tensor]
-Gradients = Callable[..., list[torch.Tensor | None]]
-"""``gradients(tree, state, noise, wanted)``: gradients by noise, residual and the tree's tensors, None if unwanted."""
 CACHED = 2**20
 """Bytes of a block of rows that stays in a CPU's cache; a dozen such blocks are held beside the matrix."""
 
@@ -38,9 +36,7 @@ class State(NamedTuple):
     white: torch.Tensor  # ``L^-1 r``, ``(..., n, 1)``
 
 
-def log_prob(
-    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, gradients: Gradients | None = None
-) -> torch.Tensor:
+def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """Return the log density of a residual ``(..., n)`` with noise ``(..., 1)`` or ``(..., n)`` on the tree."""
     parts, shape, tensors = arranged(tree, noise, residual)
     differentiated, most = torch.is_grad_enabled() and any(t.requires_grad for t in tensors), threads.current()
@@ -54,7 +50,7 @@ def log_prob(
     def found(wanted: Sequence[bool]) -> list[torch.Tensor | None]:
         # a second backward pass factorises again, since the first one overwrote the factor
         state = states.pop() if states else _stated(parts, tensors, keep=True)
-        return (gradients or gradients_by)(parts.tree(tensors[2:]), state, tensors[0], wanted)
+        return gradients_by(state, tensors[0], wanted)
 
     del state
     out = computed(density, threads.limited(found, most), plainly(parts), saved=tensors)
@@ -149,7 +145,7 @@ def at_once(
     factor, info = torch.linalg.cholesky_ex(buffer)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
     state = State(factor, blocks, white)
-    return _density(factor, white), info, gradients_by(tree, state, noise, wanted, _inverse)
+    return _density(factor, white), info, gradients_by(state, noise, wanted, _inverse)
 
 
 def _inverse(factor: torch.Tensor) -> torch.Tensor:
@@ -185,7 +181,7 @@ def _stated(parts: Parts, tensors: Sequence[torch.Tensor], keep: bool) -> State:
 
 
 def gradients_by(
-    tree: Tree, state: State, noise: torch.Tensor, wanted: Sequence[bool], inverse_of: Inverse | None = None
+    state: State, noise: torch.Tensor, wanted: Sequence[bool], inverse_of: Inverse | None = None
 ) -> list[torch.Tensor | None]:
     """Return the gradients by noise, residual and the tree's tensors; `inverse_of` may overwrite the factor."""
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True)

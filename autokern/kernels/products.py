@@ -153,14 +153,6 @@ def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, pla
     return out
 
 
-def gradients_by(tree: Tree, others: list[torch.Tensor] | None, write: _OnTile, plan: Plan) -> list[torch.Tensor]:
-    """Return the gradients by points, shapes and weights, in the order of `gradients`.
-
-    ``write(at, out)`` writes ``dL/dK`` of a tile, plus that of the mirrored tile for a tile off the diagonal.
-    """
-    return _gradients(sides(tree, others, graph=True), plan.tile, write, None)
-
-
 def gradients_from(tree: Tree, others: list[torch.Tensor] | None, grad: torch.Tensor, plan: Plan) -> list[torch.Tensor]:
     """Return the gradients by points, shapes and weights for a given ``dL/dK``, in the order of `gradients`."""
 
@@ -170,4 +162,4 @@ def gradients_from(tree: Tree, others: list[torch.Tensor] | None, grad: torch.Te
         if others is None and top != left:
             out.add_(grad[left:right, top:bottom].mT)
 
-    return gradients_by(tree, others, write, plan)
+    return _gradients(sides(tree, others, graph=True), plan.tile, write, None)

@@ -85,8 +85,6 @@ SOLVES, TRACES, ROOTS = "solves", "log determinants", "roots"
 """Purposes of the library's iterations."""
 DEFAULT_SIZES = (800, 4096)
 """Defaults of `max_cholesky_size`: linear_operator's, and the one that BoTorch sets at its import."""
-TIGHT, _CHECKED = "tight", 1e-3
-"""The word in the variant of a problem whose `cg_tolerance` is below `_CHECKED`, the check of some candidates."""
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 """The relative residual to which autokern's own iterations solve, unless the library's setting is tighter."""
 LONGEST = 200
@@ -156,10 +154,8 @@ def orders(*what: str) -> str:
 
 
 def words(exact: bool, *what: str) -> str:
-    """Return the words of `orders` and `TIGHT` for a problem's variant; "" if the library does not iterate."""
-    if exact:
-        return ""
-    return orders(*what) + f"/{TIGHT}" * (library.cg_tolerance.value() < _CHECKED)
+    """Return the words of `orders` for a problem's variant; "" if the library does not iterate."""
+    return "" if exact else orders(*what)
 
 
 _LATER = (

@@ -1,9 +1,6 @@
 """Candidates of `exact_log_prob` and `predict` for many points.
 
 ``state-space`` serves Matérn kernels in one dimension, in linear time.
-``mixed-inverse`` computes the value like `fused`, and gradients from a single-precision inverse. It checks that inverse
-on the caller's own system: ``tr(K^-1 K) = n`` to 1e-4 effective degrees of freedom, the solution to 1e-3 of its norm,
-the gradient by the log of each hyperparameter to an estimated 1e-3 of its terms; else it inverts in double precision.
 ``preconditioned`` solves to a stated residual; if its iterations do not converge, `matrix-free` serves.
 """
 
@@ -17,15 +14,14 @@ import torch
 from linear_operator import settings as library
 
 from autokern.core.op import Op
-from autokern.core.problem import Error, Problem
+from autokern.core.problem import Problem
 from autokern.core.state import Beside
-from autokern.density import gaussian, iterated_density
-from autokern.density.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
+from autokern.density import iterated_density
 from autokern.density.preconditioners import footprint, kept_for
 from autokern.kernels import tree as trees
-from autokern.model.libraries import TIGHT, tolerance
+from autokern.model.libraries import tolerance
 from autokern.model.marginal import Marginal, ingredients, variances
-from autokern.ops._candidates import every, of_many, of_trees, only, or_iterate, own_obeys, to_a_residual
+from autokern.ops._candidates import every, of_many, of_trees, only, own_obeys, to_a_residual
 from autokern.ops._problems import families, iterates
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
@@ -87,19 +83,6 @@ _large = every(
     of_trees,
     only("the points require gradients", lambda p: "x" not in p.grad.split("/")),
 )
-_mixed_unsupported = every(
-    only("the covariance is factorised, and gradients to the last digit are expected", iterates),
-    only("its check lets more pass than your cg_tolerance", lambda p: TIGHT not in p.words),
-    only("only for double precision", lambda p: p.dtype == "float64"),
-    _large,
-)
-_CHECKED = Error(
-    "checked",
-    "the value is exact; the single-precision inverse of the gradients is checked on your system (tr(K^-1 K) to "
-    f"{OF_TRACE:.0e} degrees of freedom, the solution to {OF_SOLUTION:.0e}, each gradient to {OF_EACH:.0e} of its "
-    "terms by an estimate), else one in double precision serves",
-    gradients=10 * OF_EACH,  # if the gradient is a tenth of its terms
-)
 
 
 def _iterated_memory(problem: Problem) -> int:
@@ -116,19 +99,6 @@ def register(op: Op) -> None:
 
         found = markov.log_prob(*ingredients(marginal, value), exact)
         return op.stock.run(marginal, value, exact) if found is None else found
-
-    @op.candidate(
-        "mixed-inverse",
-        accuracy="better",
-        unsupported=_mixed_unsupported,
-        memory=lambda p: int(1.55 * p.n**2 * p.itemsize) + _TILES * min(2, len(families(p))),
-        error=lambda p: _CHECKED,
-    )
-    @or_iterate(op.stock.run)
-    def by_single(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        """`fused` with an inverse in single precision: the value is exact, the error of the gradients is checked."""
-        own = mixed_for(marginal.lazy.kernel)
-        return gaussian.log_prob(*ingredients(marginal, value), own)
 
     @op.candidate(
         "preconditioned",

@@ -163,8 +163,6 @@ class _ExactLogProb(shared.Iterated):
             return "arrays"
         if problem.n > most and self["preconditioned"].unsupported(problem) is None:
             return "preconditioned"
-        if iterates(problem) and problem.n <= most and self["mixed-inverse"].unsupported(problem) is None:
-            return "mixed-inverse"
         gains = problem.device == "cpu" and problem.n <= most
         return "fused" if gains and shared.of_trees(problem) is None else "stock"
 

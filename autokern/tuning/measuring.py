@@ -94,8 +94,7 @@ class Measurer:
                     if gradient_error is None:  # the unit is stock's error, whichever candidate is checked first
                         own = "stock" not in calls or not problem.grad
                         gradient_error = gradient_errors(op, problem, args, first if own else calls["stock"]())
-                    expected = candidate.error(problem)
-                    slope = gradient_error(first, 0.0 if expected is None else expected.gradients)
+                    slope = gradient_error(first)
                     told[candidate.name] = {"error": float(max(op.check(problem, first.out, args), slope))}
                     self._checked.add(kind)
                 del first
@@ -213,15 +212,15 @@ def gap(found: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> float:
     return worst
 
 
-def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[..., float]:
-    """Return a function of a Trialled and an allowed error: the error of its gradients in units of their bound.
+def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[[Trialled], float]:
+    """Return a function of a Trialled: the error of its gradients in units of their bound.
 
     The bound is ten times stock's own error against float64 truth, and at least 1000 or 2 n eps of the largest
     gradient. As stock may share its rounding with the truth, the bound is raised for a candidate beyond it, to 30 times
     the change of the gradient when every argument moves by one eps: what cancels has no more digits.
     """
     if not problem.grad:
-        return lambda trialled, allowed=0.0: 0.0
+        return lambda trialled: 0.0
     exact = truth(op, problem, args).grads
     unit = max(10 * gap(stock.grads, exact), max(1000, 2 * problem.n) * _EPS[problem.dtype])
 
@@ -229,8 +228,8 @@ def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Tria
     def by_rounding() -> float:
         return max(gap(truth(op, problem, args, move).grads, exact) for move in range(_MOVES))
 
-    def error(trialled: Trialled, allowed: float = 0.0) -> float:
-        found, largest = gap(trialled.grads, exact), max(unit, allowed)
+    def error(trialled: Trialled) -> float:
+        found, largest = gap(trialled.grads, exact), unit
         if largest < found < HOPELESS:
             largest = max(largest, _ROUNDINGS * by_rounding())
         return found / largest

@@ -94,7 +94,7 @@ def test_what_is_usual_is_read_from_the_study():
 
 MOST = iterations.counted().exact
 DEFAULTS = [
-    ({"n": 900}, "fused"), ({"n": 1000}, "mixed-inverse"), ({"n": MOST}, "mixed-inverse"),
+    ({"n": 900}, "fused"), ({"n": MOST}, "fused"),
     ({"n": MOST + 1}, "preconditioned"), ({"n": 20_000}, "preconditioned"), ({"dtype": "float32"}, "fused"),
     ({"batch": 2}, "fused"), ({"variant": "linear+rbf/cg"}, "stock"), ({"device": "cuda"}, "stock"),
     ({"n": 400_000, "device": "cuda"}, "stock"), ({"n": 300, "variant": "rbf/cholesky"}, "arrays"),

@@ -7,7 +7,6 @@ from support.synthetic import square
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.core.state import inside
-from autokern.hooks import install
 from autokern.system import host, memory
 from autokern.tuning import measuring
 from autokern.tuning.measuring import Measurer, Trialled, contenders, draw, trial
@@ -210,12 +209,3 @@ def test_moves_are_of_one_eps_and_repeatable():
     torch.testing.assert_close(moved, exact, rtol=1e-13, atol=1e-14)
     single = measuring.truth(op, problem.replace(dtype="float32"), args, 1).out
     assert 1e-9 < (single - exact).abs().max() < 1e-5
-
-
-def test_a_calibration_bans_nobody_for_a_check_of_its_own():
-    op = get("exact_log_prob")
-    problem = Problem(op="exact_log_prob", m=1050, n=1050, d=3, grad="theta", variant="matern52/cg")
-    measurer = Measurer("quick", [])
-    with install.enabled(), inside.having(active=True):
-        measurer.timings(op, problem, [op["stock"], op["fused"], op["mixed-inverse"]], 0.1)
-    assert measurer.banned == []
