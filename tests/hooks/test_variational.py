@@ -56,6 +56,19 @@ def test_steps_that_use_the_divergence_otherwise_are_soon_the_library_s():
         assert replays() - before <= 9
 
 
+@as_library(served=4)
+def test_a_variance_that_is_read_after_a_step_is_that_of_its_call():
+    mll, found = sparse(), []
+    optimizer = torch.optim.Adam(mll.parameters(), lr=0.05)
+    for at in range(12):
+        optimizer.zero_grad()
+        loss, output = called(mll, at)
+        loss.neg().backward()
+        optimizer.step()
+        found += [output.mean.detach(), output.variance.detach()]
+    return found
+
+
 CALLS = []
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import LinearOperator
 
@@ -73,10 +74,10 @@ class Given:
                 own.copy_(tensor)
         return True
 
-    def prior(self, tensors: Any) -> Any:
-        """Return the distribution with other tensors."""
+    def prior(self, tensors: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:
+        """Return the distribution with other tensors, and with `of` applied to its kernels."""
         made = copy.copy(self._empty)
-        made.loc, made._covar = tensors[0], _built(self.form[1], tensors)
+        made.loc, made._covar = tensors[0], _built(self.form[1], tensors, of)
         return made
 
     def lazies(self, prior: Any) -> Iterator[Any]:
@@ -128,14 +129,14 @@ def _form(one: Any, tensors: list[torch.Tensor]) -> Any:
     return one
 
 
-def _built(form: Any, tensors: Any) -> Any:
-    """Return the operator of a form with these tensors."""
+def _built(form: Any, *how: Any) -> Any:
+    """Return the operator of a form with these tensors, and with a function applied to its kernels."""
     if type(form) is not tuple:
-        return form
+        return how[1](form) if isinstance(form, Kernel) else form
     if form[0] == "tensor":
-        return tensors[form[1]]
+        return how[0][form[1]]
     kind, arguments, named = form
-    return kind(*[_built(part, tensors) for part in arguments], **{k: _built(v, tensors) for k, v in named.items()})
+    return kind(*[_built(part, *how) for part in arguments], **{k: _built(v, *how) for k, v in named.items()})
 
 
 class OfLosses(OfParameters):

@@ -30,6 +30,7 @@ from autokern.core.replay.recording import Recorder, Replay
 from autokern.core.state import Beside, Weak
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.losses import MOST, Given, OfLosses
+from autokern.model.memoized import frozen
 from autokern.system import host
 
 _OFTEN = 8
@@ -156,7 +157,7 @@ class _Step(OfLosses):
             except caught(Exception):
                 return None
             own, left = self._tensors(model, stock, x)
-            found = self._given.prior(own)
+            found = self._given.prior(own, frozen)  # what is read late is of this time
             self._left.put(left)
             versions = [p._version for p in self._parameters]
             self._latest = weakref.ref(found), found.loc, found.loc._version, found._covar, versions
