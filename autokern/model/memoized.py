@@ -110,9 +110,13 @@ _STATE, _EVALUATED = "_autokern_state", "kernel_eval"
 
 
 def outline(kernel: torch.nn.Module) -> tuple[Any, list[torch.Tensor]]:
-    """Return a copy of a kernel that shares its tensors, and those tensors."""
+    """Return a copy of a kernel that shares its tensors but does not keep it alive, and those tensors."""
     tensors: dict[int, torch.Tensor] = {}
-    return frozen(kernel, lambda tensor: tensors.setdefault(id(tensor), tensor)), list(tensors.values())
+    copied = frozen(kernel, lambda tensor: tensors.setdefault(id(tensor), tensor))
+    for one in copied.modules():
+        if one.__dict__.pop(_ORIGINAL, None) is not None:  # a shared prior has none
+            one.__dict__.update(_load_state_dict_pre_hooks={}, _priors={})  # methods of the original
+    return copied, list(tensors.values())
 
 
 def remember(lazy: Any, kernel: Any, tensors: Sequence[torch.Tensor], values: Sequence[Any] = ()) -> None:
