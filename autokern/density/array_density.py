@@ -78,8 +78,9 @@ class KernelReading:
     ) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
         """Return the log densities times `scale` and their gradients by arrays and raw parameters; None if one fails.
 
-        The gradient by the points is computed only if `moving`.
+        The gradient by the points is computed only if `moving`, none where autograd records nothing.
         """
+        graded = torch.is_grad_enabled()
         for parameter in self.parameters:
             parameter.refresh()
         dtype, (n, d), batch = x.dtype, x.shape[-2:], self.batch
@@ -90,12 +91,17 @@ class KernelReading:
             one.on(points if points.ndim == 2 else points[at], residual if residual.ndim == 1 else residual[at])
             if noise is not None:
                 one.noise.given = noise if noise.ndim == 1 else noise[at]
-            found = one.evaluate(scale, None if by_x is None else by_x[at])
+            found = one.evaluate(scale, None if by_x is None else by_x[at], graded)
             if found is None:
                 return None
-            values[at], slopes[at] = found, one.by_residual
+            values[at] = found
+            if not graded:
+                continue
+            slopes[at] = one.by_residual
             if noise is not None:
                 by_noise[at] = one.noise.by_noise
+        if not graded:
+            return torch.from_numpy(values), []
         if by_x is None:
             by_x = x  # a placeholder that autograd does not read
         elif self.raw:
@@ -129,7 +135,7 @@ def evaluated(
         return None
     memoized.remember(lazy, reading.kernel, [*reading.raws, *(tensor for tensor, _ in reading.still)], arrays)
     values, *gradients = cast("list[torch.Tensor]", placed([found[0], *found[1]], tensors[0].device))
-    return computed(values, gradients, plainly, *tensors, saved=reading.raws)
+    return values if not gradients else computed(values, gradients, plainly, *tensors, saved=reading.raws)
 
 
 def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:

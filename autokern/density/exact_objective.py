@@ -47,20 +47,21 @@ class Single:
         self._x, self._targets = x, targets
         return self
 
-    def evaluate(self, scale: float, by_x: Array | None = None) -> float | None:
-        """Return the log density times `scale`, None if it fails, and add its gradients to parameters and `by_x`."""
+    def evaluate(self, scale: float, by_x: Array | None = None, graded: bool = True) -> float | None:
+        """Return the log density times `scale`, None if it fails; `graded` adds gradients to parameters and `by_x`."""
         targets, (k, kept) = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
         k.flat[:: len(targets) + 1] += self.noise.value()
         residual = targets if self._mean is None else targets - self._mean.value()
-        found = density(k, residual, scale)
+        found = density(k, residual, scale, graded)
         if found is None or not math.isfinite(found.value):
             return None
         total, self.by_residual = found.value, found.by_residual
-        by_noise = found.by_matrix.diagonal().copy()  # since the kernel overwrites `by_matrix`
-        self._kernel.backward(kept, found.by_matrix, by_x)
-        self.noise.backward(by_noise)
-        if self._mean is not None:
-            self._mean.backward(-found.by_residual)
+        if graded:
+            by_noise = found.by_matrix.diagonal().copy()  # since the kernel overwrites `by_matrix`
+            self._kernel.backward(kept, found.by_matrix, by_x)
+            self.noise.backward(by_noise)
+            if self._mean is not None:
+                self._mean.backward(-found.by_residual)
         for parameter, at in self._terms:
             value, slope = at(parameter.value)
             total += value

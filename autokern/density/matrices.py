@@ -87,17 +87,17 @@ def solved(matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tens
 
 
 class Density(NamedTuple):
-    """A log density, and its gradients by the covariance and the residual times a factor."""
+    """A log density, and its gradients by the covariance and the residual times a factor, empty if not wanted."""
 
     value: float
     by_matrix: Array
     by_residual: Array
 
 
-def density(k: Array, residual: Array, factor: float) -> Density | None:
+def density(k: Array, residual: Array, factor: float, graded: bool = True) -> Density | None:
     """Return the log density and its gradients times `factor` by potrf, potrs and potri; None if `k` has no factor.
 
-    `k` is symmetric, row-major and is overwritten; both arrays are float64.
+    `k` is symmetric, row-major and is overwritten; both arrays are float64. Only if `graded` are gradients computed.
     """
     lapack = _extension()
     upper, info = lapack.dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
@@ -105,10 +105,12 @@ def density(k: Array, residual: Array, factor: float) -> Density | None:
         return None
     a, _ = lapack.dpotrs(upper, residual, lower=0)
     logdet = 2.0 * float(np.log(upper.diagonal()).sum())
+    value = -0.5 * (float(residual @ a) + logdet + len(residual) * LOG_2_PI)
+    if not graded:
+        return Density(value, k[:0], a[:0])
     half, _ = lapack.dpotri(upper, lower=0, overwrite_c=1)  # fails with a zero on the diagonal only
     inverse = half + half.T  # the other triangle of each is zero
     inverse.flat[:: len(k) + 1] = half.diagonal()
-    value = -0.5 * (float(residual @ a) + logdet + len(residual) * LOG_2_PI)
     inverse -= a[:, None] * a
     inverse *= -0.5 * factor
     return Density(value, inverse, a * -factor)

@@ -41,6 +41,8 @@ _dispatch_dense = route("dense_log_prob", looked=True)
 _dispatch_tasks = route("task_log_prob", looked=True)
 _MOST = 1000
 """Number of points above which no candidate is faster than stock, whose parts are ops themselves."""
+_MOST_VALUES, _MODELS = {torch.float64: 300, torch.float32: 200}, 16
+"""The same of a value without a gradient, and number of models: more of them are faster at once, by torch."""
 _ENOUGH = 0.15
 """Seconds of forward passes of a marginal likelihood before it is recorded, which takes some 40 ms."""
 _ENOUGH_VARIATIONAL = 0.03
@@ -169,6 +171,8 @@ def _training(kind: type, ours: Callable[..., Any]) -> None:
         if kwargs or stay_out_of_models():
             return stock(self, function_dist, target, *params, **kwargs)
         spent = _spent.get(self) or 0.0
+        if not torch.is_grad_enabled():  # priors without a graph are not replayed
+            return ours(self, function_dist, target, *params)
         if params or inside.repeated or spent < _ENOUGH:
             began = time.thread_time()
             found = ours(self, function_dist, target, *params)
@@ -229,10 +233,12 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
 @unless_it_fails
 def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
     """Return the evaluation of the whole marginal likelihood, None if any part of the model is unsupported."""
-    if type(prior) is not MultivariateNormal or not torch.is_grad_enabled():
+    if type(prior) is not MultivariateNormal:
         return None
     n = prior.loc.shape[-1]
     if not marginal.is_plain(prior.__dict__.get("_covar")) or n > _MOST or regime(n) != EXACT:
+        return None
+    if not torch.is_grad_enabled() and not _few(prior.loc):
         return None
     if gpytorch.settings.observation_nan_policy.value() != "ignore":
         return None
@@ -242,6 +248,12 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
 
     forward = functools.partial(_by_modules, mll, params=params)
     return array_density.step_of(mll, forward, prior, target)
+
+
+def _few(mean: torch.Tensor) -> bool:
+    """Whether arrays compute values of such a prior faster than torch where no gradient is wanted."""
+    n = mean.shape[-1]
+    return mean.is_cpu and n <= _MOST_VALUES.get(mean.dtype, 0) and mean.numel() <= min(n * _MODELS, _MOST)
 
 
 def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, ...]) -> Any:

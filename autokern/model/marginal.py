@@ -66,7 +66,9 @@ def read(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | Non
 
 def is_plain(lazy: Any) -> bool:
     """Whether a covariance is one lazy, symmetric kernel matrix that the library has not evaluated and cached yet."""
-    if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
+    if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2:
+        return False
+    if lazy._is_grad_enabled != torch.is_grad_enabled():  # the library computes it as it was made
         return False
     if memoized.is_kept(lazy, "kernel_eval") or memoized.is_past(lazy):
         return False

@@ -148,7 +148,7 @@ def evaluate(lazy: Any) -> Any:
             "the covariance of a prior is read after its points were modified by an inplace operation since the "
             "density was computed; read it before"
         )
-    with torch.enable_grad():  # the grad mode in which the covariance was made
+    with torch.set_grad_enabled(lazy._is_grad_enabled):
         earlier = {id(tensor): _Earlier.apply(tensor, value) for tensor, value in zip(tensors, values, strict=True)}
         then = frozen(kernel, lambda tensor: earlier[id(tensor)] if id(tensor) in earlier else tensor.clone())
         return add_to_cache(lazy, _EVALUATED, by_kernel(then, lazy).evaluate_kernel())

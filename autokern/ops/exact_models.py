@@ -55,10 +55,11 @@ class _Objective(OpOfParts):
     nesting = 4
 
     def key(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Any:
-        return reading.key, parameters is None
+        return reading.key, parameters is None and torch.is_grad_enabled()
 
     def problem_of(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Problem | None:
-        (n, d, batch, dtype, device, names), grad = reading.key, "theta" if parameters is None else ""
+        (n, d, batch, dtype, device, names), step = reading.key, parameters is None and torch.is_grad_enabled()
+        grad = "theta" if step else ""
         return Problem(op="objective", m=n, n=n, d=d, batch=batch, dtype=dtype, device=device, grad=grad, variant=names)
 
     def reference(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Found | torch.Tensor:

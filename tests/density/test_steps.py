@@ -173,3 +173,45 @@ def test_a_step_within_a_step_of_the_same_thread_leaves_it_alone(monkeypatch):
         monkeypatch.setattr(KernelReading, "computed", interrupted)
         assert value_of(mll).equal(expected)
     assert within == [None]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+def test_values_without_gradients_are_those_with(batch, dtype, mode, served):
+    shape = torch.Size(batch)
+    kernel = ScaleKernel(RBFKernel(batch_shape=shape, lengthscale_prior=p.GammaPrior(2.0, 1.0)), batch_shape=shape)
+    mll = made(kernel, batch=batch, dtype=dtype)
+    for _ in range(2):
+        with mode():
+            expected = value_of(mll)
+            with autokern.enabled():
+                found, prior = value_of(mll), mll.model(*mll.model.train_inputs)
+        with torch.no_grad(), autokern.enabled():
+            assert value_of(mll).equal(found)
+            mll.likelihood.raw_noise.add_(0.5)
+        assert (found.requires_grad, found.is_inference()) == (False, expected.is_inference())
+        agree([found], [expected], rtol=1e-5 if dtype is torch.float32 else 1e-12, atol=0)
+    assert served["objective"] == 4
+    assert not prior.lazy_covariance_matrix.representation()[0].requires_grad
+
+
+def test_values_that_torch_computes_faster_or_that_are_ordered_run_stock(served):
+    many = made(RBFKernel(batch_shape=torch.Size([17])), batch=(17,))
+    with torch.no_grad(), autokern.enabled():
+        value_of(many)
+        value_of(made(RBFKernel(), n=301))
+        with by("stock"):
+            value_of(made(RBFKernel()))
+    assert served["objective"] == 0
+
+
+def test_a_prior_made_without_a_graph_has_a_loss_without_one():
+    mll = made(RBFKernel())
+    with autokern.enabled(), torch.no_grad():
+        prior, expected = mll.model(*mll.model.train_inputs), value_of(mll)
+    with autokern.enabled():
+        found = mll(prior, mll.model.train_targets)  # as in stock, only the noise has a gradient
+    found.backward()
+    assert [p.grad is None for p in (mll.model.covar_module.raw_lengthscale, mll.likelihood.raw_noise)] == [True, False]
+    agree([found], [expected], rtol=1e-12, atol=0)
