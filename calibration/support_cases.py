@@ -83,11 +83,11 @@ def steps(model, likelihood, y, inputs, new, mll=None) -> Made:
     return Made(train, predict, mll, inputs, y, new)
 
 
-def exact(kernel, d=3, likelihood=None, features=None) -> Made:
+def exact(kernel, d=3, likelihood=None, features=None, mll=None) -> Made:
     x = points(N, d)
     likelihood = GaussianLikelihood() if likelihood is None else likelihood
     model = Exact(x, targets(x), likelihood, kernel, features).double()
-    return steps(model, likelihood, targets(x), (x,), (points(NEW, d),))
+    return steps(model, likelihood, targets(x), (x,), (points(NEW, d),), mll and mll(likelihood, model))
 
 
 class SlowerDecay(k.RBFKernel):
@@ -250,6 +250,9 @@ def variational(likelihood, sign: bool = False) -> Made:
 MODELS: dict[str, Callable[[], Made]] = {
     "ExactGP, GaussianLikelihood": lambda: exact(k.ScaleKernel(k.RBFKernel())),
     "ExactGP, FixedNoiseGaussianLikelihood": fixed_noise,
+    "ExactGP, LeaveOneOutPseudoLikelihood": lambda: exact(
+        k.ScaleKernel(k.RBFKernel()), mll=gpytorch.mlls.LeaveOneOutPseudoLikelihood
+    ),
     "ExactGP, a batch of two": batch,
     "ExactGP, a deep kernel": deep,
     "multitask, Kronecker": kronecker,

@@ -10,19 +10,18 @@ compute mean and points of the prior.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern.core.autograd import computed, readable
 from autokern.core.state import Lock
 from autokern.density import gaussian
-from autokern.density.exact_objective import DTYPES, Readings, Single, modules_of, terms_of
+from autokern.density.exact_objective import DTYPES, OBJECTIVES, Readings, Single, modules_of, terms_of
 from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.array_distances import arranged
@@ -32,9 +31,8 @@ from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.kernel_parts import forwarded
 from autokern.model.libraries import DENSITY
 from autokern.model.marginal import Marginal
-from autokern.model.other_parts import FIXED, Given, Noise, noise_of
+from autokern.model.other_parts import FIXED, Given, noise_of
 from autokern.model.parameters import Mirrors, fetched, placed
-from autokern.model.priors import Term
 
 MOST = {"float64": 1000, "float32": 500}
 """Most points by dtype: above, torch is faster, by its threads or in single precision."""
@@ -49,10 +47,8 @@ class KernelReading:
         self._how: Any = dims, dtype, batch
         self._read(Inspected(dtype, batch), kernel, kernel, dims, lambda: (Given(), ()))
 
-    def _read(
-        self, seen: Inspected, root: Any, kernel: Any, dims: int, beside: Callable[[], tuple[Noise, Sequence[Term]]]
-    ) -> None:
-        """Read a kernel, and the noise and priors that `beside` returns for each model; all are modules of `root`."""
+    def _read(self, seen: Inspected, root: Any, kernel: Any, dims: int, beside: Callable[[], tuple[Any, ...]]) -> None:
+        """Read a kernel, and what `beside` returns for each model (see `Single`); all are modules of `root`."""
         self._seen, self.ones = seen, []
         seen.relies(*DENSITY)
         seen.dims = dims
@@ -170,7 +166,7 @@ class StepReading(KernelReading):
     def __init__(
         self, mll: Any, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
-        if type(mll) is not ExactMarginalLogLikelihood or dtype not in DTYPES:
+        if type(mll) not in OBJECTIVES or dtype not in DTYPES:
             raise UnreadError("another marginal likelihood")
         seen = Inspected(dtype, torch.Size(shape[:-1]), None if device.type == "cpu" else Mirrors())
         model, noisy = modules_of(seen, mll)
@@ -178,11 +174,11 @@ class StepReading(KernelReading):
             raise UnreadError("noise that depends on the points")
         self._kernel, self.mll = weakref.ref(kernel), weakref.ref(mll)
         self._how = dims, shape[: None if type(noisy) in FIXED else -1], dtype, device
-        points = np.empty((shape[-1], 0))
-        self._read(seen, mll, kernel, dims, lambda: (noise_of(seen, noisy, points), terms_of(seen, model)))
+        points, (of, self.formula, word) = np.empty((shape[-1], 0)), OBJECTIVES[type(mll)]
+        self._read(seen, mll, kernel, dims, lambda: (noise_of(seen, noisy, points), terms_of(seen, model), None, of))
         if any(raw.device != device for raw in self.raws):
             raise UnreadError("parameters on another device than the targets")
-        self.kernels = "+".join(self.families)
+        self.kernels = "+".join(self.families) + word
 
     def holds(  # type: ignore[override]
         self, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -239,7 +235,7 @@ def loss(step: Step) -> torch.Tensor | None:
     kernel = lazy.kernel
 
     def plain(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        density = log_density(gaussian.dense(kernel, x), mll.likelihood.noise, value - mean)
+        density = reading.formula(gaussian.dense(kernel, x), mll.likelihood.noise, value - mean)
         return mll._add_other_terms(density, ()) / value.shape[-1]
 
     plainly = gaussian.replacing(mll, reading.names, plain)

@@ -14,12 +14,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.models import ExactGP
 
 from autokern.core.errors import caught, left
 from autokern.core.state import Lock, Weak
-from autokern.density.matrices import density
+from autokern.density.matrices import density, leave_one_out, leave_one_out_density, log_density
 from autokern.kernels.array_distances import arranged
 from autokern.kernels.array_parts import Array, Part
 from autokern.model.arrays import Inspected, UnreadError
@@ -31,6 +31,12 @@ from autokern.model.priors import Term, term
 
 DTYPES = (torch.float32, torch.float64)
 """Supported dtypes of models."""
+LEAVE_ONE_OUT = "leave-one-out"
+OBJECTIVES: Any = {
+    ExactMarginalLogLikelihood: (density, log_density, ""),
+    LeaveOneOutPseudoLikelihood: (leave_one_out, leave_one_out_density, f"/{LEAVE_ONE_OUT}"),
+}
+"""Supported marginal likelihoods: what arrays and torch compute of matrix and residual, and the word of the variant."""
 _TRANSFORM = ["botorch.models.model", "Model.transform_inputs"]
 _NEW: Any = object()
 
@@ -38,8 +44,10 @@ _NEW: Any = object()
 class Single:
     """One model of a batch; a mean of None stands for zero, `by_residual` is of the last evaluation."""
 
-    def __init__(self, kernel: Part, noise: Noise, terms: Sequence[Term], mean: Values | None = None) -> None:
-        self._kernel, self._terms, self._mean = kernel, terms, mean
+    def __init__(
+        self, kernel: Part, noise: Noise, terms: Sequence[Term], mean: Values | None = None, density: Any = density
+    ) -> None:
+        self._kernel, self._terms, self._mean, self._density = kernel, terms, mean, density
         self.noise: Any = noise
 
     def on(self, x: Array, targets: Array) -> Single:
@@ -52,7 +60,7 @@ class Single:
         targets, (k, kept) = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
         k.flat[:: len(targets) + 1] += self.noise.value()
         residual = targets if self._mean is None else targets - self._mean.value()
-        found = density(k, residual, scale, graded)
+        found = self._density(k, residual, scale, graded)
         if found is None or not math.isfinite(found.value):
             return None
         total, self.by_residual = found.value, found.by_residual
@@ -93,12 +101,12 @@ def modules_of(seen: Inspected, mll: Any, *inherited: str) -> tuple[Any, Any]:
 class Reading:
     """A model, or a batch of independent models, in NumPy; raises UnreadError if any part is unsupported.
 
-    `key` is the number of points, dimensions and models, dtype, device type, and the kernel families joined by ``+``.
+    `key` is the number of points, dimensions and models, dtype, device type, and the variant of a problem.
     """
 
     def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
         model = getattr(mll, "model", None)
-        if type(mll) is not ExactMarginalLogLikelihood or not isinstance(model, ExactGP):
+        if type(mll) not in OBJECTIVES or not isinstance(model, ExactGP):
             raise UnreadError("another likelihood or model class")
         inputs, targets = model.__dict__.get("train_inputs"), model.__dict__.get("_train_targets")
         if type(inputs) is not tuple or len(inputs) != 1 or type(targets) is not torch.Tensor or not targets.dim():
@@ -122,14 +130,14 @@ class Reading:
         seen.dims = x.shape[-1]
         targets = seen.view(seen.attribute(model, "_train_targets"), fixed=True)
         self._dtype = targets.dtype
-        self._ones = []
+        self._ones, (density, _, word) = [], OBJECTIVES[type(mll)]
         for at in np.ndindex(*self.batch):
             seen.begin(at)
             own = x if x.ndim == 2 else x[at]
             mapped_x = own if tasks is None else points
             mean = mean_of(seen, seen.module(model, names[0]), mapped_x, None if tasks is None else tasks.column)
             kernel = called(seen, seen.module(model, names[1]), None, seen.dims)
-            one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean)
+            one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean, density)
             with np.errstate(all="ignore"):
                 self._ones.append(one.on(arranged(mapped_x, seen.raw), targets[at]))
         seen.close(mll)
@@ -137,8 +145,8 @@ class Reading:
         if any(p.tensor.device != self.device for p in self._parameters):
             raise UnreadError("parameters on another device than the data")
         self.n = x.shape[-2]
-        dtype, families = str(self.dtype).removeprefix("torch."), "+".join(sorted(seen.families))
-        self.key = (*x.shape[-2:], len(self._ones), dtype, self.device.type, families)
+        dtype, variant = str(self.dtype).removeprefix("torch."), "+".join(sorted(seen.families)) + word
+        self.key = (*x.shape[-2:], len(self._ones), dtype, self.device.type, variant)
 
     def _points(self, model: Any, transforms: bool) -> torch.Tensor:
         """Return the training inputs after the model's input transform."""

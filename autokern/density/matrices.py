@@ -99,21 +99,51 @@ def density(k: Array, residual: Array, factor: float, graded: bool = True) -> De
 
     `k` is symmetric, row-major and is overwritten; both arrays are float64. Only if `graded` are gradients computed.
     """
-    lapack = _extension()
-    upper, info = lapack.dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
+    upper, info = _extension().dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
     if info:
         return None
-    a, _ = lapack.dpotrs(upper, residual, lower=0)
+    a, _ = _extension().dpotrs(upper, residual, lower=0)
     logdet = 2.0 * float(np.log(upper.diagonal()).sum())
     value = -0.5 * (float(residual @ a) + logdet + len(residual) * LOG_2_PI)
     if not graded:
         return Density(value, k[:0], a[:0])
-    half, _ = lapack.dpotri(upper, lower=0, overwrite_c=1)  # fails with a zero on the diagonal only
-    inverse = half + half.T  # the other triangle of each is zero
-    inverse.flat[:: len(k) + 1] = half.diagonal()
+    inverse = _inverse(upper)
     inverse -= a[:, None] * a
     inverse *= -0.5 * factor
     return Density(value, inverse, a * -factor)
+
+
+def _inverse(upper: Array) -> Array:
+    """Return the symmetric inverse for a factor, which is overwritten."""
+    half, _ = _extension().dpotri(upper, lower=0, overwrite_c=1)  # fails with a zero on the diagonal only
+    inverse: Array = half + half.T  # the other triangle of each is zero
+    inverse.flat[:: len(half) + 1] = half.diagonal()
+    return inverse
+
+
+def leave_one_out(k: Array, residual: Array, factor: float, graded: bool = True) -> Density | None:
+    """Return the sum of the log densities of each value given all others, as `density` returns the joint one.
+
+    With ``P = k^-1`` and ``a = P residual`` they are Gaussian in ``a_i / P_ii`` with variances ``1 / P_ii`` (Rasmussen
+    and Williams 2006, equations 5.10 to 5.13).
+    """
+    upper, info = _extension().dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
+    if info:
+        return None
+    a, _ = _extension().dpotrs(upper, residual, lower=0)
+    inverse = _inverse(upper)
+    precision = inverse.diagonal()
+    errors = a / precision
+    value = 0.5 * float((np.log(precision) - a * errors - LOG_2_PI).sum())
+    if not graded:
+        return Density(value, k[:0], a[:0])
+    by_residual = inverse @ errors * -factor
+    by_matrix = (inverse * (1 / precision + errors**2)) @ inverse
+    by_matrix *= -0.5 * factor
+    both = 0.5 * by_residual[:, None] * a
+    by_matrix -= both
+    by_matrix -= both.T
+    return Density(value, by_matrix, by_residual)
 
 
 @functools.cache
@@ -139,12 +169,17 @@ def _extension() -> Any:
 
 def log_density(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """Return the log density of a residual under the covariance ``k + noise``, by torch's Cholesky."""
-    n = residual.shape[-1]
-    diagonal = torch.diag_embed(noise.expand(*noise.shape[:-1], n))
-    lower = torch.linalg.cholesky(k + diagonal)
+    lower = torch.linalg.cholesky(noisy(k, noise))
     white = torch.linalg.solve_triangular(lower, residual.unsqueeze(-1), upper=False).squeeze(-1)
     logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return -0.5 * (white.square().sum(-1) + logdet + n * LOG_2_PI)
+    return -0.5 * (white.square().sum(-1) + logdet + residual.shape[-1] * LOG_2_PI)
+
+
+def leave_one_out_density(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Return the value of `leave_one_out` under the covariance ``k + noise``, by torch."""
+    inverse = torch.linalg.inv(noisy(k, noise))
+    precision, a = inverse.diagonal(dim1=-2, dim2=-1), (inverse @ residual.unsqueeze(-1)).squeeze(-1)
+    return 0.5 * (precision.log() - a.square() / precision - LOG_2_PI).sum(-1)
 
 
 def log_prob(
@@ -223,8 +258,8 @@ def plain(matrix: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.
 
 
 def noisy(k: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Return the covariance of `of_one`, noise included."""
-    return k + torch.diag(noise.expand(len(k)))
+    """Return a covariance ``(..., n, n)`` with noise ``(..., 1)`` or ``(..., n)``."""
+    return k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
 
 
 def kronecker(kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -161,9 +161,14 @@ _spent: Beside[float] = Beside()
 """Seconds of the marginal likelihoods whose gradients the library computes, by them or by a variational model."""
 
 
-def _training(kind: type, ours: Callable[..., Any]) -> None:
-    """Hook a marginal likelihood: the library's own is replayed in long loops, `ours` computes it otherwise."""
+def _training(kind: type, by_modules: Callable[..., Any]) -> None:
+    """Hook a marginal likelihood: arrays compute it, or modules, of which the library's are replayed in long loops."""
     stock = stock_of(kind, "forward")
+
+    def ours(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
+        forward = functools.partial(by_modules, self)
+        step = _step(self, forward, function_dist, target, params)
+        return forward(function_dist, target, *params) if step is None else _dispatch_step(step, None, None)
 
     @hook(kind, "forward", relies=None)
     def forward(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
@@ -225,13 +230,8 @@ def _log_normal_cdf(x: Any) -> Any:
     return of_near.where(near, of_small.where(small, ordinary))
 
 
-def _objective(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
-    step = _step(self, function_dist, target, params)
-    return _by_modules(self, function_dist, target, params) if step is None else _dispatch_step(step, None, None)
-
-
 @unless_it_fails
-def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
+def _step(mll: Any, forward: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
     """Return the evaluation of the whole marginal likelihood, None if any part of the model is unsupported."""
     if type(prior) is not MultivariateNormal:
         return None
@@ -246,8 +246,7 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
         return None
     from autokern.density import array_density
 
-    forward = functools.partial(_by_modules, mll, params=params)
-    return array_density.step_of(mll, forward, prior, target)
+    return array_density.step_of(mll, lambda prior, target: forward(prior, target, *params), prior, target)
 
 
 def _few(mean: torch.Tensor) -> bool:
@@ -256,7 +255,7 @@ def _few(mean: torch.Tensor) -> bool:
     return mean.is_cpu and n <= _MOST_VALUES.get(mean.dtype, 0) and mean.numel() <= min(n * _MODELS, _MOST)
 
 
-def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, ...]) -> Any:
+def _by_modules(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
     """Compute the density from prior and noise, without a noisy distribution; this noise ignores `params`."""
     found = _described(function_dist, self.likelihood) or _of_tasks(self.likelihood, function_dist, params)
     result = None if found is None else found(target)
@@ -300,5 +299,5 @@ def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
 
 for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, ScaleKernel):
     _hooked(_kind)
-_training(ExactMarginalLogLikelihood, _objective)
+_training(ExactMarginalLogLikelihood, _by_modules)
 _training(LeaveOneOutPseudoLikelihood, stock_of(LeaveOneOutPseudoLikelihood, "forward"))

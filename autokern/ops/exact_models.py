@@ -1,11 +1,11 @@
 """The Ops `objective` and `posterior` of small exact models that are read into arrays.
 
-`objective` is the negative log marginal likelihood per point, with its gradient. Its arguments are ``reading, forward,
-parameters``: the arrays of a model (`density.exact_objective`), the function that computes the loss with modules and
-autograd, and the parameters, by name, whose gradients are required. The result is the loss ``()``, or ``(...)`` for a
-batch of independent models, and the gradients of its sum in the order of the parameters; they are also stored in each
-``grad``. Or ``step, None, None``: one call of a marginal likelihood (`density.array_density`), whose result is its
-differentiable value ``()`` or ``(...)`` alone (grad ``theta``).
+`objective` is the negative log marginal likelihood per point, or the leave-one-out likelihood, with its gradient. Its
+arguments are ``reading, forward, parameters``: the arrays of a model (`density.exact_objective`), the function that
+computes the loss with modules and autograd, and the parameters, by name, whose gradients are required. The result is
+the loss ``()``, or ``(...)`` for a batch of independent models, and the gradients of its sum in the order of the
+parameters; they are also stored in each ``grad``. Or ``step, None, None``: one call of a marginal likelihood
+(`density.array_density`), whose result is its differentiable value ``()`` or ``(...)`` alone (grad ``theta``).
 
 `posterior` is the distribution that the model returns at a batch of small sets of points, with gradients. Its arguments
 are ``reading, x, forward``: the arrays of the model in its present state, points ``(..., m, d)``, and the function that
@@ -22,15 +22,14 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.models import ExactGP
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import DenseLinearOperator
 
 from autokern.core.problem import Features, Problem
 from autokern.density import array_density
 from autokern.density.array_density import Step, step_of
-from autokern.density.exact_objective import Reading
+from autokern.density.exact_objective import LEAVE_ONE_OUT, Reading
 from autokern.model import libraries
 from autokern.ops._candidates import LOW_RANK, OpOfParts, every, only, squares
 from autokern.ops._problems import families, objective_model, prior_of, random_matrix
@@ -68,12 +67,13 @@ class _Objective(OpOfParts):
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         model = objective_model(problem, generator, priors=not problem.grad)
         model.mean_module.requires_grad_(not problem.grad)
-        return _objective_arguments(model, bool(problem.grad))
+        kind = LeaveOneOutPseudoLikelihood if LEAVE_ONE_OUT in problem.words else ExactMarginalLogLikelihood
+        return _objective_arguments(kind(model.likelihood, model), bool(problem.grad))
 
     def converted(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         step = args[2] is None
-        model = args[0].reading.mll().model if step else args[0].model
-        return _objective_arguments(copy.deepcopy(model).to(dtype), step)
+        mll = args[0].reading.mll() if step else args[1].args[0]
+        return _objective_arguments(copy.deepcopy(mll).to(dtype), step)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         base = Problem(op="objective", d=6, dtype=dtype, device=device, variant="rbf")
@@ -84,6 +84,8 @@ class _Objective(OpOfParts):
             problems += [base.replace(m=n, n=n, variant="matern52+rbf") for n in (30, 150)]
         several = [(2, 50), (4, 100)] + ([(2, 20), (8, 20)] if level == "full" else [])
         problems += [base.replace(m=n, n=n, batch=b) for b, n in several]
+        apart = [base.replace(m=n, n=n, grad="theta", variant=f"rbf/{LEAVE_ONE_OUT}") for n in sizes[:1] + sizes[-2:]]
+        problems += apart * (level == "full")
         problems += [base.replace(m=n, n=n, grad="theta") for n in sizes[:4] + sizes[-3:] * (level == "full")]
         return problems
 
@@ -93,10 +95,10 @@ class _Objective(OpOfParts):
         return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * problem.itemsize * elements)
 
     def memory(self, problem: Problem) -> int:
-        return (4 + 3 * _parts(problem)) * problem.n**2 * 8
+        return (4 + 3 * _parts(problem) + 3 * (LEAVE_ONE_OUT in problem.words)) * problem.n**2 * 8
 
     def small(self, problem: Problem) -> bool:
-        few = super().small(problem)
+        few = super().small(problem) or LEAVE_ONE_OUT in problem.words  # of which no part is an op
         if problem.batch > 1:  # of many small models, torch computes a step at once
             at_once = problem.batch > _SEVERAL or (problem.dtype == "float32" and problem.n > _SINGLE)
             few = not (at_once and problem.grad)
@@ -106,18 +108,20 @@ class _Objective(OpOfParts):
 OBJECTIVE = _Objective()
 
 
-def _objective_arguments(model: ExactGP, step: bool) -> tuple[Any, ...]:
-    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+def _objective_arguments(mll: Any, step: bool) -> tuple[Any, ...]:
+    model = mll.train().model
     if step:
         with torch.enable_grad():
             prior = prior_of(model)
             prior = MultivariateNormal(prior.loc.detach().requires_grad_(), prior.lazy_covariance_matrix)
         return step_of(mll, mll.forward, prior, model.train_targets), None, None
+    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+    return Reading(mll), functools.partial(_loss, mll), parameters
 
-    def forward() -> torch.Tensor:
-        return -mll(model(*model.train_inputs), model.train_targets)
 
-    return Reading(mll), forward, {name: p for name, p in mll.named_parameters() if p.requires_grad}
+def _loss(mll: Any) -> torch.Tensor:
+    loss: torch.Tensor = -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
+    return loss
 
 
 def _parts(problem: Problem) -> int:

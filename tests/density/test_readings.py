@@ -13,7 +13,7 @@ from gpytorch import priors as p
 from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean, ConstantMeanGrad
-from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.array_kernels import periodic, tasks
 from support.models import loss_of
 from support.readings import D, Model, agree, made, read
@@ -202,7 +202,6 @@ UNREAD = {
     "a property": lambda: made(kind=Hidden),
     "other targets": lambda: made(kind=OwnTargets),
     "added losses": lambda: made(kind=Added),
-    "a pseudo-likelihood": lambda: LeaveOneOutPseudoLikelihood((mll := made()).likelihood, mll.model),
     "another likelihood": lambda: ExactMarginalLogLikelihood(GaussianLikelihood().double(), made().model),
     "a forward of an instance": lambda: changed(
         made(), lambda m: setattr(m.covar_module, "forward", m.covar_module.forward)

@@ -8,11 +8,12 @@ import types
 import pytest
 import torch
 from gpytorch import priors as p
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from linear_operator.operators import DiagLinearOperator
-from support.densities import N, agree, by, derivatives, made, served, value_of
+from support.densities import N, agree, by, derivatives, made, served, truth, value_of, without_factor
 
 import autokern
 from autokern.density import array_density
@@ -26,14 +27,16 @@ class Doubled(ExactMarginalLogLikelihood):
         return 2 * super()._add_other_terms(res, params)
 
 
-def another(kind):
-    mll = made(RBFKernel())
-    return kind(mll.likelihood, mll.model)
+def likewise(mll, kind):
+    """Another marginal likelihood of the same model."""
+    return kind(mll.likelihood, mll.model).train()
+
+
+each_likelihood = pytest.mark.parametrize("kind", [ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood])
 
 
 UNKNOWN = {
-    "a subclass of the likelihood": lambda: another(Doubled),
-    "a pseudo-likelihood": lambda: another(LeaveOneOutPseudoLikelihood),
+    "a subclass of the likelihood": lambda: likewise(made(RBFKernel()), Doubled),
     "a subclass of a kernel": lambda: made(type("Own", (RBFKernel,), {})()),
     "a box over scales": lambda: made(
         ScaleKernel(RBFKernel(batch_shape=B), batch_shape=B, outputscale_prior=p.SmoothedBoxPrior(0.1, 0.6)), batch=B
@@ -175,13 +178,55 @@ def test_a_step_within_a_step_of_the_same_thread_leaves_it_alone(monkeypatch):
     assert within == [None]
 
 
+LEFT_OUT = {
+    "one model": lambda: made(ScaleKernel(MaternKernel(2.5, lengthscale_prior=p.GammaPrior(2.0, 1.0)))),
+    "a batch": lambda: made(RBFKernel(batch_shape=B), batch=B),
+    "a noise for each point": lambda: made(
+        RBFKernel() + PeriodicKernel(), likelihood=FixedNoiseGaussianLikelihood(torch.rand(N).double())
+    ),
+    "one point": lambda: made(RBFKernel(), n=1),
+}
+
+
+@pytest.mark.parametrize("make", LEFT_OUT.values(), ids=LEFT_OUT)
+def test_a_leave_one_out_likelihood_has_the_librarys_value_and_gradients(make):
+    mll = likewise(make(), LeaveOneOutPseudoLikelihood)
+    expected = derivatives(mll, second=False)
+    with autokern.enabled():
+        agree(derivatives(mll, second=False), expected, rtol=1e-9, atol=1e-11)
+    assert served("objective") == 1
+
+
+def test_second_derivatives_of_a_leave_one_out_likelihood_are_those_of_its_definition():
+    """The library's are not: those by the scale have another sign."""
+    mll = likewise(made(ScaleKernel(MaternKernel(2.5))), LeaveOneOutPseudoLikelihood)
+    expected = truth(mll)
+    with autokern.enabled():
+        agree(derivatives(mll), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_a_leave_one_out_likelihood_without_a_factor_is_the_librarys():
+    mll = likewise(without_factor(RBFKernel()), LeaveOneOutPseudoLikelihood)
+    with by("objective"), pytest.raises(Exception, match="not positive"), pytest.warns():
+        value_of(mll)
+
+
+def test_a_patched_leave_one_out_likelihood_is_called(monkeypatch):
+    mll = likewise(made(RBFKernel()), LeaveOneOutPseudoLikelihood)
+    with autokern.enabled():
+        value_of(mll)
+        monkeypatch.setattr(LeaveOneOutPseudoLikelihood, "forward", lambda self, *_: torch.tensor(3.0))
+        assert value_of(mll) == 3.0
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
-def test_values_without_gradients_are_those_with(batch, dtype, mode, served):
+@each_likelihood
+def test_values_without_gradients_are_those_with(kind, batch, dtype, mode):
     shape = torch.Size(batch)
     kernel = ScaleKernel(RBFKernel(batch_shape=shape, lengthscale_prior=p.GammaPrior(2.0, 1.0)), batch_shape=shape)
-    mll = made(kernel, batch=batch, dtype=dtype)
+    mll = likewise(made(kernel, batch=batch, dtype=dtype), kind)
     for _ in range(2):
         with mode():
             expected = value_of(mll)
@@ -192,18 +237,18 @@ def test_values_without_gradients_are_those_with(batch, dtype, mode, served):
             mll.likelihood.raw_noise.add_(0.5)
         assert (found.requires_grad, found.is_inference()) == (False, expected.is_inference())
         agree([found], [expected], rtol=1e-5 if dtype is torch.float32 else 1e-12, atol=0)
-    assert served["objective"] == 4
+    assert served("objective") == 4
     assert not prior.lazy_covariance_matrix.representation()[0].requires_grad
 
 
-def test_values_that_torch_computes_faster_or_that_are_ordered_run_stock(served):
+def test_values_that_torch_computes_faster_or_that_are_ordered_run_stock():
     many = made(RBFKernel(batch_shape=torch.Size([17])), batch=(17,))
     with torch.no_grad(), autokern.enabled():
         value_of(many)
         value_of(made(RBFKernel(), n=301))
         with by("stock"):
             value_of(made(RBFKernel()))
-    assert served["objective"] == 0
+    assert served("objective") == 0
 
 
 def test_a_prior_made_without_a_graph_has_a_loss_without_one():

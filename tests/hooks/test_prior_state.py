@@ -95,13 +95,15 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("read", ["covariance", "density"])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
 @each_that_serves
-def test_whatever_was_changed_since_what_is_read_is_of_the_time_of_the_density(change, read, candidate):
+def test_whatever_was_changed_since_what_is_read_is_of_the_time_of_the_density(change, read, mode, candidate):
     """A sub-kernel is replaced at last, which hides other changes where the reading looks at the model again."""
 
     def found(*changes):
         kernel = MaternKernel(2.5, active_dims=[0], lengthscale_constraint=Interval(0.1, 3.0))
-        model, prior, _ = loss_and_prior(ScaleKernel(kernel), d=2)
+        with mode():
+            model, prior, _ = loss_and_prior(ScaleKernel(kernel), d=2)
         for one in changes:
             one(model.covar_module.base_kernel)
         return by_mll(model, prior) if read == "density" else prior.covariance_matrix
@@ -109,8 +111,11 @@ def test_whatever_was_changed_since_what_is_read_is_of_the_time_of_the_density(c
     expected = found()
     for changes in ([change], [change, lambda kernel: setattr(kernel, "forward", None)]):
         assert_close(found(*changes), expected)
+        assert read == "density" or expected.requires_grad == (mode is torch.enable_grad)
         with autokern.enabled(), autokern.using(force=dict([candidate])):
-            assert_close(found(*changes), expected)
+            one = found(*changes)
+            assert_close(one, expected)
+            assert one.requires_grad == expected.requires_grad
 
 
 def test_a_prior_whose_points_were_written_is_refused():

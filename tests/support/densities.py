@@ -5,7 +5,7 @@ import torch
 from gpytorch.kernels import MultitaskKernel, PiecewisePolynomialKernel, RBFKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from support.outcomes import count
 
 import autokern
@@ -117,7 +117,11 @@ def truth(mll):
     chosen = mll.model.covar_module.active_dims
     k = dense(mll.model.covar_module, x if chosen is None else x[:, chosen])
     k = k + mll.likelihood.noise * torch.eye(len(y), dtype=y.dtype)
-    value = torch.distributions.MultivariateNormal(mll.model.mean_module(x.sin()), k).log_prob(y) / len(y)
+    mean, normal = mll.model.mean_module(x.sin()), torch.distributions.MultivariateNormal
+    value = normal(mean, k).log_prob(y) / len(y)
+    if isinstance(mll, LeaveOneOutPseudoLikelihood):  # each given the others: the joint density over theirs
+        others = [torch.tensor([j for j in range(len(y)) if j != i]) for i in range(len(y))]
+        value = value * len(y) - sum(normal(mean[o], k[o][:, o]).log_prob(y[o]) for o in others) / len(y)
     parameters = list(mll.parameters())
     found = of_both_orders(value, parameters)
     return [value.detach(), *found[: len(parameters)], *found]
