@@ -82,10 +82,14 @@ class Own(RBFKernel):
         return RBFKernel.forward(self, *args, **params) * self.gain
 
 
+class Unread(LeaveOneOutPseudoLikelihood):
+    """A likelihood of the user's, which arrays do not compute."""
+
+
 def closure_of_a_fit(kernel=None):
     torch.manual_seed(0)
     gp = SingleTaskGP(X, Y, covar_module=kernel)
-    mll = LeaveOneOutPseudoLikelihood(gp.likelihood, gp)
+    mll = Unread(gp.likelihood, gp)
     return mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters()))
 
 
