@@ -60,7 +60,7 @@ class Step(NamedTuple):
 
 
 TRAINING = """
-  hooks/gpytorch.py: _objective | _step _dispatch_step | takes the call of GPyTorch's method
+  hooks/gpytorch.py: _training | _step _dispatch_step | takes the call of GPyTorch's method
   density/array_density.py: step_of | _steps Step | reads the model once; later checks that its parts are the same
   runtime/dispatch.py: route | key_of memo entry run | looks up the key of the call; a known one runs at once
 > runtime/session.py: Session.entry | problem_of Feasibility decision made | decides a new key
@@ -72,8 +72,8 @@ TRAINING = """
   ops/exact_models.py: objective_by_arrays | one_thread loss | is the candidate for a small model
   system/threads.py: _OneThread.__enter__ | put | limits OpenBLAS to one thread meanwhile
   density/array_density.py: evaluated | fetched computed | hands points, mean and targets over as arrays
-  density/exact_objective.py: Single.evaluate | density backward | forms the covariance, then all derivatives
-  density/matrices.py: density | dpotrf dpotrs dpotri | factorises, solves and inverts by LAPACK
+  density/exact_objective.py: Single.evaluate | _density backward | forms the covariance, then all derivatives
+  density/matrices.py: density | dpotrf dpotrs _inverse | factorises, solves and inverts by LAPACK
   core/autograd.py: computed | _Computed | returns the loss as one node with its gradients
   core/autograd.py: _pulled_back | times | scales the gradients when `loss.backward()` asks
 """

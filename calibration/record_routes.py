@@ -127,13 +127,16 @@ def fantasy(model: Any) -> None:
 def recorded() -> dict[str, list[str]]:
     """Return the names of functions by route."""
     exact = [program.constrained, program.bounded, program.composed, program.one_dimensional]
-    exact += [program.fixed_noise, program.batch]
+    exact += [program.fixed_noise, program.cases.MODELS["ExactGP, a batch of two"]]
+    tasks = [program.cases.MODELS["multitask, Kronecker"], program.independent, program.of_modes]
     switches = [(fast, grad) for fast in (False, True) for grad in (False, True)]
     runs: dict[str, list[Callable[[], None]]] = {
-        "density": [lambda make=make: density(make()) for make in exact],
-        "tasks": [lambda make=make: density(make()) for make in (program.tasks, program.independent, program.of_modes)],
-        "prediction": [lambda make=make, how=how: prediction(make(), *how) for make in exact for how in switches],
-        "fantasy": [lambda make=make: fantasy(make()) for make in exact[:3]],
+        "density": [lambda make=make: density(make().mll.model) for make in exact],
+        "tasks": [lambda make=make: density(make().mll.model) for make in tasks],
+        "prediction": [
+            lambda make=make, how=how: prediction(make().mll.model, *how) for make in exact for how in switches
+        ],
+        "fantasy": [lambda make=make: fantasy(make().mll.model) for make in exact[:3]],
     }
     code, found = table()["code"], {}
     for route, several in runs.items():
