@@ -5,14 +5,16 @@ import json
 import pytest
 import scipy
 import torch
-from botorch.generation import gen
 from support.outcomes import outcome
 from support.programs import QUIET, python
 
 import autokern
 from autokern.cli import doctor
-from autokern.hooks import later
-from autokern.hooks.later import acquisition
+
+gen = pytest.importorskip("botorch.generation.gen")
+
+from autokern.hooks import later  # noqa: E402
+from autokern.hooks.later import acquisition  # noqa: E402
 
 PROGRAM = """
 import json
