@@ -99,10 +99,10 @@ def density(k: Array, residual: Array, factor: float, graded: bool = True) -> De
 
     `k` is symmetric, row-major and is overwritten; both arrays are float64. Only if `graded` are gradients computed.
     """
-    upper, info = _extension().dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
-    if info:
+    found = _solution(k, residual)
+    if found is None:
         return None
-    a, _ = _extension().dpotrs(upper, residual, lower=0)
+    upper, a = found
     logdet = 2.0 * float(np.log(upper.diagonal()).sum())
     value = -0.5 * (float(residual @ a) + logdet + len(residual) * LOG_2_PI)
     if not graded:
@@ -111,6 +111,12 @@ def density(k: Array, residual: Array, factor: float, graded: bool = True) -> De
     inverse -= a[:, None] * a
     inverse *= -0.5 * factor
     return Density(value, inverse, a * -factor)
+
+
+def _solution(k: Array, residual: Array) -> tuple[Array, Array] | None:
+    """Return the factor of a matrix, in its place, and the solution; None if it has no factor."""
+    upper, info = _extension().dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
+    return None if info else (upper, _extension().dpotrs(upper, residual, lower=0)[0])
 
 
 def _inverse(upper: Array) -> Array:
@@ -127,10 +133,10 @@ def leave_one_out(k: Array, residual: Array, factor: float, graded: bool = True)
     With ``P = k^-1`` and ``a = P residual`` they are Gaussian in ``a_i / P_ii`` with variances ``1 / P_ii`` (Rasmussen
     and Williams 2006, equations 5.10 to 5.13).
     """
-    upper, info = _extension().dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
-    if info:
+    found = _solution(k, residual)
+    if found is None:
         return None
-    a, _ = _extension().dpotrs(upper, residual, lower=0)
+    upper, a = found
     inverse = _inverse(upper)
     precision = inverse.diagonal()
     errors = a / precision
