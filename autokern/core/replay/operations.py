@@ -46,6 +46,8 @@ class Kind(NamedTuple):
     """What the schema of an operation says: where its written arguments are, and the overload that writes results."""
 
     written: tuple[int | str, ...]
+    view: bool
+    """Whether its results are parts of its arguments, always."""
     seeded: bool
     reads: bool
     empty: bool
@@ -63,11 +65,13 @@ def kind_of(func: Any) -> Kind:
         for at, a in enumerate(schema.arguments)
         if a.alias_info is not None and a.alias_info.is_write and torch.Tag.inplace_view not in func.tags
     )
+    view = func.is_view and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     shaped = torch.Tag.dynamic_output_shape in func.tags
     seeded = torch.Tag.nondeterministic_seeded in func.tags
     empty = schema.name.startswith(("aten::empty", "aten::new_empty"))
     reads = schema.name not in _METADATA and torch.Tag.inplace_view not in func.tags
-    return Kind(written, seeded, reads, empty, shaped, None if written or shaped or seeded else _out_variant(func))
+    out = None if written or shaped or seeded else _out_variant(func)
+    return Kind(written, view, seeded, reads, empty, shaped, out)
 
 
 def _out_variant(func: Any) -> tuple[Any, list[str]] | None:
@@ -165,27 +169,16 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
 
 def share(steps: Sequence[Noted], kept: Iterable[int], address: Callable[[torch.Tensor], int]) -> list[Step]:
     """Return the steps with their tensors, but those at `kept` addresses, in memory that they take and free in turn."""
-    tensors = {id(t): t for step, _, _ in steps for t in _tensors(step)}
-    at_kept = {*kept, *(address(t) for t in tensors.values() if t.is_neg())}
+    tensors = [(address(t), t) for step, _, _ in steps for t in _tensors(step)]
+    at_kept, any_at = {*kept, *(at for at, t in tensors if t.is_neg())}, dict(tensors)
     last = {memory: at for at, (_, reads, writes) in enumerate(steps) for memory in reads | writes}
-    sizes = {address(t): t.untyped_storage().nbytes() for t in tensors.values()}
     free, taken = list[torch.UntypedStorage](), dict[int, torch.UntypedStorage]()
     for at, (_, reads, writes) in enumerate(steps):
         for memory in writes - at_kept - taken.keys():
-            taken[memory] = _fitting(free, sizes[memory])
+            taken[memory] = _fitting(free, any_at[memory].untyped_storage().nbytes())
         free += [taken[memory] for memory in (reads | writes) & taken.keys() if last[memory] == at]
-    return moved([step for step, _, _ in steps], taken, address)
-
-
-def moved(
-    steps: Sequence[Step], to: Mapping[int, torch.UntypedStorage], address: Callable[[torch.Tensor], int]
-) -> list[Step]:
-    """Return the steps with their tensors at some addresses in other memory, but for parameters."""
-    there = {}
-    for t in (t for step in steps for t in _tensors(step) if not isinstance(t, torch.nn.Parameter)):
-        if (memory := address(t)) in to:
-            there[id(t)] = torch.empty(0, dtype=t.dtype).set_(to[memory], t.storage_offset(), t.size(), t.stride())
-    return [_moved(step, there) for step in steps]
+    found: list[Step] = moved([step for step, _, _ in steps], taken, address)
+    return found
 
 
 def _fitting(free: list[torch.UntypedStorage], size: int) -> torch.UntypedStorage:
@@ -210,15 +203,18 @@ def _tensors(one: Any) -> Iterator[torch.Tensor]:
         yield one.__self__
 
 
-def _moved(one: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
-    """Return what a step holds with other tensors."""
-    if isinstance(one, torch.Tensor):
-        return tensors.get(id(one), one)
+def moved(one: Any, to: Mapping[int, torch.UntypedStorage], address: Callable[[torch.Tensor], int]) -> Any:
+    """Return steps, or what one holds, with the tensors at some addresses in other memory, but for parameters."""
     if isinstance(one, functools.partial):
-        named = {name: _moved(part, tensors) for name, part in one.keywords.items()}
-        return functools.partial(_moved(one.func, tensors), *(_moved(part, tensors) for part in one.args), **named)
+        named = {name: moved(part, to, address) for name, part in one.keywords.items()}
+        args = [moved(part, to, address) for part in one.args]
+        return functools.partial(moved(one.func, to, address), *args, **named)
+    if isinstance(one, torch.Tensor):
+        if isinstance(one, torch.nn.Parameter) or (memory := to.get(address(one))) is None:
+            return one
+        return torch.empty(0, dtype=one.dtype).set_(memory, one.storage_offset(), one.size(), one.stride())
     if type(one) in (list, tuple):
-        return type(one)(_moved(part, tensors) for part in one)
-    if isinstance(getattr(one, "__self__", None), torch.Tensor):
-        return getattr(_moved(one.__self__, tensors), one.__name__)
+        return type(one)(moved(part, to, address) for part in one)
+    if isinstance(owner := getattr(one, "__self__", None), torch.Tensor):
+        return getattr(moved(owner, to, address), one.__name__)
     return one

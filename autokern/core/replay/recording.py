@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sooner = self._needed(memories, self._steps[: self._middle])
         every = [*sooner, *later]
         steps = operations.share(every, kept, memory_of) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
-        steps = operations.moved(steps, self.copies.memory, memory_of)
+        steps = operations.moved(steps, self.copies.memory, memory_of) if self.copies.memory else steps
         begin, constants = self._restored, [one for one in self._constants.values() if one[1] >= 0]
         if not self._middle:
             return Replay((), ()), Replay([*begin, *steps], constants)
@@ -224,13 +224,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if (generator := kwargs.get("generator")) is not None and generator not in self.drawn:
             self.drawn[generator] = generator.get_state()
-        if self._reason:
-            return func(*args, **kwargs)
+        kind = kind_of(func)
         with torch._C.DisableTorchFunction():
-            noted = self.noticed(self._before, func, args, kwargs)
+            if self._reason or kind.view:
+                return func(*args, **kwargs)
+            noted = self.noticed(self._before, func, args, kwargs, kind)
             out = func(*args, **kwargs)
             if noted is not None:
-                self.noticed(self._after, func, args, kwargs, out, *noted)
+                self.noticed(self._after, func, args, kwargs, kind, out, *noted)
             return out
 
     def noticed(self, note: Callable[..., Any], *call: Any) -> Any:
@@ -241,12 +242,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.fail(str(error) or repr(error))
             return None
 
-    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[Kind, dict[int, torch.Tensor], bool, Pairs]:
+    def _before(self, func: Any, args: Any, kwargs: Any, kind: Kind) -> tuple[dict[int, torch.Tensor], bool, Pairs]:
         """Note what an operation reads from others, draws, and is about to write; return whether its result varies.
 
         The pairs are tensors of others, which it is about to write, and copies of them.
         """
-        kind, memories = kind_of(func), self._read(tensors_in((*args, *kwargs.values())))
+        memories = self._read(tensors_in((*args, *kwargs.values())))
         varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
         if kind.seeded and (self._seeding is None or kwargs.get("generator") is not None):
             raise UnrecordedError(f"{func} draws random numbers")
@@ -254,8 +255,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnrecordedError(f"{func} updates running statistics")
         self.draws = self.draws or kind.seeded
         if func is _READ and memories.keys() <= self._seeds:
-            return kind, memories, False, []
-        return kind, memories, varies, self._writes(operations.written(kind, args, kwargs), varies)
+            return memories, False, []
+        return memories, varies, self._writes(operations.written(kind, args, kwargs), varies)
 
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return the memory of tensors, after noting what is of others."""
@@ -279,7 +280,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return others
 
     def _after(
-        self, func: Any, args: Any, kwargs: Any, out: Any, kind: Kind, memories: Any, varies: bool, others: Pairs
+        self, func: Any, args: Any, kwargs: Any, kind: Kind, out: Any, memories: Any, varies: bool, others: Pairs
     ) -> None:
         """Note an operation and its results."""
         if others:
@@ -296,7 +297,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made.update(made)
         self._check(func, fresh)
         if varies and (fresh or kind.written or not isinstance(out, (torch.Tensor, tuple, list))):
-            writes = {at for at, _ in made}.union(map(memory_of, operations.written(kind, args, kwargs)))
+            writes = {*map(memory_of, operations.written(kind, args, kwargs)), *(at for at, _ in made)}
             self._varying |= writes
             args, kwargs = map(apart, args), {name: apart(value) for name, value in kwargs.items()}
             self._steps.append((operations.step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))

@@ -5,8 +5,9 @@ of the time. One is recorded (`core.replay`). The library and the replay compute
 the replay is faster, it serves. Every 32nd evaluation is compared again.
 
 Recording and comparing take some 30 ms and three evaluations more, and a replay spares about half of an evaluation. So
-an optimisation has spent 60 ms before (the ski-rental problem), or earlier ones of its kind were long enough. Another
-recording, of a smaller call or of another branch, waits until replays have gained or lost its time (of the thread).
+an optimisation has spent 60 ms before (the ski-rental problem), twice as much after each recording that was not used,
+or earlier ones of its kind were long enough. Another recording, of a smaller call or of another branch, waits until
+replays have gained or lost its time (of the thread).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _log = logging.getLogger("autokern")
 class _History:
     """What a process has seen of optimisations of one kind."""
 
-    count = longest = refused = 0
+    count = longest = refused = unused = 0  # `unused`: recordings since one was compared, which none lived to use
     cost = gain = 0.0
     shrinks = True  # whether a replay of a smaller call is faster
 
@@ -58,7 +59,7 @@ class _History:
             return math.inf
         if self.gain and (self.longest - _EAGER - 1 - _COMPARED) * self.gain > self.cost:
             return 0.0
-        return max(_SPENT, 2 * self.cost)
+        return max(_SPENT, 2 * self.cost) * (1 << self.unused)
 
 
 _histories: dict[Any, _History] = {}
@@ -213,6 +214,7 @@ class Repeated(abc.ABC):
             self._run()  # the first run touched new memory
         if self._replayed() > _GAIN * self._seconds:
             return self.end("a replay is not faster")
+        self._history.unused = 0
         self.price = self._cost - (1 + _COMPARED) * self._seconds
         gain, history = self._seconds - self._replayed(), self._history
         if self.larger:  # seconds of a replay of the larger calls that were recorded before
@@ -241,6 +243,7 @@ class Repeated(abc.ABC):
             self.end(held)
             return self.library(*call)
         self._held = held
+        self._history.unused += 1
         inputs, compute = self.evaluated(*call)
         recorder, before, found = Recorder(*inputs, seeding=self.seeding), host.random_states(), None
         self.drawn = recorder.drawn
