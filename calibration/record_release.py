@@ -40,6 +40,8 @@ MODULES = {
     "linear_operator.functions": "", "linear_operator.functions.*": "", "linear_operator.utils.*": "",
     "botorch.generation.gen": "get_reasons_against_fast_path|_get_f_np_wrapper",
     "botorch.models.kernels.categorical": "", "botorch.models.kernels.positive_index": "",
+    "botorch.models.kernels.linear_truncated_fidelity": "", "botorch.models.kernels.downsampling": "",
+    "botorch.models.kernels.exponential_decay": "",
     "botorch.models.transforms.input": "", "botorch.models.transforms.utils": "",
     "botorch.models.utils.priors": "", "botorch.models.multitask": "",
     "botorch.models.gp_regression": "", "botorch.models.model": "Model.*", "botorch.optim.closures.*": "",

@@ -306,6 +306,13 @@ def mixed() -> Made:
     return fitted(MixedSingleTaskGP(x, targets(x).unsqueeze(-1), cat_dims=[2]), new=x[:NEW])
 
 
+def fidelities(**options) -> Made:
+    from botorch.models import SingleTaskMultiFidelityGP
+
+    x = points(N, 3)
+    return fitted(SingleTaskMultiFidelityGP(x, targets(x).unsqueeze(-1), data_fidelities=[2], **options))
+
+
 def multi_task() -> Made:
     from botorch.models import MultiTaskGP
 
@@ -354,6 +361,8 @@ BOTORCH: dict[str, Callable[[], Made]] = {
     "SingleTaskGP, a user's kernel": lambda: single(covar_module=k.ScaleKernel(OwnKernel())),
     "SingleTaskGP, two outputs": two_outputs,
     "MixedSingleTaskGP": mixed,
+    "SingleTaskMultiFidelityGP": fidelities,
+    "SingleTaskMultiFidelityGP, not linear-truncated": lambda: fidelities(iteration_fidelity=1, linear_truncated=False),
     "MultiTaskGP": multi_task,
     "KroneckerMultiTaskGP": kronecker_multi_task,
     "HigherOrderGP": tensor_outputs,

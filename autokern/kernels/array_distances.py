@@ -7,6 +7,7 @@ The points are transformed first. Parts that depend only on differences read cen
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from autokern.kernels.array_formulas import Formula
 from autokern.kernels.array_parts import Array, Columns, Evaluated, Parameter, Same, clear_diagonal, into, summed
 
+Map = Callable[..., Sequence[Any]]
 _NEAR = 1e-3
 """Squared distances below this share of the largest squared norm are computed from differences."""
 
@@ -24,69 +26,88 @@ def arranged(x: Array, raw: bool, centre: Array | None = None) -> Array:
     return np.concatenate((centred, x), -1) if raw else centred
 
 
-class Scaled:
-    """Some columns of the points, divided by a lengthscale, one for each dimension or one for all, if there is one."""
+class Mapped:
+    """Some columns of the points, mapped by a function of them and of parameters, if there is one.
 
-    def __init__(self, columns: Columns, lengthscale: Parameter | None = None) -> None:
-        self._columns, self._unit = columns, lengthscale
+    It returns the mapped points and functions that take their gradient to that by the columns and by each parameter.
+    """
+
+    def __init__(self, columns: Columns, function: Map | None = None, *parameters: Parameter) -> None:
+        self._columns, self._function, self.parameters = columns, function, parameters
 
     def of(self, x: Array) -> Evaluated:
+        """Return the points and what `backward` needs."""
         z = x[..., self._columns]
-        return z if self._unit is None else z / self._unit.value, None
+        if self._function is None:
+            return z, ()
+        z, *pulls = self._function(z, *[p.value for p in self.parameters])
+        return z, pulls
 
-    def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        if theta and self._unit is not None:
-            summed(self._unit, by_z * z / -self._unit.value)
-        if by_x is not None:
-            into(by_x, self._columns, by_z if self._unit is None else by_z / self._unit.value)
-
-
-class Circles:
-    """Points mapped to circles, on which an RBF is the periodic kernel; the lengthscale divides squared distances."""
-
-    def __init__(self, columns: Columns, lengthscale: Parameter, period: Parameter) -> None:
-        self._columns, self._lengthscale, self._period = columns, lengthscale, period
-
-    def of(self, x: Array) -> Evaluated:
-        """Return two coordinates for each dimension; the circles touch the origin, so small angles have small norms."""
-        angle = x[..., self._columns] * (2 * math.pi / self._period.value)
-        scale = 1.0 / np.sqrt(self._lengthscale.value)
-        half, sine = np.sin(0.5 * angle), np.sin(angle) * scale
-        depth = half * half * (-2.0 * scale)
-        return np.concatenate((sine, depth), -1), (angle, sine, depth + scale)
-
-    def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        angle, sine, cosine = kept
-        d = angle.shape[-1]
-        by_angle = by_z[..., :d] * cosine - by_z[..., d:] * sine
+    def backward(self, pulls: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
         if theta:
-            along = by_z * z
-            summed(self._lengthscale, (along[..., :d] + along[..., d:]) * (-0.5 / self._lengthscale.value))
-            summed(self._period, by_angle * angle / -self._period.value)
+            for parameter, pull in zip(self.parameters, pulls[1:], strict=True):
+                summed(parameter, pull(by_z))
         if by_x is not None:
-            into(by_x, self._columns, by_angle * (2 * math.pi / self._period.value))
+            into(by_x, self._columns, pulls[0](by_z) if pulls else by_z)
 
 
-class Weighted:
-    """Points times the root of a variance, one for each dimension or one for all."""
-
-    def __init__(self, columns: Columns, variance: Parameter) -> None:
-        self._columns, self._variance = columns, variance
-
-    def of(self, x: Array) -> Evaluated:
-        plain = x[..., self._columns]
-        return plain * np.sqrt(self._variance.value), plain
-
-    def backward(self, z: Array, kept: Any, by_z: Array, by_x: Array | None, theta: bool) -> None:
-        root = np.sqrt(self._variance.value)
-        if theta:
-            summed(self._variance, by_z * kept * (0.5 / root))
-        if by_x is not None:
-            into(by_x, self._columns, by_z * root)
+def scaled(x: Array, lengthscale: Array) -> Sequence[Any]:
+    """Return points divided by a lengthscale, one for each dimension or one for all."""
+    z = x / lengthscale
+    return z, lambda g: g / lengthscale, lambda g: g * z / -lengthscale
 
 
-Points = Scaled | Circles | Weighted
-"""A transform: `of` returns the points and what `backward` needs, which takes the gradient by transformed points."""
+def weighted(x: Array, variance: Array) -> Sequence[Any]:
+    """Return points times the root of a variance, one for each dimension or one for all."""
+    root = np.sqrt(variance)
+    return x * root, lambda g: g * root, lambda g: g * x * (0.5 / root)
+
+
+def raised(x: Array, power: Array) -> Sequence[Any]:
+    """Return ``(1 - x) ** (1 + power)``."""
+    rest, up = 1.0 - x, 1.0 + power
+    z = rest**up
+    return z, lambda g: g * -up * rest**power, lambda g: g * z * np.log(np.where(rest == 0.0, 1.0, rest))
+
+
+def clamped(x: Array) -> Sequence[Any]:
+    """Return points in [0, 1]."""
+    z = np.minimum(np.maximum(x, 0.0), 1.0)
+    return z, lambda g: g * (z == x)
+
+
+def short(x: Array) -> Sequence[Any]:
+    """Return what points in [0, 1] lack to 1."""
+    z, pull = clamped(x)
+    return 1.0 - z, lambda g: -pull(g)
+
+
+def exponential(x: Array, lengthscale: Array) -> Sequence[Any]:
+    """Return exponentials of scaled points, whose products are those of sums."""
+    z = np.exp(x / lengthscale)
+    return z, lambda g: g * z / lengthscale, lambda g: g * z * x / -np.square(lengthscale)
+
+
+def circled(x: Array, lengthscale: Array, period: Array) -> Sequence[Any]:
+    """Return points on circles, on which an RBF is the periodic kernel; the lengthscale divides squared distances.
+
+    There are two coordinates for each dimension; the circles touch the origin, so small angles have small norms.
+    """
+    turn, scale, d = 2 * math.pi / period, 1.0 / np.sqrt(lengthscale), x.shape[-1]
+    angle = x * turn
+    half, sine = np.sin(0.5 * angle), np.sin(angle) * scale
+    depth = half * half * (-2.0 * scale)
+    z = np.concatenate((sine, depth), -1)
+
+    def by_angle(g: Array) -> Array:
+        found: Array = g[..., :d] * (depth + scale) - g[..., d:] * sine
+        return found
+
+    def by_lengthscale(g: Array) -> Any:
+        along = g * z
+        return (along[..., :d] + along[..., d:]) * (-0.5 / lengthscale)
+
+    return z, lambda g: by_angle(g) * turn, by_lengthscale, lambda g: by_angle(g) * angle / -period
 
 
 class Distances:
@@ -98,7 +119,7 @@ class Distances:
     _one = True
     """Whether the covariance of a point with itself is 1."""
 
-    def __init__(self, points: Points, formula: Formula, shape: Parameter | None = None) -> None:
+    def __init__(self, points: Mapped, formula: Formula, shape: Parameter | None = None) -> None:
         self._points, self._formula, self._shape = points, formula, shape
         self._others = Same()
 
@@ -122,12 +143,14 @@ class Distances:
         z, of_points, others, apart, slope, by_shape = kept
         if theta and by_shape:
             summed(self._shape, g * by_shape[0]())  # type: ignore[arg-type]
+        if by_x is None and not (theta and self._points.parameters):
+            return
         if slope is not None:
             g *= slope
         by_z, by_others = self._pulled(g, z, others, apart, theta)
-        self._points.backward(z, of_points, by_z, by_x, theta)
+        self._points.backward(of_points, by_z, by_x, theta)
         if by_others is not None:
-            self._points.backward(others[0], others[1], by_others, None, True)
+            self._points.backward(others[1], by_others, None, True)
 
     def _forms(self, z: Array) -> tuple[Array, ...]:
         ones = np.ones((*z.shape[:-1], 1))

@@ -119,6 +119,20 @@ def polynomial(offset: Parameter, power: float) -> Formula:
     return formula
 
 
+def powered(power: Parameter, sums: bool = False) -> Formula:
+    """Return ``(1 + s) ** power`` or, of `sums` whose exponentials are s, ``(1 + |log s|) ** -power``."""
+
+    def formula(s: Array) -> Sequence[Any]:
+        t, rate = (np.log(s), -power.value) if sums else (s, power.value)
+        log = np.log1p(np.abs(t))
+        slope = rate * np.exp(log * (rate - 1.0))
+        if sums:
+            slope *= np.sign(t) / s  # at a sum of zero the gradient is zero
+        return np.exp(log * rate), slope, lambda: np.exp(log * rate) * (-log if sums else log)
+
+    return formula
+
+
 class SpectralMixture:
     """``prod_d sum_q w_q exp(-2 pi^2 v_qd^2 t_d^2) cos(2 pi mu_qd t_d)`` of differences ``t`` (Wilson and Adams 2013).
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from gpytorch import kernels
 
+from autokern.kernels import array_distances as points
 from autokern.kernels import array_formulas as formulas
 from autokern.kernels import array_parts as parts
-from autokern.kernels.array_distances import Circles, Distances, Products, Rough, Scaled, Weighted
+from autokern.kernels.array_distances import Distances, Mapped, Products, Rough
 from autokern.kernels.array_formulas import SpectralMixture
 from autokern.kernels.array_parts import Array, Columns, Parameter, Part, Product, Scale, Sum
 from autokern.kernels.family import formula_of
@@ -21,10 +22,10 @@ class _Place:
     """A kernel and the columns of the points that it reads, centred or raw."""
 
     def __init__(self, seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> None:
-        self.seen, self.kernel, self.dims, self._chosen = seen, kernel, dims, columns
+        self.seen, self.kernel, self.dims, self.chosen = seen, kernel, dims, columns
 
     def columns(self, start: int = 0) -> Columns:
-        chosen = self._chosen
+        chosen = self.chosen
         if chosen is None:
             return slice(start, start + self.dims)
         if len(chosen) and (np.diff(chosen) == 1).all():
@@ -49,12 +50,17 @@ class _Place:
 
 def _distances(at: _Place, name: str, scale: Parameter) -> Part:
     kind = Rough if name == "matern12" else Distances
-    return kind(Scaled(at.columns(), scale), formulas.FORMULAS[name])
+    return kind(Mapped(at.columns(), points.scaled, scale), formulas.FORMULAS[name])
+
+
+def _periodic(at: _Place) -> Part:
+    period = at.parameter("raw_period_length")
+    return Distances(Mapped(at.columns(), points.circled, at.parameter(), period), formulas.FORMULAS["rbf"])
 
 
 def _rational(at: _Place) -> Part:
-    points, alpha = Scaled(at.columns(), at.parameter()), at.number("raw_alpha")
-    return Distances(points, formulas.rational(alpha), alpha)
+    alpha = at.number("raw_alpha")
+    return Distances(Mapped(at.columns(), points.scaled, at.parameter()), formulas.rational(alpha), alpha)
 
 
 def _piecewise(at: _Place) -> Part:
@@ -62,7 +68,7 @@ def _piecewise(at: _Place) -> Part:
     if type(q) is not int or q not in (1, 2, 3):
         raise UnreadError("a polynomial that is not smooth where points meet")
     at.seen.relies(*(f"{kernels.PiecewisePolynomialKernel.__module__}:{name}" for name in ("_fmax", "_get_cov")))
-    return Distances(Scaled(at.columns(), at.parameter()), formulas.piecewise(at.dims, q))
+    return Distances(Mapped(at.columns(), points.scaled, at.parameter()), formulas.piecewise(at.dims, q))
 
 
 def _polynomial(at: _Place) -> Part:
@@ -70,7 +76,40 @@ def _polynomial(at: _Place) -> Part:
     if type(power) not in (int, float):
         raise UnreadError("a power that is no number")
     offset = at.number("raw_offset")
-    return Products(Scaled(at.raw()), formulas.polynomial(offset, power), offset)
+    return Products(Mapped(at.raw()), formulas.polynomial(offset, power), offset)
+
+
+def _truncated(at: _Place) -> Part:
+    own, named, power = at.seen.attribute(at.kernel, "fidelity_dims"), range(at.dims), at.number("raw_power")
+    at.seen.spelt(own)
+    columns = np.arange(at.dims) if at.chosen is None else at.chosen
+    rest = [i for i in named if i not in own]
+    if not (rest and 0 < len(own) <= 2 and set(own) <= set(named)):
+        raise UnreadError("fidelities that are no columns, or nothing else")
+
+    def term(dims: list[int]) -> Part:
+        alike, *gaps = [_Place(at.seen, at.kernel, columns[of], len(of)).raw() for of in (dims, *([i] for i in dims))]
+        product = Products(Mapped(alike, points.clamped), formulas.powered(power), power)
+        return Product([product, *(Products(Mapped(one, points.short), formulas.linear) for one in gaps)])
+
+    terms = [*([i] for i in own), [*own]][: 2 * len(own) - 1]
+    free, bias = (
+        called(at.seen, at.seen.module(at.kernel, f"covar_module_{name}"), columns[rest], len(rest))
+        for name in ("unbiased", "biased")
+    )
+    return Sum([free, Product([Sum([*map(term, terms)]), bias])])
+
+
+def _of_one(at: _Place, part: Part) -> Part:
+    """Return a part of one column, to which an offset is added."""
+    if at.dims != 1:
+        raise UnreadError("a fidelity of several columns")
+    return Sum([part, parts.Constant(at.number("raw_offset"))])
+
+
+def _decay(at: _Place) -> Part:
+    sums, power = Mapped(at.raw(), points.exponential, at.parameter()), at.number("raw_power")
+    return _of_one(at, Products(sums, formulas.powered(power, True), power))
 
 
 def _mixture(at: _Place) -> Part:
@@ -104,13 +143,11 @@ _READ: dict[type | str, tuple[str, Callable[[_Place], Part]]] = {
     kernels.RBFKernel: ("rbf", lambda at: _distances(at, "rbf", at.parameter())),
     kernels.MaternKernel: ("matern", lambda at: _distances(at, _of_matern(at.kernel), at.parameter())),
     kernels.RQKernel: ("rq", _rational),
-    kernels.PeriodicKernel: ("periodic", lambda at: Distances(
-        Circles(at.columns(), at.parameter(), at.parameter("raw_period_length")), formulas.FORMULAS["rbf"]
-    )),
+    kernels.PeriodicKernel: ("periodic", _periodic),
     kernels.PiecewisePolynomialKernel: ("piecewise", _piecewise),
     kernels.CosineKernel: ("cosine", lambda at: _distances(at, "cosine", at.parameter("raw_period_length", 1))),
     kernels.LinearKernel: (
-        "linear", lambda at: Products(Weighted(at.raw(), at.parameter("raw_variance")), formulas.linear)
+        "linear", lambda at: Products(Mapped(at.raw(), points.weighted, at.parameter("raw_variance")), formulas.linear)
     ),
     kernels.PolynomialKernel: ("polynomial", _polynomial),
     kernels.ConstantKernel: ("constant", lambda at: parts.Constant(at.number("raw_constant"))),
@@ -120,6 +157,11 @@ _READ: dict[type | str, tuple[str, Callable[[_Place], Part]]] = {
         "categorical", lambda at: parts.Categorical(at.raw(), at.parameter())
     ),
     "botorch.models.kernels.positive_index:PositiveIndexKernel": ("index", _positive_index),
+    "botorch.models.kernels.linear_truncated_fidelity:LinearTruncatedFidelityKernel": ("truncated", _truncated),
+    "botorch.models.kernels.downsampling:DownsamplingKernel": ("downsampling", lambda at: _of_one(
+        at, Products(Mapped(at.raw(), points.raised, at.number("raw_power")), formulas.linear)
+    )),
+    "botorch.models.kernels.exponential_decay:ExponentialDecayKernel": ("decay", _decay),
 }  # fmt: skip
 """Families and readers by class, or by its name: BoTorch may not be imported."""
 FAMILIES = {name for name, _ in _READ.values()} | {"matern12", "matern32", "matern52"}
@@ -134,7 +176,7 @@ def _of_matern(kernel: Any) -> str:
 
 
 def _leaf(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
-    """Return the part of a kernel that contains no other kernel, on the selected columns."""
+    """Return the part of a kernel of the table, on the selected columns."""
     kind = type(kernel)
     name, read = _READ.get(kind) or _READ.get(f"{kind.__module__}:{kind.__qualname__}") or ("", None)
     if read is None:

@@ -10,11 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gpytorch import kernels
 from gpytorch import priors as theirs
 from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise
-from gpytorch.means import ConstantMean
 from gpytorch.module import Module
 
 from autokern.kernels.array_parts import Array, Correlations
@@ -22,18 +19,6 @@ from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.parameters import Element
 
 _HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
-_HOLDERS: dict[str, tuple[type, ...]] = {
-    "lengthscale": (kernels.Kernel,), "outputscale": (kernels.ScaleKernel,), "alpha": (kernels.RQKernel,),
-    "variance": (kernels.LinearKernel,), "period_length": (kernels.PeriodicKernel, kernels.CosineKernel),
-    "offset": (kernels.PolynomialKernel,),
-    "constant": (kernels.ConstantKernel, ConstantMean), "noise": (HomoskedasticNoise, MultitaskHomoskedasticNoise),
-}  # fmt: skip
-"""Classes on which a property of this name is the value of the raw parameter of the same name."""
-_METHODS: dict[Any, str] = {
-    kernels.Kernel._lengthscale_param: "lengthscale", kernels.ScaleKernel._outputscale_param: "outputscale",
-    HomoskedasticNoise._noise_param: "noise", ConstantMean._constant_param: "constant",
-}  # fmt: skip
-"""The property that each of the library's own prior closures reads."""
 
 _LOGARITHM = tuple(
     f"torch.distributions.{name}"
@@ -76,7 +61,8 @@ def _property(module: Any, closure: Any) -> str:
     """Return the name of the only property that a closure reads, "" for any other closure."""
     function = getattr(closure, "__func__", None)
     if function is not None:
-        return _METHODS.get(function, "")
+        name: str = function.__name__  # the library's own, such as `_lengthscale_param`
+        return name[1:-6] if name.endswith("_param") and getattr(type(module), name, None) is function else ""
     if type(closure) is not types.FunctionType or closure.__defaults__:
         return ""
     code, space = closure.__code__, closure.__closure__ or ()
@@ -95,9 +81,9 @@ def _known(seen: Inspected, owner: Any, name: str) -> Any:
         return Correlations(seen.tables[id(owner)], len(owner.raw_var))
     if name == "noise" and type(owner) is GaussianLikelihood:
         owner = seen.module(owner, "noise_covar")
-    if not isinstance(owner, _HOLDERS.get(name, ())):
+    if not isinstance(getattr(type(owner), name, None), property):  # which is of the raw parameter of the same name
         return None
-    return seen.present(owner._parameters.get(f"raw_{name}"))  # type: ignore[attr-defined]
+    return seen.present(owner._parameters.get(f"raw_{name}"))
 
 
 def _density(seen: Inspected, prior: Any) -> At:

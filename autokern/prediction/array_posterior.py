@@ -37,7 +37,7 @@ _INHERITED = (
 )  # fmt: skip
 _FAR = 4.0
 """Distance of points from the origin, in units of their spread, above which inner products lose digits."""
-_MOVING = frozenset(("index", "linear", "polynomial"))
+_MOVING = frozenset(("index", "linear", "polynomial", "truncated", "downsampling", "decay"))
 """Families whose variance depends on the point."""
 _MOST, MOST = 2**22, 2**16
 """Most elements of the factors of a batch of models; most covariances between test points: torch has more threads."""

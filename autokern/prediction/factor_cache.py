@@ -105,11 +105,10 @@ def plain(strategy: Any) -> bool:
 
 def kinds_of_terms(operator: Any) -> set[type]:
     """Return the classes of a sum's terms, constant factors left out, or of a dense matrix; none if any is unformed."""
-    if type(operator) is not operators.SumLinearOperator:
-        return {type(operator)} & {operators.DenseLinearOperator}
-    scaled = operators.ConstantMulLinearOperator
-    kinds = {type(t.base_linear_op if type(t) is scaled else t) for t in operator.linear_ops}
-    return kinds if kinds <= _FORMED else set()
+    scaled, several = operators.ConstantMulLinearOperator, type(operator) is operators.SumLinearOperator
+    listed = operator.linear_ops if several else (operator,)
+    kinds = {type(t.base_linear_op if type(t) is scaled else t) for t in listed}
+    return kinds & (_FORMED if several else {operators.DenseLinearOperator}) if kinds <= _FORMED else set()
 
 
 def _attached(strategy: Any) -> bool:

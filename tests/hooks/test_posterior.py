@@ -116,6 +116,16 @@ def test_single_precision_is_no_further_from_double_precision_than_stock(name, x
             assert (other - exact).norm() <= 2 * (one - exact).norm() + 1e-4 * exact.norm()
 
 
+BOUNDS = {"fidelity": (0, 1, -0.5, 1.5), "two fidelities": (0, 1, -0.5, 1.5), "fidelities by decay": (0, 1)}
+
+
+@pytest.mark.parametrize(("name", "values"), BOUNDS.items(), ids=BOUNDS)
+def test_fidelities_at_their_bounds_and_beyond(name, values):
+    x = points(len(values) ** 2, 2)
+    x[..., 1:] = torch.cartesian_prod(*[torch.tensor(values, **F64)] * 2)[:, None]
+    close(*reversed(both(lambda: read(MODELS[name](), x))))
+
+
 @pytest.mark.filterwarnings("ignore:The model inputs are of type", "ignore:Data")
 @pytest.mark.parametrize("away", [0, 1000])
 def test_tasks_in_single_precision_far_from_the_origin(away):

@@ -2,6 +2,9 @@
 
 import torch
 from botorch.models.kernels.categorical import CategoricalKernel
+from botorch.models.kernels.downsampling import DownsamplingKernel
+from botorch.models.kernels.exponential_decay import ExponentialDecayKernel
+from botorch.models.kernels.linear_truncated_fidelity import LinearTruncatedFidelityKernel
 from botorch.models.kernels.positive_index import PositiveIndexKernel
 from gpytorch import kernels as k
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
@@ -84,6 +87,30 @@ KERNELS = {
         k.AdditiveKernel(k.ProductKernel(k.RBFKernel()), k.ProductKernel(k.MaternKernel()))
     ),
     "a column twice": lambda: k.MaternKernel(0.5, active_dims=[0, 0]) + k.PolynomialKernel(3, active_dims=[1, 1]),
+    "truncated": lambda: k.ScaleKernel(
+        LinearTruncatedFidelityKernel([2], dimension=D, power_prior=GammaPrior(3.0, 3.0))
+    ),
+    "truncated of two": lambda: LinearTruncatedFidelityKernel([3, 0], dimension=D, nu=1.5),
+    "truncated of some": lambda: (
+        LinearTruncatedFidelityKernel([1], active_dims=[3, 2, 0], power_constraint=Interval(0.5, 9.0)) + k.RBFKernel()
+    ),
+    "truncated twice": lambda: k.ProductKernel(
+        *(LinearTruncatedFidelityKernel([0, i], dimension=D, power_prior=GammaPrior(3.0, 3.0)) for i in (1, 3))
+    ),
+    "truncated of its own kernels": lambda: LinearTruncatedFidelityKernel(
+        [1, 2],
+        dimension=D,
+        covar_module_unbiased=k.ScaleKernel(k.RBFKernel(active_dims=[1])),
+        covar_module_biased=k.LinearKernel() + k.MaternKernel(0.5),
+    ),
+    "downsampling": lambda: (
+        k.RBFKernel(active_dims=[0, 2])
+        * DownsamplingKernel(power_prior=GammaPrior(3.0, 6.0), offset_prior=GammaPrior(3.0, 6.0), active_dims=[3])
+        * DownsamplingKernel(active_dims=[1])
+    ),
+    "decay": lambda: k.ScaleKernel(
+        k.RBFKernel() * ExponentialDecayKernel(power_prior=GammaPrior(3.0, 6.0), active_dims=[1])
+    ),
     "constant in a product": lambda: k.RBFKernel() * k.ConstantKernel(constant_prior=GammaPrior(2.0, 1.0)),
 }
 TASKS = {

@@ -4,7 +4,7 @@ import copy
 import functools
 
 import torch
-from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
+from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
 from botorch.models.kernels import CategoricalKernel
 from botorch.models.transforms import Normalize
 from botorch.models.utils.gpytorch_modules import get_matern_kernel_with_gamma_prior
@@ -72,6 +72,12 @@ def of_tasks(values=(0, 1, 2), column=3, **more):
     return make
 
 
+def of_fidelities(outputs=1, **more):
+    x, y = data(outputs=outputs)
+    x[:, 1:] = (2 * x[:, 1:]).round() / 2
+    return lambda: moved(SingleTaskMultiFidelityGP(x, y, **more))
+
+
 def of_categories():
     x, y = data()
     return torch.cat([x[:, :1], torch.arange(15)[:, None] % 2, torch.arange(15)[:, None] % 3], -1), y
@@ -106,6 +112,12 @@ OF_OTHER_KERNELS = {
     "constant": with_kernel(lambda: ScaleKernel(RBFKernel()) + kernels.ConstantKernel()),
     "spectral mixture": with_kernel(lambda: kernels.SpectralMixtureKernel(3, ard_num_dims=D)),
     "spectral mixture of one": with_kernel(lambda: kernels.SpectralMixtureKernel(2, active_dims=[1]) * RBFKernel()),
+    "fidelity": of_fidelities(data_fidelities=[2]),
+    "two fidelities": of_fidelities(iteration_fidelity=1, data_fidelities=[2], nu=1.5),
+    "each fidelity": of_fidelities(data_fidelities=[2, 1]),
+    "fidelities by decay": of_fidelities(iteration_fidelity=2, data_fidelities=[1], linear_truncated=False),
+    "two outputs of a fidelity": of_fidelities(2, data_fidelities=[2]),
+    "two outputs by decay": of_fidelities(2, iteration_fidelity=1, data_fidelities=[2], linear_truncated=False),
     "linear mean": lambda: moved(SingleTaskGP(*data(), mean_module=linear_mean())),
     "linear mean without bias": lambda: moved(SingleTaskGP(*data(), mean_module=linear_mean(bias=False))),
     "linear means of two outputs": lambda: moved(
