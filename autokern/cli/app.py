@@ -13,6 +13,7 @@ import os
 import runpy
 import sys
 import time
+import traceback
 import types
 import zipfile
 from pathlib import Path
@@ -144,7 +145,8 @@ def execute(order: Order) -> int:
         else:
             _run_file(order.target)
     except BaseException as error:
-        if isinstance(error, ImportError) and _raised_by_runpy(error):  # the target is missing
+        last, _ = [*traceback.walk_tb(error.__traceback__)][-1]
+        if isinstance(error, ImportError) and last.f_code.co_filename in _FRAMES:  # the target is missing
             print(f"{sys.executable}: {error}", file=sys.stderr)
             return 1
         _hide_our_frames()
@@ -187,13 +189,6 @@ def _report(file: Path, program: str, process: int, began: float, called: list[f
         print(f"autokern: the report is in {file}", file=sys.stderr)
     except Exception as error:  # must not change the program's exit status
         print(f"autokern: no report was written: {error}", file=sys.stderr)
-
-
-def _raised_by_runpy(error: BaseException) -> bool:
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame is not None and frame.tb_frame.f_code.co_filename in _FRAMES
 
 
 def _hide_our_frames() -> None:

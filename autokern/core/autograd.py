@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
@@ -197,8 +197,7 @@ def computed(
     every backward pass raises if one of these was changed in place.
     """
     of = (value, gradients), plain, len(tensors), *tensors, *saved
-    found: torch.Tensor = _Computed.apply(*of)  # type: ignore[no-untyped-call]
-    return found
+    return cast("torch.Tensor", _Computed.apply(*of))  # type: ignore[no-untyped-call]
 
 
 def computed_share(value: Any, most: int = 8) -> float:

@@ -41,11 +41,10 @@ class Solved(msgspec.Struct, frozen=True):
 
 def joined(found: Iterable[Solved]) -> tuple[Solved, ...]:
     """Return the worst of several solves, for each preconditioner."""
-    worst: dict[str, Solved] = {}
+    several: dict[str, list[Solved]] = {}
     for one in found:
-        other = worst.get(one.preconditioner)
-        worst[one.preconditioner] = one if other is None else _worse(other, one)
-    return tuple(worst.values())
+        several.setdefault(one.preconditioner, []).append(one)
+    return tuple(map(_worst, several.values()))
 
 
 def overall(found: Iterable[Solved]) -> Solved | None:
@@ -55,19 +54,12 @@ def overall(found: Iterable[Solved]) -> Solved | None:
     return next(iter(joined(msgspec.structs.replace(one, preconditioner=names) for one in known)), None)
 
 
-def _worse(one: Solved, other: Solved) -> Solved:
-    errors = [error for error in (one.standard_error, other.standard_error) if error is not None]
-    goals = [goal for goal in (one.goal, other.goal) if goal is not None]
-    return Solved(
-        max(one.residual, other.residual),
-        max(one.iterations, other.iterations),
-        one.preconditioner,
-        max(one.columns, other.columns),
-        max(errors, default=None),
-        min(goals, default=None),
-        one.solves + other.solves,
-        one.missed + other.missed,
-    )
+def _worst(several: list[Solved]) -> Solved:
+    fields = zip(*map(msgspec.structs.astuple, several), strict=True)
+    left, products, names, columns, errors, goals, solves, missed = fields
+    error = max((number for number in errors if number is not None), default=None)
+    goal = min((number for number in goals if number is not None), default=None)
+    return Solved(max(left), max(products), names[0], max(columns), error, goal, sum(solves), sum(missed))
 
 
 def note(found: Solved) -> None:

@@ -14,7 +14,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -291,5 +291,4 @@ def converted(
                         parameter.data.copy_(altered(parameter.detach()))
         return copies[id(value)]
 
-    made: tuple[Any, ...] = rebuilt(args, leaf)
-    return made
+    return cast("tuple[Any, ...]", rebuilt(args, leaf))

@@ -60,7 +60,8 @@ class KernelReading:
         self.parameters = list(seen.parameters.values())
         self.raws = [parameter.tensor for parameter in self.parameters]
         self.kernel, shared = memoized.outline(kernel)
-        self.still = [seen.still[at] for at in map(id, shared) if at in seen.still]  # its bounds and active dimensions
+        still = [seen.still[at] for at in map(id, shared) if at in seen.still]  # its bounds and active dimensions
+        self.shared, self.arrays = [*self.raws, *(tensor for tensor, _ in still)], [array for _, array in still]
         names = {id(tensor): name for name, tensor in root.named_parameters()}
         self.names = [names[id(raw)] for raw in self.raws]
         self.lock = Lock()
@@ -124,12 +125,10 @@ def evaluated(
         return None
     with reading.lock.here(), np.errstate(all="ignore"):
         found = reading.computed(scale, tensors[0].requires_grad, *fetched(tensors))
-        arrays = [
-            a.copy() for a in (*(parameter.raw for parameter in reading.parameters), *(a for _, a in reading.still))
-        ]
+        arrays = [array.copy() for array in (*(one.raw for one in reading.parameters), *reading.arrays)]
     if found is None:
         return None
-    memoized.remember(lazy, reading.kernel, [*reading.raws, *(tensor for tensor, _ in reading.still)], arrays)
+    memoized.remember(lazy, reading.kernel, reading.shared, arrays)
     values, *gradients = cast("list[torch.Tensor]", placed([found[0], *found[1]], tensors[0].device))
     return values if not gradients else computed(values, gradients, plainly, *tensors, saved=reading.raws)
 

@@ -243,10 +243,6 @@ class _Exam:
             dispatch.replace(before)
             current.reset(token)
 
-    def _by_stock(self) -> None:
-        with inside.having(active=True):
-            self._task()
-
     def _chosen(self, session: Session) -> dict[Any, str]:
         """Return the chosen candidate of each problem that one call of the task dispatches."""
         session.forget()
@@ -259,16 +255,17 @@ class _Exam:
         """Return stock's seconds and the ratios of both choices to them, None if disturbed or too noisy."""
         self._new.adopt(profile)
         self.choices = self._chosen(self._shipped), self._chosen(self._new)
-        calls: dict[str, Task] = {"stock": self._by_stock, "shipped": functools.partial(self._by, self._shipped)}
+        stock = inside.having(active=True)(self._task)
+        calls: dict[str, Task] = {"stock": stock, "shipped": functools.partial(self._by, self._shipped)}
         if self.choices[0] != self.choices[1]:
             calls["new"] = functools.partial(self._by, self._new)
         found = timer.compare(calls, synchronize=host.settle, seconds=seconds, min_time=1e-3, rounds=rounds)
-        stock, one = found["stock"], found["shipped"]
+        one = found["shipped"]
         new = found.get("new", one)
         noise = math.hypot(one.noise, new.noise) if new is not one else one.noise
         if max(one.disturbed, new.disturbed) or noise > _USELESS:
             return None
-        return Examined(name, stock.seconds, one.ratio, new.ratio, noise, kept)
+        return Examined(name, found["stock"].seconds, one.ratio, new.ratio, noise, kept)
 
     def verdict(self, row: Examined) -> list[Kept]:
         """Return the choices to keep instead of the new ones, none if the new ones have not lost."""

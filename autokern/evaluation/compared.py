@@ -116,17 +116,12 @@ def _disabled() -> Iterator[None]:
 
 
 def _timed(run: Callable[[], Any], on: bool) -> tuple[Any, float]:
-    if on:
-        install.enable()
-    try:
+    with install.enabled() if on else contextlib.nullcontext():
         if on and not install.is_enabled():
             raise SettingsError("nothing to compare: AUTOKERN=0 switches autokern off")
         began = time.perf_counter()
         found = run()
         return found, time.perf_counter() - began
-    finally:
-        if on:
-            install.disable()
 
 
 def _difference(one: Any, other: Any) -> float | None:

@@ -60,8 +60,7 @@ class Served(Shown, msgspec.Struct, frozen=True):
         for part, by, why in self.rows:
             for line, start in ((by, f"  {part + ':':<15} "), *((line, _INDENT) for line in why.splitlines())):
                 lines += textwrap.wrap(line, 80, initial_indent=start, subsequent_indent=_INDENT)
-        off = known.summary(known.unknown())
-        return "\n".join(filter(None, [*lines, off]))
+        return "\n".join(filter(None, [*lines, known.summary(known.unknown())]))
 
 
 def explain(op: str | GP | None = None, **fields: Any) -> Decision | Explanation | Served:
@@ -134,7 +133,7 @@ def _rows(model: Any) -> Iterator[tuple[str, str, str]]:
     yield _trained(model)
     new = [t[..., :1, :] + (0.01 if t.is_floating_point() else 0) for t in model.train_inputs]
     model.eval()
-    yield (predicted := _told("prediction", lambda: _predicted(model, new)))
+    yield (predicted := _told("prediction", torch.no_grad()(lambda: model(*new).variance)))
     settings = gpytorch.settings
     with settings.fast_pred_var(), settings.detach_test_caches(), settings.debug(False):
         new = [t.clone().requires_grad_(t.is_floating_point()) for t in new]
@@ -162,12 +161,6 @@ def _trained(model: Any) -> tuple[str, str, str]:
 
 def _replayed(found: Held | str) -> str:
     return f"no replays: {found}" if isinstance(found, str) else "in long loops it is recorded and replayed"
-
-
-@torch.no_grad()
-def _predicted(model: Any, new: Any) -> torch.Tensor:
-    found: torch.Tensor = model(*new).variance
-    return found
 
 
 def _told(part: str, run: Callable[[], Any]) -> tuple[str, str, str]:

@@ -13,6 +13,7 @@ from torch.utils._device import DeviceContext
 
 from autokern.core.state import inside
 from autokern.hooks.install import is_enabled
+from autokern.model.libraries import prediction
 from autokern.runtime import dispatch
 from autokern.runtime.dispatch import transformed
 from autokern.system import host
@@ -45,6 +46,11 @@ def stay_out_of_kernels() -> bool:
 def stay_out_of_models() -> bool:
     """The same for densities and predictions: checkpointed kernels need stock."""
     return bool(gpytorch.beta_features.checkpoint_kernel.value()) or stay_out_of_kernels()
+
+
+def stay_out_of_predictions() -> bool:
+    """The same for predictions, which rely on more functions of the library."""
+    return stay_out_of_models() or not prediction.holds()
 
 
 def may_replay() -> bool:

@@ -26,8 +26,7 @@ from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.errors import unless_it_fails
 from autokern.core.state import Beside, inside
 from autokern.hooks import later
-from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
-from autokern.hooks.bypass import stay_out_of_models
+from autokern.hooks.bypass import stay_out_of_kernels, stay_out_of_models
 from autokern.hooks.install import hook, is_enabled, stock_of
 from autokern.kernels.tree import family_name
 from autokern.model import libraries, marginal, memoized
@@ -86,7 +85,7 @@ def _hooked(kind: type) -> None:
     @hook(kind, "forward", relies=None)
     def forward(self: Any, x1: Any, x2: Any, *args: Any, **params: Any) -> Any:
         plain = type(self) is kind and not args and marginal.trivial(params)
-        if not plain or _stay_out() or family_name(self) is None:
+        if not plain or stay_out_of_kernels() or family_name(self) is None:
             return stock(self, x1, x2, *args, **params)
         return _dispatch(self, *_near(x1, x2))
 
@@ -235,10 +234,11 @@ def _step(mll: Any, forward: Any, prior: Any, target: Any, params: tuple[Any, ..
     """Return the evaluation of the whole marginal likelihood, None if any part of the model is unsupported."""
     if type(prior) is not MultivariateNormal:
         return None
-    n = prior.loc.shape[-1]
+    mean, n = prior.loc, prior.loc.shape[-1]
     if not marginal.is_plain(prior.__dict__.get("_covar")) or n > _MOST or regime(n) != EXACT:
         return None
-    if not torch.is_grad_enabled() and not _few(prior.loc):
+    few = mean.is_cpu and n <= _MOST_VALUES.get(mean.dtype, 0) and mean.numel() <= min(n * _MODELS, _MOST)
+    if not torch.is_grad_enabled() and not few:
         return None
     if gpytorch.settings.observation_nan_policy.value() != "ignore":
         return None
@@ -247,12 +247,6 @@ def _step(mll: Any, forward: Any, prior: Any, target: Any, params: tuple[Any, ..
     from autokern.density import array_density
 
     return array_density.step_of(mll, lambda prior, target: forward(prior, target, *params), prior, target)
-
-
-def _few(mean: torch.Tensor) -> bool:
-    """Whether arrays compute values of such a prior faster than torch where no gradient is wanted."""
-    n = mean.shape[-1]
-    return mean.is_cpu and n <= _MOST_VALUES.get(mean.dtype, 0) and mean.numel() <= min(n * _MODELS, _MOST)
 
 
 def _by_modules(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
@@ -286,15 +280,14 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
     return of
 
 
-def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
+def _same_noise(likelihood: Any, distribution: Any) -> Any:
     """Return the noise of a homoskedastic Gaussian likelihood of a plain prior, else None."""
     plain = type(likelihood) is GaussianLikelihood and type(distribution) is MultivariateNormal
     if not plain or type(likelihood.noise_covar) is not HomoskedasticNoise:
         return None
     if gpytorch.settings.observation_nan_policy.value() != "ignore" or not libraries.noise_in_place(likelihood):
         return None
-    noise: torch.Tensor = likelihood.noise_covar.noise
-    return noise
+    return likelihood.noise_covar.noise
 
 
 for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, ScaleKernel):

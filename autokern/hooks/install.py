@@ -50,23 +50,14 @@ _threads_before: int | None = None
 def hook(
     owner: Any, name: str, relies: Iterable[str] | None = (), idle: Callable[..., Any] | None = None
 ) -> Callable[[Any], Any]:
-    """Return a decorator that declares the replacement of an attribute while autokern is enabled.
+    """Return a decorator that declares the replacement of an attribute, in its owner's own namespace, while enabled.
 
     A hook is one decorated function, in a file of `autokern/hooks/` or in any module that is imported before `enable`.
-    It takes over the name and docstring of the original, and keeps the original as ``__wrapped__``.
-
-    Parameters
-    ----------
-    owner : module or class
-        Owner of the attribute, which stands in its own namespace (not in a base class).
-    name : str
-        Name of the attribute.
-    relies : iterable of str, optional
-        Other library functions that the hook relies on, named as for `known.relied`. Where the original or one of them
-        is missing or differs from the tested releases, the original runs. None: the hook makes this check itself.
-    idle : callable, optional
-        Predicate on the call's arguments, true where the hook would only call the original. It runs before the check
-        of `relies`, which takes ten microseconds, and the first time a thousand times as long.
+    It takes over the name and docstring of the original, and keeps the original as ``__wrapped__``. `relies` names
+    other library functions that it relies on, as for `known.relied`: where the original or one of them is missing or
+    differs from the tested releases, the original runs; None: the hook checks this itself. `idle` says, by the call's
+    arguments, where the hook would only call the original. It runs before the check, which takes ten microseconds, and
+    the first time a thousand times as long.
     """
     before = stock_of(owner, name)
 

@@ -8,7 +8,7 @@ consists of tensors (embedded points, shapes, weights) and plain values, without
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from gpytorch.kernels import Kernel
@@ -38,9 +38,13 @@ def _covariance(x1: torch.Tensor, x2: torch.Tensor, node: Any, widths: Any, same
 
 
 def _embedded(node: Any, widths: Any, more: dict[str, torch.Tensor]) -> Embedded:
-    shapes = tuple(more[f"shape_{i}"] for i in range(sum(name.startswith("shape_") for name in more)))
-    weights = tuple(more[f"weight_{i}"] for i in range(sum(name.startswith("weight_") for name in more)))
-    return Embedded(node, widths, shapes, weights)
+    counts = {kind: sum(name.startswith(kind) for name in more) for kind in ("shape_", "weight_")}
+    return Embedded(node, widths, *(tuple(more[f"{kind}{i}"] for i in range(n)) for kind, n in counts.items()))
+
+
+def _named(of: Any) -> dict[str, torch.Tensor]:
+    kinds = ("shape", of.shapes), ("weight", of.weights)
+    return {f"{kind}_{i}": t for kind, tensors in kinds for i, t in enumerate(tensors)}
 
 
 def matrix_free(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> MatrixFreeKernelOperator:
@@ -50,19 +54,10 @@ def matrix_free(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> MatrixFre
 
 
 def _operator(embedded: Embedded, first: torch.Tensor, second: torch.Tensor, same: bool) -> MatrixFreeKernelOperator:
-    shapes = {f"shape_{i}": t for i, t in enumerate(embedded.shapes)}
-    weights = {f"weight_{i}": t for i, t in enumerate(embedded.weights)}
-    return MatrixFreeKernelOperator(
-        first,
-        second,
-        covar_func=_covariance,
-        num_nonbatch_dimensions=dict.fromkeys(weights, 0),
-        node=embedded.node,
-        widths=embedded.widths,
-        same=same,
-        **shapes,
-        **weights,
-    )
+    named, plain = _named(embedded), {"node": embedded.node, "widths": embedded.widths, "same": same}
+    without = {name: 0 for name in named if name.startswith("weight_")}
+    how = {"covar_func": _covariance, "num_nonbatch_dimensions": without}
+    return MatrixFreeKernelOperator(first, second, **how, **plain, **named)
 
 
 class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
@@ -98,8 +93,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
             forms.read(self._kernel, self.x1), others, left, right, usual(self.device)
         )
         x2 = None if by_others is None else torch.cat(by_others, -1)
-        named = {f"shape_{i}": t for i, t in enumerate(by.shapes)}
-        named |= {f"weight_{i}": t for i, t in enumerate(by.weights)}
+        named = _named(by)
         return torch.cat(by.points, -1), x2, *(named[name] for name in self._differentiable_kwargs)
 
     def _mul_matrix(self, other: Any) -> LinearOperator:
@@ -120,8 +114,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     @cached  # type: ignore[untyped-decorator]
     def to_dense(self) -> torch.Tensor:
         """Return the dense matrix."""
-        found: torch.Tensor = self.covar_mat
-        return found
+        return cast("torch.Tensor", self.covar_mat)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         found = super()._getitem(row_index, col_index, *batch_indices)
@@ -135,8 +128,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         return LazyEvaluatedKernelTensor, (x1, x2, forms.plain(self._kernel, x1.dtype))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LinearOperator:
-        copied: LinearOperator = self.representation_tree()(*copy.deepcopy(self.representation(), memo))
-        return copied
+        return cast("LinearOperator", self.representation_tree()(*copy.deepcopy(self.representation(), memo)))
 
 
 def _equal_indices(one: Any, other: Any) -> bool:

@@ -41,18 +41,13 @@ _THRESHOLD = 128
 _TINY = 1e-6
 _product = relied(KroneckerProductAddedDiagLinearOperator, operators.KroneckerProductLinearOperator)
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
-
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
-
+_solve_module: Any = sys.modules.get("linear_operator.functions._solve")
 _dispatch_cholesky = route("cholesky", looked=True)
 _dispatch_inv_quad_logdet = route("inv_quad_logdet", looked=True)
 _dispatch_qr = route("qr", looked=True)
 _dispatch_solve = route("solve", looked=True)
-
-
 _small_cholesky, _small_qr = (floor_of(op).covers for op in ("cholesky", "qr"))
-
-_solve_module: Any = sys.modules.get("linear_operator.functions._solve")
 
 
 @hook(_cholesky_module, "_psd_safe_cholesky", idle=lambda A, *_, **__: _small_cholesky(A))
@@ -111,8 +106,8 @@ def _factorises(linear_op: Any, *_: Any, **__: Any) -> bool:
 @hook(_solve_module, "_solve", idle=_factorises)
 def _solve(linear_op: Any, rhs: Any) -> Any:
     known = inside.differentiated
-    if known is not None and _same_tensors(known, linear_op):
-        linear_op = known
+    if type(known) is type(linear_op) and [*map(id, known.representation())] == [*map(id, linear_op.representation())]:
+        linear_op = known  # it consists of the identical tensors, and autograd checks their versions
     if stay_out():
         return _solve.__wrapped__(linear_op, rhs)
     kernel = None
@@ -138,11 +133,6 @@ def _kernel_of(operator: Any) -> Embedded | None:
     if covariance.__class__ is not MatrixFreeKernelOperator or not covariance._same or operator.dim() > 2:
         return None
     return covariance._kernel
-
-
-def _same_tensors(one: Any, other: Any) -> bool:
-    """Whether two operators consist of the identical tensors; autograd checks their versions."""
-    return type(one) is type(other) and [*map(id, one.representation())] == [*map(id, other.representation())]
 
 
 @hook(_solve_module.Solve, "backward")

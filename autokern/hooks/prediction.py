@@ -23,7 +23,7 @@ from linear_operator.operators import to_linear_operator
 from autokern.core.errors import unless_it_fails
 from autokern.core.state import inside
 from autokern.hooks import strategies
-from autokern.hooks.bypass import stay_out_of_models
+from autokern.hooks.bypass import stay_out_of_models, stay_out_of_predictions
 from autokern.hooks.install import hook
 from autokern.model import memoized
 from autokern.model.libraries import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, fantasy, prediction, regime
@@ -38,10 +38,6 @@ _dispatch_fantasy = route("fantasy", looked=True)
 _OURS = DefaultPredictionStrategy, type(None)
 
 
-def _stay_out() -> bool:
-    return stay_out_of_models() or not prediction.holds()
-
-
 @hook(DefaultPredictionStrategy, "__init__", relies=None)
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _init.__wrapped__(self, *args, **kwargs)
@@ -52,7 +48,8 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points lazy: variances do not need the whole matrix."""
     odd = kwargs or any(t.dim() < 2 for t in test_inputs) or _is_small_of_tasks(self, test_inputs)
-    strategy = None if odd or type(self.prediction_strategy) not in _OURS or _stay_out() else strategies.ours(self)
+    odd = odd or type(self.prediction_strategy) not in _OURS or stay_out_of_predictions()
+    strategy = None if odd else strategies.ours(self)
     if strategy is None:
         strategies.made(None)  # keywords or modes may affect the strategy
         return _get_test_prior_mean_and_covariances.__wrapped__(
@@ -99,7 +96,7 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
     lazy = known or type(test_train_covar) is LazyEvaluatedKernelTensor
     if not lazy or not prediction.holds():  # the library evaluated the covariances itself
         return _exact_prediction.__wrapped__(self, test_mean, test_test_covar, test_train_covar)
-    if not known or not strategies.is_ours(self) or _stay_out():
+    if not known or not strategies.is_ours(self) or stay_out_of_predictions():
         plainly = map(strategies.evaluated, (test_test_covar, test_train_covar))
         return _exact_prediction.__wrapped__(self, test_mean, *plainly)
     fast, defers = gpytorch.settings.fast_pred_var.on(), gpytorch.settings.skip_posterior_variances.off()
@@ -141,7 +138,7 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
     there = factor_cache.mean_of(self) if ours else None
     if there is not None:
         return there
-    ours = ours and not _stay_out()
+    ours = ours and not stay_out_of_predictions()
     alone = ours and strategies.is_iterated(self, strategies.is_formless(self))
     with inside.having(formless=True) if alone else contextlib.nullcontext():
         return _mean_cache.__wrapped__(self, nan_policy)
@@ -168,7 +165,7 @@ def _untraced() -> Iterator[None]:
 def _shared(strategy: Any, *cached: str) -> Any:
     """Return a strategy's factor if one is kept or stock would factorise; None if it has `cached` the result."""
     known = factor_cache.found(strategy)
-    if type(strategy) is not DefaultPredictionStrategy or _stay_out():
+    if type(strategy) is not DefaultPredictionStrategy or stay_out_of_predictions():
         return known
     if cached[0] == "covar_cache" and _iterates_by_order(strategy, ROOT):
         return None
@@ -232,7 +229,8 @@ def _get_fantasy_strategy(
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, ROOT, SOLVE)
-    if found == ORDERED or not _grows(self, inputs, targets, kwargs) or _stay_out() or not fantasy.holds():
+    ours = found != ORDERED and _grows(self, inputs, targets, kwargs)
+    if not ours or stay_out_of_predictions() or not fantasy.holds():
         found = _get_fantasy_strategy.__wrapped__(*args, **kwargs)
         strategies.made(None)
         return found
@@ -256,7 +254,7 @@ def _grows(strategy: Any, inputs: Any, targets: Any, kwargs: dict[str, Any]) -> 
 
 @hook(ExactGP, "get_fantasy_model")
 def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> Any:
-    if _stay_out() or self.prediction_strategy is None:
+    if stay_out_of_predictions() or self.prediction_strategy is None:
         return _get_fantasy_model.__wrapped__(self, inputs, targets, **kwargs)
     strategies.ours(self, growing=True)
     made = _get_fantasy_model.__wrapped__(self, inputs, targets, **kwargs)

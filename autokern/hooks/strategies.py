@@ -47,9 +47,8 @@ class _Origin(NamedTuple):
     relied: Relied
 
     def holds(self) -> bool:
-        """Whether all inputs are unchanged."""
-        own = self.relied.holds() and self.prior.holds() and self.noise.holds()
-        return own and (self.parent is None or self.parent.holds())
+        """Whether all inputs but the noise are unchanged."""
+        return self.relied.holds() and self.prior.holds() and (self.parent is None or self.parent.holds())
 
     def serves(self, growing: bool) -> bool:
         """Whether the strategy's caches are valid for a prediction, or for a fantasy that grows from them.
@@ -57,7 +56,7 @@ class _Origin(NamedTuple):
         With `fast_pred_var`, noise written past the version counters is ignored, as in stock, because the library's
         own tests demand it. Factor and covariances stay consistent then.
         """
-        if not self.relied.holds() or not self.prior.holds() or not (self.parent is None or self.parent.holds()):
+        if not self.holds():
             return False
         plain = not self.graph and self.parent is None and not growing
         if plain and torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off():
@@ -150,7 +149,7 @@ def _redefines(thing: Any) -> bool:
 def holds(strategy: Any) -> bool:
     """Whether a strategy was adopted and is still valid: its inputs are unchanged."""
     origin = _origins.get(strategy)
-    return origin is not None and origin.holds()
+    return origin is not None and origin.holds() and origin.noise.holds()
 
 
 def kernel_of(strategy: Any) -> Any:

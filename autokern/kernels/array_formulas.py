@@ -214,5 +214,4 @@ class SpectralMixture:
 def _turned(turn: Array, sides: Array, others: Array) -> Array:
     """Return for each point the sum over the others of ``turn`` times the sine of the angles' difference."""
     both = turn @ others
-    found: Array = sides[..., 1:] * both[..., :1] - sides[..., :1] * both[..., 1:]
-    return found
+    return sides[..., 1:] * both[..., :1] - sides[..., :1] * both[..., 1:]

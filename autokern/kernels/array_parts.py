@@ -267,8 +267,7 @@ class Correlations:
         table = self._of.present
         self._scale = 1.0 / np.sqrt(table.diagonal())
         self._all = table * np.multiply.outer(self._scale, self._scale)
-        found: Array = self._all[self._where]
-        return found
+        return self._all[self._where]
 
     def accumulate(self, grad: Array) -> None:
         """Add to the gradients of the table's parameters, given the one by the correlations."""

@@ -169,8 +169,7 @@ def matmul(
     parts, own = apart(tree, others)
     shape, flat = flattened([rhs, *own], [2, *parts.dims])
     if not shape:
-        single: torch.Tensor = _Product.apply(parts, plan, by, *flat)
-        return single
+        return _Product.apply(parts, plan, by, *flat)
     whole = torch.stack([_Product.apply(parts, plan, by, *each) for each in zip(*flat, strict=True)])
     return whole.view(*shape, *whole.shape[1:])
 

@@ -225,8 +225,7 @@ def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
     pairs = zip(by_leaf(tree), others or tree.points, strict=True)
     way = "donot_use_mm_for_euclid_dist"
     us = (torch.cdist(a, b, compute_mode=way).square() * of.gamma for (of, a, _), b in pairs)
-    found: torch.Tensor = by_formula(tree.node, us, tree.shapes, [w[..., None, None] for w in tree.weights])
-    return found
+    return by_formula(tree.node, us, tree.shapes, [w[..., None, None] for w in tree.weights])
 
 
 class _Matrix(torch.autograd.Function):

@@ -192,8 +192,7 @@ def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
     pairs = zip(by_leaf(tree), columns, strict=True)
     us = (_square_distances(z, other) * of.gamma for (of, z, _), other in pairs)
     weights = [w[..., None, None] for w in tree.weights]
-    found: torch.Tensor = by_formula(tree.node, us, tree.shapes, weights, lambda of: of)
-    return found
+    return by_formula(tree.node, us, tree.shapes, weights, lambda of: of)
 
 
 def by_formula(

@@ -81,7 +81,7 @@ def _code(likelihood: Any, covariance: Any) -> Relied:
 
 _NOISE = ("__call__", "_shaped_noise_covar", "forward", "marginal", "noise", "task_noise_covar", "task_noises")
 
-SOLVES, TRACES, ROOTS = "solves", "log determinants", "roots"
+_PURPOSES = SOLVES, TRACES, ROOTS = "solves", "log determinants", "roots"
 """Purposes of the library's iterations."""
 DEFAULT_SIZES = (800, 4096)
 """Defaults of `max_cholesky_size`: linear_operator's, and the one that BoTorch sets at its import."""
@@ -124,12 +124,8 @@ def _tolerates(value: float, default: float) -> bool:
     return bool(value > default and library.cg_tolerance.value() == value)
 
 
-def _is_size(limit: float, default: float) -> bool:
-    return not is_default_size(limit)
-
-
 ROWS = (
-    Row(library.max_cholesky_size, DEFAULT_SIZES[0], _is_size, (SOLVES, TRACES, ROOTS)),
+    Row(library.max_cholesky_size, DEFAULT_SIZES[0], lambda limit, _: not is_default_size(limit), _PURPOSES),
     Row(library.cg_tolerance, 1, gt, (SOLVES, TRACES)),
     Row(gpytorch.settings.eval_cg_tolerance, 0.01, _tolerates, (SOLVES,)),
     Row(library.max_cg_iterations, 1000, lt, (SOLVES, TRACES)),
@@ -144,7 +140,7 @@ ROWS = (
     Row(library.max_root_decomposition_size, 100, lt, (ROOTS,)),
     Row(library.tridiagonal_jitter, 1e-6, ne, (ROOTS,)),
 )
-_OF = {what: tuple(row for row in ROWS if what in row.of) for what in (SOLVES, TRACES, ROOTS)}
+_OF = {what: tuple(row for row in ROWS if what in row.of) for what in _PURPOSES}
 
 
 def orders(*what: str) -> str:

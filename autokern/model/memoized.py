@@ -136,10 +136,6 @@ def is_past(lazy: Any) -> bool:
     return _STATE in lazy.__dict__ and not is_kept(lazy, _EVALUATED)
 
 
-def _on(tensor: torch.Tensor, value: Any) -> torch.Tensor:
-    return torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
-
-
 def evaluate(lazy: Any) -> Any:
     """Evaluate and cache a covariance with the stored values, through which gradients reach the parameters."""
     (identity, number), kernel, tensors, values = lazy.__dict__[_STATE]
@@ -159,7 +155,7 @@ class _Earlier(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tensor, value):  # type: ignore[no-untyped-def]
-        return _on(tensor, value).clone()
+        return torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device).clone()
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]

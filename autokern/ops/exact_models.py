@@ -120,8 +120,7 @@ def _objective_arguments(mll: Any, step: bool) -> tuple[Any, ...]:
 
 
 def _loss(mll: Any) -> torch.Tensor:
-    loss: torch.Tensor = -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
-    return loss
+    return -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
 
 
 def _parts(problem: Problem) -> int:

@@ -61,9 +61,8 @@ class Posterior:
         first = inputs[0]
         self.batch, self.device, self.dtype = first.shape[:-2], first.device, first.dtype
         seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
-        seen.relies(
-            *PREDICTION, *map(type, model.modules())
-        )  # as `hooks.strategies`, so that one comparison serves both
+        # as `hooks.strategies`, so that one comparison serves both
+        seen.relies(*PREDICTION, *map(type, model.modules()))
         self.tasks, train = numbered(seen, model, np.asarray(seen.view(first, fixed=True), np.float64))
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
         seen.batch = self._kernel_module.batch_shape  # fantasies of a model share one kernel without a batch

@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +172,13 @@ def random_states() -> tuple[Any, ...]:
     return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
 
 
-def take_random_states(found: tuple[Any, ...]) -> None:
-    """Restore states that `random_states` has returned."""
+def take_random_states(found: tuple[Any, ...], others: Mapping[torch.Generator, torch.Tensor] | None = None) -> None:
+    """Restore states that `random_states` has returned, and those of other generators of torch."""
     torch.set_rng_state(found[0])
     random.setstate(found[1])
     np.random.set_state(found[2])
+    for generator, state in (others or {}).items():
+        generator.set_state(state)
 
 
 def _describe(threads: int, kind: str) -> Host:

@@ -11,7 +11,8 @@ import torch
 from support.programs import said
 
 from autokern.core.replay import Ran, recording
-from autokern.core.replay.recording import ChangedError, Recorder, Replay, UnrecordedError
+from autokern.core.replay.operations import ChangedError, Replay, UnrecordedError
+from autokern.core.replay.recording import Recorder
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

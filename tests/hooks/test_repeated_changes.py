@@ -12,7 +12,7 @@ from support.acquisitions import DOUBLE, asked, improvement, points, wrapper
 from support.outcomes import assert_close
 
 import autokern
-from autokern.core.replay.recording import Replay
+from autokern.core.replay.operations import Replay
 from autokern.hooks import later as hooks
 from autokern.hooks.later import repeated
 

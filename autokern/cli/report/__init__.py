@@ -63,9 +63,6 @@ def without_paths(text: str) -> str:
     return _PATH.sub("…", text)
 
 
-# --- a program --------------------------------------------------------------------------------------------------------
-
-
 class Gain(NamedTuple):
     """Number of calls on measured problems, and the seconds that they saved by prediction."""
 
@@ -73,11 +70,8 @@ class Gain(NamedTuple):
     saved: float = 0.0
 
     def __str__(self) -> str:
-        return _signed(self.saved) if self.calls else "not measured"
-
-
-def _signed(seconds: float) -> str:
-    return f"−{duration(-seconds)}" if seconds < 0 else duration(seconds) if seconds else "0 s"
+        saved = f"−{duration(-self.saved)}" if self.saved < 0 else duration(self.saved) if self.saved else "0 s"
+        return saved if self.calls else "not measured"
 
 
 def gain(rows: Served) -> Gain:
@@ -157,17 +151,11 @@ def _by_key(served: Served) -> list[Page]:
     return [_section("Saved by key", *notes, cards=cards)]
 
 
-# --- a profile --------------------------------------------------------------------------------------------------------
-
-
 def of_profile(profile: Profile, shown: Sequence[Table], when: str, op: str | None = None) -> Page:
     """Return the page of the profile in force, or of one of its ops: what `autokern show` prints."""
     section = _section("Fastest candidates", tables=list(map(_clean, shown)))
     title, fields = f"Measurements of {op or 'this machine'}", profile.host or host.current().fields
     return _page("show", title, fields, tiles=[], notes=[when], sections=[section])
-
-
-# --- parts of both ----------------------------------------------------------------------------------------------------
 
 
 def _section(title: str, *notes: str, **parts: object) -> Page:
@@ -185,9 +173,6 @@ def _page(kind: str, title: str, fields: Mapping[str, Any], before: str = "", **
     words = [str(cpu["model"]), *gpus, tables.counted(cpu["torch_threads"], "thread"), f"torch {torch_}"]
     about = {**fields, "gpus": gpus, "fingerprint": host.fingerprint_of(dict(fields)), "autokern": __version__}
     return {"kind": kind, "title": title, "words": before + ", ".join(words), "host": about, **parts}
-
-
-# --- notebooks -------------------------------------------------------------------------------------------------------
 
 
 def html(value: Decision | Explanation | Profile | Model) -> str:

@@ -157,7 +157,9 @@ class Held:
 
     def _contents(self) -> list[Any]:
         found = [*chain.from_iterable(map(_values, self._spaces)), *chain.from_iterable(self._lists)]
-        found += [_there(v) for space in self._partly for name, v in space.items() if name not in self._without]
+        partly = [value for space in self._partly for name, value in space.items() if name not in self._without]
+        # dead weak references are alike: torch 2.11 makes one at each evaluation of a prior
+        found += [None if type(value) is weakref.ref and value() is None else value for value in partly]
         found += map(len, self._spaces)
         found += map(content, self._cells)
         found += [space.get(name) for space, name in self._globals]
@@ -167,11 +169,6 @@ class Held:
 
 
 _values = operator.methodcaller("values")
-
-
-def _there(value: Any) -> Any:
-    """Return a value, None for a dead weak reference: torch 2.11 makes one at each evaluation of a prior."""
-    return None if type(value) is weakref.ref and value() is None else value
 
 
 def _is_small(tensor: torch.Tensor, most: int) -> bool:

@@ -9,14 +9,15 @@ import contextlib
 import io
 import pickle
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from autokern.core.errors import caught
 from autokern.core.replay import Held
 from autokern.core.replay.effects import STANDARD, is_library
-from autokern.core.replay.recording import Recorder, memory_of
+from autokern.core.replay.operations import memory_of
+from autokern.core.replay.recording import Recorder
 
 _OURS = "_autokern"
 
@@ -136,8 +137,7 @@ class _Form(pickle.Pickler):
         instead = {id(t): next(tensors) for t, new in zip(self.tensors, made, strict=True) if new}
         unpickler = _Again(io.BytesIO(self._file.getvalue()))
         unpickler.apart = [instead.get(id(one), one) for one in self._apart]
-        found: list[Any] = unpickler.load()
-        return found
+        return cast("list[Any]", unpickler.load())
 
 
 class _Again(pickle.Unpickler):

@@ -1,4 +1,4 @@
-"""Torch's operations: what a schema says of one, the overload that writes to given tensors, and what a replay does.
+"""Torch's operations: what a schema says of one, the overload that writes to given tensors, and replays of many.
 
 Results of a large recording that are needed at different times share memory, so that a replay stays in the cache.
 """
@@ -29,6 +29,7 @@ _QUICK = {
 }  # fmt: skip
 """Overloads that write to given tensors, by functions of torch which parse their arguments in half of the time."""
 _FIRST = "Tensor", "List[Tensor]"
+_TYPES = torch.Tensor, torch.nn.Parameter
 Step = Callable[[], Any]
 Noted = tuple[Step, set[int], set[int]]
 """A step with the addresses of the memory that it reads, and of the memory that it writes."""
@@ -149,6 +150,13 @@ def stays(func: Any, kind: Kind, args: Sequence[Any], kwargs: Any) -> bool:
     return len(copies) == len(kind.written) and all(torch.equal(copy, args[at]) for at, copy in copies.items())
 
 
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's memory, which is kept, so that no other tensor gets it while one records."""
+    if tensor.layout is not torch.strided or type(tensor) not in _TYPES:
+        raise UnrecordedError("a tensor of another kind")
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
+
+
 def apart(value: Any) -> Any:
     """Return tensors of the same memory whose shape nobody else can change (``squeeze_``)."""
     if isinstance(value, torch.Tensor):
@@ -167,9 +175,57 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
-def share(steps: Sequence[Noted], kept: Iterable[int], address: Callable[[torch.Tensor], int]) -> list[Step]:
+class Replay:
+    """A recorded computation: calls that write to the tensors of the recording."""
+
+    def __init__(self, steps: Iterable[Step], constants: Iterable[tuple[torch.Tensor, int]]) -> None:
+        self._steps, self._constants = tuple(steps), tuple(constants)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def run(self) -> None:
+        """Compute again from what the inputs contain now.
+
+        ChangedError if the recorded code would compute otherwise: a number that it read is another one, or a tensor
+        that it used was written since.
+        """
+        if any(tensor._version != version for tensor, version in self._constants):
+            raise ChangedError("a tensor of the recording was written since")
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            for step in self._steps:
+                step()
+
+
+class Copies:
+    """Copies of parameters, which replays read; a parameter that is a part of other memory is read where it is."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.by = {memory_of(p): p for p in parameters}
+        self._all, self.memory = list[tuple[torch.Tensor, torch.Tensor, int]](), dict[int, torch.UntypedStorage]()
+        for p in parameters:
+            whole = p.nbytes == p.untyped_storage().nbytes()
+            self._all.append((p, own := p.detach().clone() if whole else p.detach(), 0 if whole else p.data_ptr()))
+            if whole:
+                self.memory[memory_of(p)] = own.untyped_storage()
+
+    def stay(self, memories: set[int]) -> None:
+        """Take no parameter that leaves one of these memories."""
+        self._all = [(p, own, p.data_ptr() if memory_of(p) in memories else at) for p, own, at in self._all]
+
+    def take(self) -> bool:
+        """Copy the parameters as they are now; false where one is of another kind than before, or elsewhere."""
+        for p, own, at in self._all:
+            if p.shape != own.shape or p.dtype is not own.dtype or not p.is_cpu or (at and p.data_ptr() != at):
+                return False
+        with torch.no_grad():
+            torch._foreach_copy_([own for _, own, _ in self._all], [p for p, _, _ in self._all])
+        return True
+
+
+def share(steps: Sequence[Noted], kept: Iterable[int]) -> list[Step]:
     """Return the steps with their tensors, but those at `kept` addresses, in memory that they take and free in turn."""
-    tensors = [(address(t), t) for step, _, _ in steps for t in _tensors(step)]
+    tensors = [(memory_of(t), t) for step, _, _ in steps for t in _tensors(step)]
     at_kept, any_at = {*kept, *(at for at, t in tensors if t.is_neg())}, dict(tensors)
     last = {memory: at for at, (_, reads, writes) in enumerate(steps) for memory in reads | writes}
     free, taken = list[torch.UntypedStorage](), dict[int, torch.UntypedStorage]()
@@ -177,7 +233,7 @@ def share(steps: Sequence[Noted], kept: Iterable[int], address: Callable[[torch.
         for memory in writes - at_kept - taken.keys():
             taken[memory] = _fitting(free, any_at[memory].untyped_storage().nbytes())
         free += [taken[memory] for memory in (reads | writes) & taken.keys() if last[memory] == at]
-    found: list[Step] = moved([step for step, _, _ in steps], taken, address)
+    found: list[Step] = moved([step for step, _, _ in steps], taken)
     return found
 
 
@@ -203,18 +259,18 @@ def _tensors(one: Any) -> Iterator[torch.Tensor]:
         yield one.__self__
 
 
-def moved(one: Any, to: Mapping[int, torch.UntypedStorage], address: Callable[[torch.Tensor], int]) -> Any:
+def moved(one: Any, to: Mapping[int, torch.UntypedStorage]) -> Any:
     """Return steps, or what one holds, with the tensors at some addresses in other memory, but for parameters."""
     if isinstance(one, functools.partial):
-        named = {name: moved(part, to, address) for name, part in one.keywords.items()}
-        args = [moved(part, to, address) for part in one.args]
-        return functools.partial(moved(one.func, to, address), *args, **named)
+        named = {name: moved(part, to) for name, part in one.keywords.items()}
+        args = [moved(part, to) for part in one.args]
+        return functools.partial(moved(one.func, to), *args, **named)
     if isinstance(one, torch.Tensor):
-        if isinstance(one, torch.nn.Parameter) or (memory := to.get(address(one))) is None:
+        if isinstance(one, torch.nn.Parameter) or (memory := to.get(memory_of(one))) is None:
             return one
         return torch.empty(0, dtype=one.dtype).set_(memory, one.storage_offset(), one.size(), one.stride())
     if type(one) in (list, tuple):
-        return type(one)(moved(part, to, address) for part in one)
+        return type(one)(moved(part, to) for part in one)
     if isinstance(owner := getattr(one, "__self__", None), torch.Tensor):
-        return getattr(moved(owner, to, address), one.__name__)
+        return getattr(moved(owner, to), one.__name__)
     return one

@@ -28,14 +28,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokern.core.errors import caught
 from autokern.core.replay import Pairs, operations
-from autokern.core.replay.operations import ChangedError, Kind, Noted, Step, UnrecordedError, apart, kind_of, tensors_in
+from autokern.core.replay.operations import Kind, Noted, Replay, Step, UnrecordedError, apart, memory_of, tensors_in
 
 _IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 2**21, 2**26, 2**28
 """Most bytes of tensors that need not share memory, of a recording, and of all recordings of a process."""
 _living: list[tuple[weakref.ref[Any], int]] = []
 """What has a recording, with the bytes of it, oldest first."""
 _MOST_STEPS = 20_000
-_TYPES = torch.Tensor, torch.nn.Parameter
 _READ = torch.ops.aten._local_scalar_dense.default
 _BATCH_NORM = torch.ops.aten.native_batch_norm.default
 _FRAMES = 8  # from the record of an operation to the function that called it, at most
@@ -56,54 +55,6 @@ class _Leaving(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Replay:
-    """A recorded computation: calls that write to the tensors of the recording."""
-
-    def __init__(self, steps: Iterable[Step], constants: Iterable[tuple[torch.Tensor, int]]) -> None:
-        self._steps, self._constants = tuple(steps), tuple(constants)
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def run(self) -> None:
-        """Compute again from what the inputs contain now.
-
-        ChangedError if the recorded code would compute otherwise: a number that it read is another one, or a tensor
-        that it used was written since.
-        """
-        if any(tensor._version != version for tensor, version in self._constants):
-            raise ChangedError("a tensor of the recording was written since")
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-            for step in self._steps:
-                step()
-
-
-class Copies:
-    """Copies of parameters, which replays read; a parameter that is a part of other memory is read where it is."""
-
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self.by = {memory_of(p): p for p in parameters}
-        self._all, self.memory = list[tuple[torch.Tensor, torch.Tensor, int]](), dict[int, torch.UntypedStorage]()
-        for p in parameters:
-            whole = p.nbytes == p.untyped_storage().nbytes()
-            self._all.append((p, own := p.detach().clone() if whole else p.detach(), 0 if whole else p.data_ptr()))
-            if whole:
-                self.memory[memory_of(p)] = own.untyped_storage()
-
-    def stay(self, memories: set[int]) -> None:
-        """Take no parameter that leaves one of these memories."""
-        self._all = [(p, own, p.data_ptr() if memory_of(p) in memories else at) for p, own, at in self._all]
-
-    def take(self) -> bool:
-        """Copy the parameters as they are now; false where one is of another kind than before, or elsewhere."""
-        for p, own, at in self._all:
-            if p.shape != own.shape or p.dtype is not own.dtype or not p.is_cpu or (at and p.data_ptr() != at):
-                return False
-        with torch.no_grad():
-            torch._foreach_copy_([own for _, own, _ in self._all], [p for p, _, _ in self._all])
-        return True
-
-
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records what is computed from some tensors while it is entered; the computation runs as without it.
 
@@ -118,7 +69,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.drawn: dict[torch.Generator, torch.Tensor] = {}
         """The program's own generators that the computation drew from, and their states before."""
         self._inputs = {memory_of(t) for t in inputs}
-        self.copies = Copies([t for t in inputs if isinstance(t, torch.nn.Parameter)])
+        self.copies = operations.Copies([t for t in inputs if isinstance(t, torch.nn.Parameter)])
         self._varying = set(self._inputs)
         self._made: dict[int, Any] = dict.fromkeys(self._inputs)  # with a tensor that keeps the memory
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
@@ -203,8 +154,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memories.update(map(memory_of, first))
         sooner = self._needed(memories, self._steps[: self._middle])
         every = [*sooner, *later]
-        steps = operations.share(every, kept, memory_of) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
-        steps = operations.moved(steps, self.copies.memory, memory_of) if self.copies.memory else steps
+        steps = operations.share(every, kept) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
+        steps = operations.moved(steps, self.copies.memory) if self.copies.memory else steps
         begin, constants = self._restored, [one for one in self._constants.values() if one[1] >= 0]
         if not self._middle:
             return Replay((), ()), Replay([*begin, *steps], constants)
@@ -224,7 +175,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if (generator := kwargs.get("generator")) is not None and generator not in self.drawn:
             self.drawn[generator] = generator.get_state()
-        kind = kind_of(func)
+        kind = operations.kind_of(func)
         with torch._C.DisableTorchFunction():
             if self._reason or kind.view:
                 return func(*args, **kwargs)
@@ -346,10 +297,3 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _nothing() -> None:
     """Do nothing, as a step that needs others."""
-
-
-def memory_of(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's memory, which is kept, so that no other tensor gets it while one records."""
-    if tensor.layout is not torch.strided or type(tensor) not in _TYPES:
-        raise UnrecordedError("a tensor of another kind")
-    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()

@@ -257,7 +257,7 @@ class _Acquisition(Repeated):
             return found
         host.take_random_states(before)
         ours = self.library(*call)
-        self.renew()
+        self._held.renew()
         if not self._agree([np.asarray(of) for of in found], [np.asarray(of) for of in ours], _ALIKE):
             self.end("its gradients are not those of the library alone")
         return ours

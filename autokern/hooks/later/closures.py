@@ -69,8 +69,7 @@ def declare(core: Any) -> bool:
         try:
             loss, *gradients = _dispatch(reading, self.closure.forward, self.parameters)
         except RuntimeError as error:
-            value, slopes = core._handle_numerical_errors(error, x=self.state, dtype=np.float64)
-            return value, slopes
+            return core._handle_numerical_errors(error, x=self.state, dtype=np.float64)
         slopes = self._get_gradient_ndarray()
         reading.slopes(self.parameters, gradients, slopes)
         return np.array(loss.item() if loss.dim() == 0 else loss.sum().item()), slopes
@@ -124,9 +123,7 @@ def _reading_of(closure: Any) -> Reading | None:
     if not torch.is_grad_enabled():
         return None
     known = _readings.of(closure.forward)
-    if known is None:
-        return None
-    if not known.covers(closure.parameters) or regime(known.n) != EXACT:
+    if known is None or not known.covers(closure.parameters) or regime(known.n) != EXACT:
         return None
     return known if gpytorch.settings.observation_nan_policy.value() == "ignore" else None
 

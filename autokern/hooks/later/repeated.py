@@ -26,8 +26,8 @@ import torch
 
 from autokern.core.errors import caught
 from autokern.core.replay import Held, Ran
-from autokern.core.replay.operations import ChangedError, UnrecordedError
-from autokern.core.replay.recording import Copies, Recorder, Replay
+from autokern.core.replay.operations import ChangedError, Copies, Replay, UnrecordedError
+from autokern.core.replay.recording import Recorder
 from autokern.core.state import inside
 from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch
@@ -36,12 +36,12 @@ from autokern.system import host
 _EAGER, _COMPARED, _EVERY = 2, 2, 32
 """Evaluations before the one that is recorded, at least; compared after it; and from one comparison to the next."""
 _SPENT = 0.06  # seconds of evaluations before one is recorded, where nothing is known of their number
-_AGREE, _SINGLE = 1e-9, 1e-4
-"""The largest difference between a replay and the library, relative to the largest value that was compared; the same in
-single precision, where BLAS rounds products of fewer sets otherwise."""
+_AGREE = 1e-9  # the largest difference between a replay and the library, relative to the largest compared value
+_SINGLE = 1e-4  # the same in single precision, where BLAS rounds products of fewer sets otherwise
 _GAIN = 0.9  # the largest part of an evaluation's time that a replay may take
 _MISSES, _UNFIT = 3, 8
 """Replays one after another that end at another branch, and calls that do not fit, before a recording is dropped."""
+_histories: dict[Any, _History] = {}
 _log = logging.getLogger("autokern")
 
 
@@ -60,9 +60,6 @@ class _History:
         if self.gain and (self.longest - _EAGER - 1 - _COMPARED) * self.gain > self.cost:
             return 0.0
         return max(_SPENT, 2 * self.cost) * (1 << self.unused)
-
-
-_histories: dict[Any, _History] = {}
 
 
 class Repeated(abc.ABC):
@@ -125,10 +122,6 @@ class Repeated(abc.ABC):
         """Whether functions, objects and settings are as they were recorded."""
         return (not self.watched or self._ran.is_as_before()) and self._held.is_as_before()
 
-    def renew(self) -> None:
-        """Take what the function consists of now, after it was evaluated, for unchanged."""
-        self._held.renew()
-
     @abc.abstractmethod
     def put(self, *call: Any) -> bool:
         """Write a call's numbers into the inputs; false where the recording is not of such a call."""
@@ -166,15 +159,14 @@ class Repeated(abc.ABC):
             return found
         before = self.state = torch.get_rng_state() if self.draws else None
         ours = self._by_replay(*call)
-        first = self._compared < _COMPARED
-        serves = ours is not None and not (first or self.unlike) and self._count % _EVERY
+        serves = ours is not None and self._compared >= _COMPARED and not self.unlike and self._count % _EVERY
         if before is not None and not serves:
             after = torch.get_rng_state()
             torch.set_rng_state(before)
         if ours is None:
             found = self.library(*call)
             if self._same and not self.lasting:  # nothing had changed; the library keeps things of its last call
-                self.renew()
+                self._held.renew()
             return found
         if serves:
             dispatch.session().past["optimised function", "replay"] += 1
@@ -188,7 +180,7 @@ class Repeated(abc.ABC):
             if self.watched and not self._compared:
                 self._ran.keep(self._held.kinds())
         changed = self.lasting and not self._held.is_as_before()
-        self.renew()
+        self._held.renew()
         self._compared += 1
         if not self._ran.seen:
             self.end("a tracer is active")
@@ -200,7 +192,7 @@ class Repeated(abc.ABC):
             self.end("an evaluation draws other random numbers than its replay")
         elif not self._agree(numbers, [np.asarray(values) for values in self.numbers(found)]):
             self.end("an evaluation differs from its replay")
-        elif first:
+        elif self._compared <= _COMPARED:
             self._cost += time.thread_time() - began
             if self._compared == _COMPARED:
                 self._judge()
@@ -216,11 +208,11 @@ class Repeated(abc.ABC):
             return self.end("a replay is not faster")
         self._history.unused = 0
         self.price = self._cost - (1 + _COMPARED) * self._seconds
-        gain, history = self._seconds - self._replayed(), self._history
+        history = self._history
         if self.larger:  # seconds of a replay of the larger calls that were recorded before
             history.shrinks = self._running < _GAIN * self.larger
         if not self._anew:
-            history.cost, history.gain, history.refused = self.price, gain, 0
+            history.cost, history.gain, history.refused = self.price, self._seconds - self._replayed(), 0
 
     def _replayed(self) -> float:
         """Return how long a call by a replay takes, at least."""
@@ -251,22 +243,16 @@ class Repeated(abc.ABC):
             with recorder:
                 results = tuple(compute())
             self._results = tuple(t.detach() for t in results)
-            self.renew()
+            self._held.renew()
             found = self.result(self._results, *call)
             self._replay, self.draws, self.copies = self.made(recorder), recorder.draws, recorder.copies
             recorder.limit(self)
         except UnrecordedError as reason:
             self.end(str(reason))
         if found is None:
-            self.undraw(before)
+            host.take_random_states(before, self.drawn)
             return self.library(*call)
         return found
-
-    def undraw(self, before: Any) -> None:
-        """Restore the states of torch's, Python's and NumPy's generators, and those that a recording drew from."""
-        host.take_random_states(before)
-        for generator, state in self.drawn.items():
-            generator.set_state(state)
 
     def _run(self) -> float:
         """Run the replay, and return how long it took."""
@@ -274,8 +260,7 @@ class Repeated(abc.ABC):
         if replay is None:
             raise ChangedError("another thread has dropped the recording")
         replay.run()
-        took = time.thread_time() - began
-        self._running = min(self._running, took)
+        self._running = min(self._running, took := time.thread_time() - began)
         return took
 
     def _by_replay(self, *call: Any) -> Any:

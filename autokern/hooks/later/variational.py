@@ -25,8 +25,8 @@ from autokern.core.errors import caught
 from autokern.core.replay import Held
 from autokern.core.replay.effects import is_library
 from autokern.core.replay.left import Left
-from autokern.core.replay.operations import UnrecordedError
-from autokern.core.replay.recording import Recorder, Replay
+from autokern.core.replay.operations import Replay, UnrecordedError
+from autokern.core.replay.recording import Recorder
 from autokern.core.state import Beside, Weak
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.losses import MOST, Given, OfLosses
@@ -133,7 +133,7 @@ class _Step(OfLosses):
             self.end(str(reason))
         finally:
             self._served = None
-            self.undraw(after)
+            host.take_random_states(after, self.drawn)
         return found
 
     def made(self, recorder: Recorder) -> Replay:
