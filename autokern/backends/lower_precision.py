@@ -47,11 +47,10 @@ def _low_memory(problem: Problem) -> int:
 
 
 def _add(name: str, precision: str, summary: str, unsupported: Rule) -> None:
-    def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-        return in_lower_precision(kernel, x1, x2, rhs, precision)
-
-    run.__doc__ = summary
-    KERNEL_MATMUL.candidate(name, accuracy="approximate", unsupported=unsupported, memory=_low_memory)(run)
+    register = KERNEL_MATMUL.candidate(
+        name, accuracy="approximate", unsupported=unsupported, memory=_low_memory, summary=summary
+    )
+    register(lambda kernel, x1, x2, rhs: in_lower_precision(kernel, x1, x2, rhs, precision))
 
 
 _add(

@@ -183,8 +183,7 @@ class Op(abc.ABC):
             raise AutokernError(f"{self.name}.{name}: registered twice, or not after 'stock'")
 
         def register(run: Run) -> Run:
-            given = {"memory": self.memory, **fields}
-            given["summary"] = (run.__doc__ or "").strip().partition("\n")[0]
+            given = {"memory": self.memory, "summary": (run.__doc__ or "").strip().partition("\n")[0], **fields}
             if is_stock:
                 given |= {"as_stock": True, "parts": self.composite}
             why = unsupported if is_stock else obedient(unsupported, obeys)

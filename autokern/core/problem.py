@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autokern.core.errors import interrupted
+from autokern.core.state import once
 
 if TYPE_CHECKING:
     from autokern.core.op import Op
@@ -216,7 +217,6 @@ class Feasibility:
         self.op, self.problem = op, problem
         self.candidates = tuple(op.candidates)
         self._reasons: dict[str, str | None] = {}
-        self._memory: dict[str, int] | None = None
 
     def why_not(self, candidate: Candidate) -> str | None:
         """Return why a candidate cannot serve the problem, or None where it can."""
@@ -229,9 +229,7 @@ class Feasibility:
         """Candidates that can serve the problem, stock first, whatever their accuracy and memory."""
         return [c for c in self.candidates if self.why_not(c) is None]
 
-    @property
+    @once
     def memory(self) -> dict[str, int]:
         """Bytes that each candidate allocates at its peak, results included, whether or not it can serve."""
-        if self._memory is None:
-            self._memory = {c.name: c.memory(self.problem) for c in self.candidates}
-        return self._memory
+        return {c.name: c.memory(self.problem) for c in self.candidates}

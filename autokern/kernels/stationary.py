@@ -177,10 +177,6 @@ def _alpha(kernel: Kernel) -> torch.Tensor:
     return alpha.unsqueeze(-1)
 
 
-def _by_alpha(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
-    return x / (kernel.lengthscale * (2 * _alpha(kernel)).sqrt())
-
-
 def _rq_value(u: Any, alpha: Any) -> Any:
     """Return ``(1 + u)^-alpha``, with the rounding of ``1 + u`` corrected to first order, as in log1p."""
     w = u + 1
@@ -196,11 +192,8 @@ def _rq_epilogue(u: torch.Tensor, slope: torch.Tensor | None, alpha: torch.Tenso
     return k
 
 
-def _shape_slope(k: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-    return torch.xlogy(k, k) / alpha
-
-
 RQ = Family(
-    "rq", 1.0, _rq_value, _rq_epilogue, (), RQKernel, kernels=(RQKernel,), embed=_by_alpha,
-    stock_passes=lambda d: 11.0, kept=lambda d: 5, shape=Shape(_alpha, _shape_slope),
+    "rq", 1.0, _rq_value, _rq_epilogue, (), RQKernel, kernels=(RQKernel,), stock_passes=lambda d: 11.0,
+    kept=lambda d: 5, shape=Shape(_alpha, lambda k, alpha: torch.xlogy(k, k) / alpha),
+    embed=lambda kernel, x: x / (kernel.lengthscale * (2 * _alpha(kernel)).sqrt()),
 )  # fmt: skip

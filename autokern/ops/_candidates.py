@@ -108,8 +108,8 @@ def on_other_devices(
         def unavailable(device: str) -> str | None:
             return "this machine has no accelerator" if there() is None else None
 
-        detour.__doc__ = summary.format("CPU" if name == "cpu" else name)
-        op.candidate(name, unsupported=unsupported, unavailable=unavailable, **options)(detour)
+        told = summary.format("CPU" if name == "cpu" else name)
+        op.candidate(name, unsupported=unsupported, unavailable=unavailable, summary=told, **options)(detour)
 
     register("cpu", on_cpu)
     register("accelerator", on_accelerator)

@@ -149,11 +149,10 @@ def _unsupported(plan: Plan, problem: Problem) -> str | None:
 
 
 def _add(name: str, plan: Plan, summary: str) -> None:
-    def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-        return products.matmul(*forms.both(kernel, x1, x2), rhs, plan)
-
-    run.__doc__ = summary
-    KERNEL_MATMUL.candidate(name, unsupported=functools.partial(_unsupported, plan), memory=in_tiles(plan.tile))(run)
+    register = KERNEL_MATMUL.candidate(
+        name, unsupported=functools.partial(_unsupported, plan), memory=in_tiles(plan.tile), summary=summary
+    )
+    register(lambda kernel, x1, x2, rhs: products.matmul(*forms.both(kernel, x1, x2), rhs, plan))
 
 
 _add("tiled", Plan(1024, symmetric=False), "Tile by tile: evaluate, multiply, drop.")

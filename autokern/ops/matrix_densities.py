@@ -18,14 +18,7 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from linear_operator.operators import (
-    AddedDiagLinearOperator,
-    ConstantDiagLinearOperator,
-    DenseLinearOperator,
-    DiagLinearOperator,
-    KroneckerProductDiagLinearOperator,
-    KroneckerProductLinearOperator,
-)
+from linear_operator import operators
 
 from autokern.core.problem import Features, Problem
 from autokern.density import matrices
@@ -119,7 +112,9 @@ class _DenseLogProb(_OfMatrices):
 
 
 def _by_matrix(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    covariance = AddedDiagLinearOperator(DenseLinearOperator(k), ConstantDiagLinearOperator(noise, len(k)))
+    covariance = operators.AddedDiagLinearOperator(
+        operators.DenseLinearOperator(k), operators.ConstantDiagLinearOperator(noise, len(k))
+    )
     return libraries.log_prob(MultivariateNormal(mean, covariance), value)
 
 
@@ -153,9 +148,9 @@ class _TaskLogProb(_OfMatrices):
 def _by_tasks(
     kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
-    eye = DiagLinearOperator(kx.new_ones(len(kx)))
-    added = KroneckerProductDiagLinearOperator(eye, DiagLinearOperator(noise.diagonal()))
-    product = KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # it takes views
+    eye = operators.DiagLinearOperator(kx.new_ones(len(kx)))
+    added = operators.KroneckerProductDiagLinearOperator(eye, operators.DiagLinearOperator(noise.diagonal()))
+    product = operators.KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # it takes views
     prior = MultivariateNormal(mean.flatten(), product + added)
     return libraries.log_prob(prior, value.flatten())
 
