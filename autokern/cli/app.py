@@ -27,8 +27,7 @@ from autokern.system import ranks as system
 from autokern.system.files import write_whole
 
 _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
-_begun = False
-"""Whether the program has started: later exceptions are its own."""
+_begun = False  # whether the program has started: later exceptions are its own
 
 
 def main() -> int:

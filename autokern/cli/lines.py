@@ -17,8 +17,7 @@ from autokern.cli import tables
 from autokern.cli.tables import Table
 from autokern.core.releases import LIBRARIES
 
-_EVERY = 0.01
-"""Seconds between two samples, each of which takes some twenty microseconds."""
+_EVERY = 0.01  # seconds between two samples, each of which takes some twenty microseconds
 _MOST, _WIDTH = 15, 36  # lines, and characters of one
 _WHO = ("autokern", "library", "")
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -18,8 +18,7 @@ from autokern.tuning.chooser import Chooser
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Ban, Examined, Profile, Trial, group_key, key_of
 
-_TIE = 0.97
-"""A ratio above this is no gain: stock wins ties."""
+_TIE = 0.97  # a ratio above this is no gain: stock wins ties
 _MOST_NAMED = 3
 _MOST_KINDS = 24  # most kinds of problems of an op whose thresholds are shown, by number of trials
 _LEAST_TRIALS = 3  # fewest trials of a kind that is shown

@@ -22,8 +22,7 @@ SPENT = (
 )
 """torch's message for a second backward pass through a freed graph."""
 
-COMPUTED = "_ComputedBackward"
-"""The name of the graph node of a `computed` value."""
+COMPUTED = "_ComputedBackward"  # the name of the graph node of a `computed` value
 
 _torch: Any = torch  # vmap's internals have no type stubs
 _functorch: Any = torch._C._functorch

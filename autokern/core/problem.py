@@ -149,8 +149,7 @@ class Error(msgspec.Struct, frozen=True):
     words: str  # a sentence
 
 
-WITHIN = Error("in bound", "")
-"""The error of results within their Op's bound."""
+WITHIN = Error("in bound", "")  # the error of results within their Op's bound
 
 UNKNOWN = Error("unknown", "")
 

@@ -17,8 +17,7 @@ import msgspec
 
 from autokern.core.errors import SettingsError, nearest
 
-LEVELS_OF_ACCURACY = ("same", "approximate")
-"""Candidates within the bound of their op, or lower precision as well."""
+LEVELS_OF_ACCURACY = ("same", "approximate")  # candidates within the bound of their op, or lower precision as well
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.@\-]*")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

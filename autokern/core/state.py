@@ -144,5 +144,4 @@ class _Inside(threading.local):
 
 
 inside = _Inside()
-permitted: set[str] = set()
-"""What the user's settings permit in this process beside what is always done: ``graphs``."""
+permitted: set[str] = set()  # what the user's settings permit in this process beside what is always done: ``graphs``

@@ -36,8 +36,7 @@ from autokern.model.parameters import Mirrors, fetched, placed
 
 MOST = {"float64": 1000, "float32": 500}
 """Most points by dtype: above, torch is faster, by its threads or in single precision."""
-MOST_ROWS = 2000
-"""Most points of all models of a batch together: above, a Python loop over the models is too slow."""
+MOST_ROWS = 2000  # most points of all models of a batch together: above, a Python loop over the models is too slow
 
 
 class KernelReading:

@@ -16,10 +16,8 @@ from autokern.kernels.tiles import usual
 from autokern.kernels.tree import Tree, apart
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-_SEEN = 8
-"""Iterations before the rate of convergence is extrapolated."""
-_NEARLY = 1e-3
-"""Smallest relative residual that one run of conjugate gradients in a lower precision solves to."""
+_SEEN = 8  # iterations before the rate of convergence is extrapolated
+_NEARLY = 1e-3  # smallest relative residual that one run of conjugate gradients in a lower precision solves to
 
 
 class UnfitError(Exception):

@@ -29,8 +29,7 @@ from autokern.model.other_parts import Noise, Values, mean_of, noise_of, numbere
 from autokern.model.parameters import Mirrored, Mirrors, sent
 from autokern.model.priors import Term, term
 
-DTYPES = (torch.float32, torch.float64)
-"""Supported dtypes of models."""
+DTYPES = (torch.float32, torch.float64)  # supported dtypes of models
 LEAVE_ONE_OUT = "leave-one-out"
 OBJECTIVES: Any = {
     ExactMarginalLogLikelihood: (density, log_density, ""),

@@ -24,8 +24,7 @@ from autokern.model.libraries import psd_safe_cholesky
 from autokern.system import memory, threads
 
 Inverse = Callable[[torch.Tensor], torch.Tensor]
-CACHED = 2**20
-"""Bytes of a block of rows that stays in a CPU's cache; a dozen such blocks are held beside the matrix."""
+CACHED = 2**20  # bytes of a block of rows that stays in a CPU's cache; a dozen such blocks are held beside the matrix
 
 
 class State(NamedTuple):

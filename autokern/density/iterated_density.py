@@ -26,16 +26,11 @@ from autokern.kernels.tiles import usual
 from autokern.kernels.tree import Parts, Tree
 from autokern.system import memory
 
-_OF_PROBES = 1e-3
-"""Largest relative residual of probes: such errors are far below the probes' own variance."""
-_REFINED = 1e-4
-"""Smallest residual of probes for which most products are in single precision."""
-DENSE = 2**29
-"""Most bytes of a matrix that is held, so that products do not evaluate the kernel again."""
-_FEW = 8
-"""Products so few that no other preconditioner is tried."""
-_LONGEST = 100
-"""Most products with a preconditioner before it counts as failed."""
+_OF_PROBES = 1e-3  # largest relative residual of probes: such errors are far below the probes' own variance
+_REFINED = 1e-4  # smallest residual of probes for which most products are in single precision
+DENSE = 2**29  # most bytes of a matrix that is held, so that products do not evaluate the kernel again
+_FEW = 8  # products so few that no other preconditioner is tried
+_LONGEST = 100  # most products with a preconditioner before it counts as failed
 _log = logging.getLogger("autokern")
 
 

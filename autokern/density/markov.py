@@ -22,8 +22,7 @@ _LEAST, _LEAST_ITERATED = 1e-8, 1e-12
 """Shares of the prior variance that the noise must exceed if stock factorises, and if it iterates."""
 MOST = {torch.float64: 2e-11, torch.float32: 1e-7}
 """Largest relative residual of a solution if stock factorises, by dtype; a Cholesky factor leaves about 1e-15."""
-_ROWS = 8
-"""Rows of the system at which a solution is checked."""
+_ROWS = 8  # rows of the system at which a solution is checked
 _order = threading.local()
 """Its `last` is the permutation that sorted this thread's previous points, checked before it is used again."""
 

@@ -21,10 +21,8 @@ import torch
 
 from autokern.kernels.tree import Node
 
-BLOCK = 16
-"""Points of a block."""
-_CACHED = 2**15
-"""Elements of a batch of matrices that fits a CPU's cache together with a few others."""
+BLOCK = 16  # points of a block
+_CACHED = 2**15  # elements of a batch of matrices that fits a CPU's cache together with a few others
 _FEEDBACK = {
     "matern12": [[-1.0]],
     "matern32": [[0.0, 1.0], [-1.0, -2.0]],

@@ -32,8 +32,7 @@ from autokern.system import memory, threads
 LOG_2_PI = math.log(2 * math.pi)
 Found = tuple[float, list[Array]] | None
 Solver = Callable[[torch.Tensor], torch.Tensor]
-_SMALL = 2**14
-"""Elements below which a new result is faster than working in place."""
+_SMALL = 2**14  # elements below which a new result is faster than working in place
 
 
 def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,21 +26,16 @@ from autokern.kernels.tree import Tree
 _JITTER = 1e-9
 _ELEMENTS = 2**24
 _CANDIDATES = 2048
-_LEFT = 1e-3
-"""Largest unexplained variance, in units of the noise, at which no more pivots are chosen."""
+_LEFT = 1e-3  # largest unexplained variance, in units of the noise, at which no more pivots are chosen
 _COST, _BACKWARD = 8, 4
 """Pivots for which solves and products of one entry cost as much as evaluating it: forward, and of gradients."""
 _NEIGHBOURS = 30
 """Neighbours for more than `_SOME` points, where a product costs far more than a small covariance for each point."""
-_FEW = 16
-"""Neighbours for at most `_SOME` points."""
+_FEW = 16  # neighbours for at most `_SOME` points
 _SOME = 8000
-_NUMBERS = 6
-"""Numbers of 8 bytes for each neighbour: sets, their coefficients, and both sparse factors."""
-_STRETCHED = 1.5
-"""Change of the ratio of two lengthscales after which neighbours are searched again."""
-_RESTS = 50
-"""Steps without another attempt after all preconditioners failed."""
+_NUMBERS = 6  # numbers of 8 bytes for each neighbour: sets, their coefficients, and both sparse factors
+_STRETCHED = 1.5  # change of the ratio of two lengthscales after which neighbours are searched again
+_RESTS = 50  # steps without another attempt after all preconditioners failed
 _EXPLAINED = 1.0
 """Variance in units of the noise, unexplained by the pivots, from which Vecchia's approximation is tried first."""
 

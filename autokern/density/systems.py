@@ -20,12 +20,10 @@ from autokern.density.preconditioners import Kept
 from autokern.kernels.tree import Tree, apart
 from autokern.model.libraries import LONGEST
 
-_ROUNDS = 3
-"""Most restarts from the solution so far, if rounding made the iteration inaccurate."""
+_ROUNDS = 3  # most restarts from the solution so far, if rounding made the iteration inaccurate
 _LARGE = 8192
 """Points from which products in single precision save more time than the extra check of the residual costs."""
-_ELEMENTS = 2**24
-"""Most elements of the columns that are solved together, to limit the memory of their copies."""
+_ELEMENTS = 2**24  # most elements of the columns that are solved together, to limit the memory of their copies
 
 
 class _Found(NamedTuple):

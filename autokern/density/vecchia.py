@@ -21,8 +21,7 @@ from autokern.kernels.tree import Tree, apart
 from autokern.system import threads
 from autokern.system.threads import Member
 
-_CACHED = 2**18
-"""Elements of the small covariances that are computed together."""
+_CACHED = 2**18  # elements of the small covariances that are computed together
 _COST, _BACKWARD = 8, 3
 """Approximate costs of an element of a small covariance, in elements of a product; factor of its gradients."""
 

@@ -18,8 +18,7 @@ from autokern.core.output import duration
 from autokern.hooks import install
 from autokern.system import load, threads
 
-_SHORT = 10.0
-"""A cell of fewer seconds first runs once each way uncounted."""
+_SHORT = 10.0  # a cell of fewer seconds first runs once each way uncounted
 
 
 class Compared(msgspec.Struct, frozen=True):

@@ -38,14 +38,11 @@ _dispatch_step = route("objective", looked=True)
 _dispatch_log_prob = route("exact_log_prob", looked=True)
 _dispatch_dense = route("dense_log_prob", looked=True)
 _dispatch_tasks = route("task_log_prob", looked=True)
-_MOST = 1000
-"""Number of points above which no candidate is faster than stock, whose parts are ops themselves."""
+_MOST = 1000  # number of points above which no candidate is faster than stock, whose parts are ops themselves
 _MOST_VALUES, _MODELS = {torch.float64: 300, torch.float32: 200}, 16
 """The same of a value without a gradient, and number of models: more of them are faster at once, by torch."""
-_ENOUGH = 0.15
-"""Seconds of forward passes of a marginal likelihood before it is recorded, which takes some 40 ms."""
-_ENOUGH_VARIATIONAL = 0.03
-"""The same of variational ones, whose model and backward pass take longer."""
+_ENOUGH = 0.15  # seconds of forward passes of a marginal likelihood before it is recorded, which takes some 40 ms
+_ENOUGH_VARIATIONAL = 0.03  # the same of variational ones, whose model and backward pass take longer
 _stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
 _Approximate: Any = VariationalELBO.__base__
 

@@ -36,8 +36,7 @@ from autokern.prediction.factor_cache import kinds_of_terms
 from autokern.runtime.dispatch import route
 from autokern.runtime.memo import floor_of
 
-_THRESHOLD = 128
-"""linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order."""
+_THRESHOLD = 128  # linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order
 _TINY = 1e-6
 _product = relied(KroneckerProductAddedDiagLinearOperator, operators.KroneckerProductLinearOperator)
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")

@@ -43,8 +43,7 @@ from autokern.system import memory
 
 _FACTORISED = 4
 """Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
-_ITERATED = 2**14
-"""Number of points from which iterations take a tenth of a factorisation's time for a mean."""
+_ITERATED = 2**14  # number of points from which iterations take a tenth of a factorisation's time for a mean
 _stock_evaluate_kernel = stock_of(LazyEvaluatedKernelTensor, "evaluate_kernel")
 
 
@@ -103,8 +102,7 @@ def _supported(lazy: Any) -> bool:
     return get("kernel_matmul").problem_of(lazy.kernel, lazy.x1, lazy.x2, lazy.x2[..., :1]) is not None
 
 
-_WORTH_A_LOOK = 2**17
-"""Elements below which no guard is needed: `memory.LARGE` is 64 such matrices in double precision."""
+_WORTH_A_LOOK = 2**17  # elements below which no guard is needed: `memory.LARGE` is 64 such matrices in double precision
 
 
 @unless_it_fails

@@ -30,8 +30,7 @@ from autokern.prediction.array_posterior import MOST, Posterior
 from autokern.runtime.dispatch import route
 
 _dispatch = route("posterior", looked=True)
-_known: Beside[Posterior] = Beside()
-"""The arrays read of a model, by its prediction strategy."""
+_known: Beside[Posterior] = Beside()  # the arrays read of a model, by its prediction strategy
 _left_alone: Beside[bool] = Beside()
 """By strategy: True if its model is unsupported (a changed model gets a new strategy).
 

@@ -66,8 +66,7 @@ class _Origin(NamedTuple):
 
 _ADOPTED = "_autokern_adopted"
 """Attribute of a strategy (pickled with it) whose model holds all its inputs, so that it can be recreated."""
-_origins: Beside[_Origin] = Beside()
-"""Origin of each strategy that autokern serves."""
+_origins: Beside[_Origin] = Beside()  # origin of each strategy that autokern serves
 
 
 def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
@@ -158,10 +157,8 @@ def kernel_of(strategy: Any) -> Any:
     return None if origin is None else origin.kernel()
 
 
-_FEW = 150
-"""Training points per test point from which iterations take fewer operations for the variances than a factor."""
-_ELEMENTS = 2**24
-"""Largest number of elements of the right-hand sides that are solved together."""
+_FEW = 150  # training points per test point from which iterations take fewer operations for the variances than a factor
+_ELEMENTS = 2**24  # largest number of elements of the right-hand sides that are solved together
 
 
 def is_formless(strategy: Any) -> bool:

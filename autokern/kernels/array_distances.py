@@ -16,8 +16,7 @@ from autokern.kernels.array_formulas import Formula
 from autokern.kernels.array_parts import Array, Columns, Evaluated, Parameter, Same, clear_diagonal, into, summed
 
 Map = Callable[..., Sequence[Any]]
-_NEAR = 1e-3
-"""Squared distances below this share of the largest squared norm are computed from differences."""
+_NEAR = 1e-3  # squared distances below this share of the largest squared norm are computed from differences
 
 
 def arranged(x: Array, raw: bool, centre: Array | None = None) -> Array:
@@ -116,8 +115,7 @@ class Distances:
     Squared distances to other points are one matrix product, of points with their squared norms appended.
     """
 
-    _one = True
-    """Whether the covariance of a point with itself is 1."""
+    _one = True  # whether the covariance of a point with itself is 1
 
     def __init__(self, points: Mapped, formula: Formula, shape: Parameter | None = None) -> None:
         self._points, self._formula, self._shape = points, formula, shape

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Columns = Array | slice
-"""The columns of the points that a part reads."""
+Columns = Array | slice  # the columns of the points that a part reads
 Evaluated = tuple[Array, Any]
 """Covariances, which the caller may overwrite, and the intermediate results for `backward`."""
 

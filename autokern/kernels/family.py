@@ -30,8 +30,7 @@ TINY = 1e-30
 
 Epilogue = Callable[..., torch.Tensor]
 Slopes = tuple[Epilogue, ...]
-Spare = Callable[[torch.Tensor], torch.Tensor]
-"""Returns an uninitialised matrix like its argument."""
+Spare = Callable[[torch.Tensor], torch.Tensor]  # returns an uninitialised matrix like its argument
 OWN = frozenset(("forward", "covar_dist"))
 """Methods that define a kernel's values; an instance that overrides one is unsupported."""
 DISTANCES = (

@@ -22,16 +22,13 @@ from autokern.kernels.tree import Node, Tree, apart, flattened
 from autokern.system import ranks, threads
 from autokern.system.ranks import Ranks
 
-LEAST = 2**24
-"""Elements of a matrix below which ranks share nothing, as a product takes a few milliseconds."""
-_MOST = 2.0
-"""Least ratio of the time saved to the time of communication."""
+LEAST = 2**24  # elements of a matrix below which ranks share nothing, as a product takes a few milliseconds
+_MOST = 2.0  # least ratio of the time saved to the time of communication
 _SAMPLE = 2048
 Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch.Tensor]
 """A product with the arguments of `products.product`: tree, points of the columns, right-hand sides, plan."""
 
-_rate = 1e8
-"""Elements of a symmetric matrix that the slowest rank multiplies in a second."""
+_rate = 1e8  # elements of a symmetric matrix that the slowest rank multiplies in a second
 
 
 def measure(here: Ranks) -> None:

@@ -21,12 +21,10 @@ from autokern.kernels.tree import Tree, apart, by_formula, by_leaf, flattened
 from autokern.kernels.walk import Walk
 from autokern.system import memory
 
-CACHED = 2**21
-"""Bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue."""
+CACHED = 2**21  # bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue
 _LAUNCHED = 2**26
 """Bytes of a block on an accelerator: much work compared to a dozen kernel launches, little of its memory."""
-_Rows = tuple[int, int]
-"""First row of a block and the row after its last; its columns start at 0."""
+_Rows = tuple[int, int]  # first row of a block and the row after its last; its columns start at 0
 
 
 def bytes_on(cached: int, device: str) -> int:

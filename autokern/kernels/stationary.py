@@ -20,8 +20,7 @@ from autokern.kernels.family import TINY, Family, Shape, Spare
 from autokern.system import host
 
 _LOG2_E = math.log2(math.e)
-_ZERO = 2e-15
-"""Distances up to this count as zero, where the infinite slope of the Matérn 1/2 is replaced by zero."""
+_ZERO = 2e-15  # distances up to this count as zero, where the infinite slope of the Matérn 1/2 is replaced by zero
 
 
 @functools.cache

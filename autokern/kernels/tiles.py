@@ -28,8 +28,7 @@ from autokern.system.threads import Member
 
 Bounds = list[tuple[int, int]]
 Pairs = list[tuple[tuple[int, int], tuple[int, int]]]
-ALIGNED = 16
-"""Blocks begin at multiples of this number of points."""
+ALIGNED = 16  # blocks begin at multiples of this number of points
 
 
 class Place(NamedTuple):

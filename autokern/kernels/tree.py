@@ -20,8 +20,7 @@ from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import OWN, Family, code_of, family, formula_of
 
-_MOST_DIFFERENCES = 2**24
-"""Most elements of an array of all differences of points."""
+_MOST_DIFFERENCES = 2**24  # most elements of an array of all differences of points
 BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
 """The kind of node of each gpytorch kernel with several children."""
 

@@ -34,21 +34,16 @@ from linear_operator.operators import LinearOperator
 from autokern.core.releases.known import Relied, relied
 
 _routes: dict[str, list[str]] = json.loads(Path(__file__).with_name("relied.json").read_text(encoding="utf-8"))
-ALGEBRA = tuple(_routes["algebra"])
-"""Functions that form and factorise a covariance."""
-DENSITY = tuple(_routes["density"])
-"""Functions that compute a marginal likelihood from a prior."""
+ALGEBRA = tuple(_routes["algebra"])  # functions that form and factorise a covariance
+DENSITY = tuple(_routes["density"])  # functions that compute a marginal likelihood from a prior
 TASKS = tuple(_routes["tasks"])
 """Functions that compute the marginal likelihood of several tasks observed at the same points."""
-PREDICTION = tuple(_routes["prediction"])
-"""Functions that compute a prediction from a prior and a factor."""
-MEMORY = tuple(_routes["memory"])
-"""Functions that take operators apart and cache results on them."""
+PREDICTION = tuple(_routes["prediction"])  # functions that compute a prediction from a prior and a factor
+MEMORY = tuple(_routes["memory"])  # functions that take operators apart and cache results on them
 density: Relied = relied(*DENSITY)
 tasks: Relied = relied(*TASKS)
 prediction: Relied = relied(*PREDICTION)
-fantasy: Relied = relied(*_routes["fantasy"])
-"""Functions that compute a fantasy from the caches of its model."""
+fantasy: Relied = relied(*_routes["fantasy"])  # functions that compute a fantasy from the caches of its model
 
 
 def _of(owner: Any, name: str) -> Any:
@@ -81,14 +76,12 @@ def _code(likelihood: Any, covariance: Any) -> Relied:
 
 _NOISE = ("__call__", "_shaped_noise_covar", "forward", "marginal", "noise", "task_noise_covar", "task_noises")
 
-_PURPOSES = SOLVES, TRACES, ROOTS = "solves", "log determinants", "roots"
-"""Purposes of the library's iterations."""
+_PURPOSES = SOLVES, TRACES, ROOTS = "solves", "log determinants", "roots"  # purposes of the library's iterations
 DEFAULT_SIZES = (800, 4096)
 """Defaults of `max_cholesky_size`: linear_operator's, and the one that BoTorch sets at its import."""
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 """The relative residual to which autokern's own iterations solve, unless the library's setting is tighter."""
-LONGEST = 200
-"""Most products of autokern's own iterations with a preconditioner before it counts as failed."""
+LONGEST = 200  # most products of autokern's own iterations with a preconditioner before it counts as failed
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -181,12 +174,9 @@ def _again(kept: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[None]:
         yield
 
 
-EXACT = "exact"
-"""Stock factorises."""
-ITERATIVE = "iterative"
-"""Stock runs conjugate gradients because of a default; autokern may use any faster algorithm."""
-ORDERED = "ordered"
-"""Stock runs conjugate gradients because the user ordered them, or set their parameters."""
+EXACT = "exact"  # stock factorises
+ITERATIVE = "iterative"  # stock runs conjugate gradients because of a default; autokern may use any faster algorithm
+ORDERED = "ordered"  # stock runs conjugate gradients because the user ordered them, or set their parameters
 
 TRACE, SOLVE = library.fast_computations.log_prob, library.fast_computations.solves
 ROOT = library.fast_computations.covar_root_decomposition

@@ -25,8 +25,7 @@ from autokern.kernels.tree import centre_of
 from autokern.model import libraries, memoized
 from autokern.model.libraries import ORDERED, regime
 
-DIAGONAL = (operators.DiagLinearOperator, operators.ConstantDiagLinearOperator)
-"""Diagonal operators."""
+DIAGONAL = (operators.DiagLinearOperator, operators.ConstantDiagLinearOperator)  # diagonal operators
 SUMS = (operators.SumLinearOperator, operators.AddedDiagLinearOperator)
 
 

@@ -192,8 +192,7 @@ class Given:
         self.by_noise = by_noise
 
 
-Noise = Given | Values
-"""Variances of noise."""
+Noise = Given | Values  # variances of noise
 
 
 class Mean:

@@ -77,8 +77,7 @@ class Mirrors:
             start = stop
 
 
-Curve = Callable[[Array], tuple[Array, Any]]
-"""Maps raw values to constrained values and derivatives."""
+Curve = Callable[[Array], tuple[Array, Any]]  # maps raw values to constrained values and derivatives
 
 
 def _softplus(raw: Array) -> tuple[Array, Array]:

@@ -29,8 +29,7 @@ _LOGARITHM = tuple(
 )  # fmt: skip
 """The code by which torch transforms a normal density to a log-normal one."""
 
-At = Callable[[Array], tuple[float, Array]]
-"""Maps a parameter's values to their summed log density and its derivative."""
+At = Callable[[Array], tuple[float, Array]]  # maps a parameter's values to their summed log density and its derivative
 
 
 class Term(NamedTuple):

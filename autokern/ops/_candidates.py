@@ -30,12 +30,9 @@ from autokern.system import host, threads
 CG_VECTORS = 150
 """Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
 _SMALL = {"float64": 400, "float32": 255}
-_MAY_COST = 1.3
-"""Exact gradients may take this many times stock's time at least, where stock's own are inaccurate."""
-_REST = 12.0
-"""Time of the rest of a training step, in units of a product."""
-Rule = Callable[[Problem], "str | None"]
-"""Says why a candidate cannot serve a problem, or None."""
+_MAY_COST = 1.3  # exact gradients may take this many times stock's time at least, where stock's own are inaccurate
+_REST = 12.0  # time of the rest of a training step, in units of a product
+Rule = Callable[[Problem], "str | None"]  # says why a candidate cannot serve a problem, or None
 LOW_RANK = "the library solves a linear kernel by its rank"
 """Why a linear kernel alone is left to stock: in a few dimensions this is far cheaper than a factor of all points."""
 

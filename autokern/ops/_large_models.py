@@ -30,8 +30,7 @@ from autokern.prediction.lazy_covariance import PosteriorCovariance
 if TYPE_CHECKING:
     from autokern.prediction.markov_posterior import LinePosterior
 
-LINE = "line"
-"""Word in the variant of a problem: a single model, a sum of Matérn kernels, many one-dimensional points."""
+LINE = "line"  # word in the variant of a problem: a single model, a sum of Matérn kernels, many one-dimensional points
 ENOUGH = 400
 """Training points from which on counts of operations favour the state-space form on any CPU; fewer get no `LINE`."""
 
@@ -75,8 +74,7 @@ def _memory(problem: Problem) -> int:
     return 8 * n * (BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
 
 
-_TILES = 2**26
-"""Bytes of the tiles in which kernels and derivatives are formed."""
+_TILES = 2**26  # bytes of the tiles in which kernels and derivatives are formed
 
 _large = every(
     of_many,

@@ -35,8 +35,7 @@ from autokern.ops._problems import CG_ITERATIONS, families, is_ours, iterates, k
 from autokern.system.threads import one_thread
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_FUSED = 1500
-"""Number of points up to which `fused` was faster than stock's factorisation on every recorded CPU."""
+_FUSED = 1500  # number of points up to which `fused` was faster than stock's factorisation on every recorded CPU
 
 
 def in_place(single: float, batched: float) -> shared.Bytes:

@@ -37,8 +37,7 @@ from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import MOST, Posterior
 from autokern.system.threads import one_thread
 
-_MOST_POINTS = 1000
-"""Number of points above which one thread is slower than the ops that stock calls."""
+_MOST_POINTS = 1000  # number of points above which one thread is slower than the ops that stock calls
 _SEVERAL, _SINGLE = 16, 150
 """Models of a batch, and points in single precision, above which a step may be slower than the ops that stock calls."""
 

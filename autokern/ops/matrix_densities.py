@@ -27,8 +27,7 @@ from autokern.ops._candidates import OpOfParts
 from autokern.ops._problems import alike, is_ours, matrix_problem, positive_definite, random_matrix
 from autokern.system.threads import one_thread
 
-_MOST, _MOST_TASKS = 1000, 128
-"""Numbers of points and tasks above which one thread is too slow."""
+_MOST, _MOST_TASKS = 1000, 128  # numbers of points and tasks above which one thread is too slow
 Forward = Callable[..., torch.Tensor]
 
 

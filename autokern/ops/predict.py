@@ -27,11 +27,9 @@ from autokern.prediction.inverse_factor import Conditioned, RowBlocks
 from autokern.prediction.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated, less
 
 Prediction = tuple[torch.Tensor, LinearOperator]
-_BLOCK = 1024
-"""Number of test points in a block."""
+_BLOCK = 1024  # number of test points in a block
 _skipped = gpytorch.settings.skip_posterior_variances.on
-_JOINT = 16
-"""Number of test points up to which measurements read the joint covariance."""
+_JOINT = 16  # number of test points up to which measurements read the joint covariance
 
 
 def _memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Bytes:

@@ -35,15 +35,12 @@ from autokern.ops._problems import CG_ITERATIONS, iterates, matrix_problem, posi
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_system, system_of
 from autokern.system import memory
 
-_COLUMNS = 72
-"""Rows per column up to which a factorisation takes fewer operations than a dozen products."""
-_POOR = 0.01
-"""Relative residual (the library's tolerance in predictions) from which a factor's solution is discarded."""
+_COLUMNS = 72  # rows per column up to which a factorisation takes fewer operations than a dozen products
+_POOR = 0.01  # relative residual (the library's tolerance in predictions) from which a factor's solution is discarded
 FREE, PRODUCT = "free", "kronecker"
 _MANY, _SINGULAR = 128, {torch.float64: 1e-9, torch.float32: 1e-3}
 """Rows from which a product is not factorised, and the smallest eigenvalue, relative to the largest, for that."""
-_LEAST = 4
-"""Rows of the first factor, and of all others, below which one of them has most of the work."""
+_LEAST = 4  # rows of the first factor, and of all others, below which one of them has most of the work
 
 
 def _rows(problem: Problem) -> int:
@@ -157,8 +154,7 @@ def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Te
     return libraries.solve(operator, rhs)
 
 
-_factors: Beside[torch.Tensor] = Beside()
-"""Factors with which a backward pass will solve again, by operator."""
+_factors: Beside[torch.Tensor] = Beside()  # factors with which a backward pass will solve again, by operator
 
 
 @SOLVE.candidate(

@@ -35,8 +35,7 @@ from autokern.prediction.inverse_factor import Conditioned
 _INHERITED = (
     "__call__", "__getattr__", "train_targets", "_get_train_prior_distribution", "_get_test_prior_mean_and_covariances",
 )  # fmt: skip
-_FAR = 4.0
-"""Distance of points from the origin, in units of their spread, above which inner products lose digits."""
+_FAR = 4.0  # distance of points from the origin, in units of their spread, above which inner products lose digits
 _MOVING = frozenset(("index", "linear", "polynomial", "truncated", "downsampling", "decay"))
 """Families whose variance depends on the point."""
 _MOST, MOST = 2**22, 2**16

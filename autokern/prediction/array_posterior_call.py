@@ -15,12 +15,10 @@ from autokern.kernels.array_parts import Array
 from autokern.model.parameters import Parameter, placed
 from autokern.system.threads import one_thread
 
-_LARGE = 2**18
-"""Multiplications of the largest product above which OpenBLAS would use threads."""
+_LARGE = 2**18  # multiplications of the largest product above which OpenBLAS would use threads
 _AS_THEY_ARE = contextlib.nullcontext()
 Pair = tuple[torch.Tensor, torch.Tensor]
-Apart = tuple[list[Parameter], list[Parameter]]
-"""Hyperparameters of the mean, and of the kernel."""
+Apart = tuple[list[Parameter], list[Parameter]]  # hyperparameters of the mean, and of the kernel
 
 
 class Call:

@@ -22,10 +22,8 @@ from autokern.core.state import Lock
 from autokern.density.matrices import solved
 from autokern.system import memory
 
-_ROWS = 256
-"""Rows of a block: products are as fast per element as with the whole matrix, and skip half of the elements."""
-_SPARE = 16
-"""Fewest rows that a new block has space for."""
+_ROWS = 256  # rows of a block: products are as fast per element as with the whole matrix, and skip half of the elements
+_SPARE = 16  # fewest rows that a new block has space for
 _claiming = Lock()
 
 

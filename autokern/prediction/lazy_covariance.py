@@ -23,8 +23,7 @@ from autokern.model.libraries import as_now
 from autokern.model.memoized import by_kernel, frozen
 from autokern.prediction.inverse_factor import Conditioned
 
-_BYTES = 2**22
-"""Bytes of a block of rows, so that its temporaries stay in cache."""
+_BYTES = 2**22  # bytes of a block of rows, so that its temporaries stay in cache
 _OUTPUTS = 256
 """Points of each diagonal block that an unsupported kernel forms to give its variances; up to as many, the whole."""
 

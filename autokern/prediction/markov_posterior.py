@@ -11,10 +11,8 @@ from autokern.density.markov import Chained, conditional, has_digits, responses
 from autokern.density.markov_chain import Element, around, cut, resolvent
 from autokern.prediction.lazy_covariance import BySolving
 
-_DENSE = 4000
-"""Most training points for which joint covariances of test points come from a Cholesky factor."""
-_ROWS = 2048
-"""Test points that are evaluated at a time."""
+_DENSE = 4000  # most training points for which joint covariances of test points come from a Cholesky factor
+_ROWS = 2048  # test points that are evaluated at a time
 
 
 class LinePosterior(BySolving):

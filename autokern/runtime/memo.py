@@ -28,8 +28,7 @@ from autokern.system import memory
 if TYPE_CHECKING:
     from autokern.runtime.session import Session
 
-NEVER = sys.maxsize
-"""A call number that no key reaches."""
+NEVER = sys.maxsize  # a call number that no key reaches
 _keeping = Lock()
 
 Decide = Callable[[Feasibility, Settings], Decision]
@@ -138,8 +137,7 @@ def is_large(decision: Decision, table: Feasibility) -> bool:
     return max(table.memory[name] for name in names) >= memory.LARGE
 
 
-Memo = dict[str, dict[Any, Entry]]
-"""The entries of decided keys, by op and key."""
+Memo = dict[str, dict[Any, Entry]]  # the entries of decided keys, by op and key
 Served = dict[tuple[Problem, str, tuple[str, ...]], tuple[Decision, int]]
 """Decision and number of calls by problem, candidate and `within`, the most recent last."""
 

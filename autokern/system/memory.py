@@ -23,8 +23,7 @@ from autokern.core.errors import MemoryBudgetError, suppressed, uninterrupted
 from autokern.core.output import sized
 from autokern.system import host
 
-LARGE = 64 * 2**20
-"""Calls below this many bytes run without reading the available memory."""
+LARGE = 64 * 2**20  # calls below this many bytes run without reading the available memory
 ORDER = "AUTOKERN_MEMORY or using(memory=...)"
 
 Device = torch.device | str

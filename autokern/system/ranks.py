@@ -26,8 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from autokern.core.errors import RanksError, suppressed
 
-TIMEOUT = 300.0
-"""Default seconds to wait for another rank before the job fails."""
+TIMEOUT = 300.0  # default seconds to wait for another rank before the job fails
 _NUMBERS = 10  # integers in a header: the number of the call, its kind, four sizes and four checksums
 _GRACE = 3.0  # seconds in which the ranks that wait say so in the store, after the first of them
 _KINDS = ("objects", "product", "gradients", "barrier", "points")

@@ -15,8 +15,7 @@ from autokern.core.errors import SettingsError
 from autokern.core.settings import from_environment
 from autokern.system.files import write_whole
 
-INHERITED = str(Path(__file__).parent)
-"""The folder of the ``sitecustomize``."""
+INHERITED = str(Path(__file__).parent)  # the folder of the ``sitecustomize``
 _LINE = (
     "import sys; sys.path.insert(0, {folder!r}); exec('try: import autokern_watch\\nexcept Exception: pass'); "
     "sys.path.remove({folder!r})\n"

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_EVERY = 0.01
-"""Seconds between two looks, each of which takes some ten microseconds."""
+_EVERY = 0.01  # seconds between two looks, each of which takes some ten microseconds
 _LIBRARIES = ("gpytorch", "linear_operator", "botorch", "autokern")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _RUNNER = os.path.dirname(os.path.dirname(__file__)) + os.sep

@@ -7,8 +7,7 @@ import sys
 from typing import Any
 
 __version__ = "0.1.0"  # the only statement of the version; the package's metadata read it here
-LIBRARIES = frozenset({"botorch", "gpytorch", "linear_operator"})
-"""The packages whose calls are dispatched."""
+LIBRARIES = frozenset({"botorch", "gpytorch", "linear_operator"})  # the packages whose calls are dispatched
 
 
 def is_of_libraries(module: Any) -> bool:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from autokern.core.releases import is_of_libraries
 from autokern.core.releases.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, of_value, original, table
 
-MAYBE = "?"
-"""Mark among the fingerprints of a function that some recorded releases lack."""
+MAYBE = "?"  # mark among the fingerprints of a function that some recorded releases lack
 MISSING, PATCHED = "is missing, or elsewhere", "was replaced by code from elsewhere"
 _OTHER, _OVERRIDES = "is not that of a tested release", "overrides a base class or an attribute"
 _TORCH = (("torch", ""), ("torch.linalg", ""), ("torch.nn.functional", ""), ("torch", "Tensor"))

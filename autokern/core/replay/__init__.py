@@ -188,8 +188,7 @@ class Ran:
     """
 
     def __init__(self) -> None:
-        self.seen = True
-        """Whether it can note anything: Python has one tracer only."""
+        self.seen = True  # whether it can note anything: Python has one tracer only
         self._codes: dict[int, CodeType] = {}  # by address, since the hash of code is slow
         self._called: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         """The globals of functions by their address, and the names that are looked up there."""

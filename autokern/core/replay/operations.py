@@ -52,8 +52,7 @@ class Kind(NamedTuple):
     seeded: bool
     reads: bool
     empty: bool
-    shaped: bool
-    """Whether numbers decide the shape of its result."""
+    shaped: bool  # whether numbers decide the shape of its result
     out: tuple[Any, list[str]] | None
 
 

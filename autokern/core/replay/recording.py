@@ -32,8 +32,7 @@ from autokern.core.replay.operations import Kind, Noted, Replay, Step, Unrecorde
 
 _IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 2**21, 2**26, 2**28
 """Most bytes of tensors that need not share memory, of a recording, and of all recordings of a process."""
-_living: list[tuple[weakref.ref[Any], int]] = []
-"""What has a recording, with the bytes of it, oldest first."""
+_living: list[tuple[weakref.ref[Any], int]] = []  # what has a recording, with the bytes of it, oldest first
 _MOST_STEPS = 20_000
 _READ = torch.ops.aten._local_scalar_dense.default
 _BATCH_NORM = torch.ops.aten.native_batch_norm.default

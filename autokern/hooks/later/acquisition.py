@@ -29,10 +29,8 @@ from autokern.hooks.install import hook
 from autokern.hooks.later.repeated import Repeated
 from autokern.system import host, threads
 
-_MOST = 2**16
-"""Most elements of a tensor in each evaluation: torch shares an operation on it among two threads at most."""
-_MOST_ONCE = 2**20
-"""Most elements in the single evaluation of the raw samples, from which the starts are chosen."""
+_MOST = 2**16  # most elements of a tensor in each evaluation: torch shares an operation on it among two threads at most
+_MOST_ONCE = 2**20  # most elements in the single evaluation of the raw samples, from which the starts are chosen
 _MOST_POINTS = 512  # most training points: each evaluation multiplies matrices of their number of rows
 _KNOWN = {f"botorch.acquisition.{name}" for name in ("analytic", "knowledge_gradient", "logei", "monte_carlo")}
 _KNOWN |= {f"botorch.acquisition.multi_objective.{name}" for name in ("logei", "monte_carlo")}
@@ -94,8 +92,7 @@ def _rows(points: Any) -> int:
     return 0 if points is None else int(points.shape[-2])
 
 
-TRIED = (1, 18)
-"""The SciPy release whose internals were compared; a later release may change their arguments."""
+TRIED = (1, 18)  # the SciPy release whose internals were compared; a later release may change their arguments
 _REASON = "Scipy version"
 _NAMES = ("fmin_l_bfgs_b_batched", "translate_bounds_for_lbfgsb")
 """Functions that BoTorch's module imports only with a SciPy release that it supports."""

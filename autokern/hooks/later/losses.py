@@ -29,10 +29,8 @@ from autokern.hooks.later.closures import OfParameters
 from autokern.model import memoized
 
 _known: Beside[Loss] = Beside()
-MOST = 2**18
-"""Elements of tensors whose numbers are compared before each replay, at most."""
-_LARGEST = 500
-"""Points above which a computation is too large to be recorded, or too slow to gain."""
+MOST = 2**18  # elements of tensors whose numbers are compared before each replay, at most
+_LARGEST = 500  # points above which a computation is too large to be recorded, or too slow to gain
 _SPACES = "_modules", "_priors", "_added_loss_terms"
 
 
@@ -54,8 +52,7 @@ class Given:
         self.form, self._empty = form, copy.copy(prior)
         self._empty.loc = self._empty._covar = None
         self.copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-        self.present = tensors
-        """The tensors of the present call: the prior's, then the target."""
+        self.present = tensors  # the tensors of the present call: the prior's, then the target
 
     @classmethod
     def of(cls, prior: Any, target: Any) -> Given | None:

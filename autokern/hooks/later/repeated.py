@@ -33,14 +33,12 @@ from autokern.hooks.bypass import may_replay
 from autokern.runtime import dispatch
 from autokern.system import host
 
-_EAGER, _COMPARED, _EVERY = 2, 2, 32
-"""Evaluations before the one that is recorded, at least; compared after it; and from one comparison to the next."""
+_EAGER, _COMPARED, _EVERY = 2, 2, 32  # evaluations before the recorded one, compared after it, and between comparisons
 _SPENT = 0.06  # seconds of evaluations before one is recorded, where nothing is known of their number
 _AGREE = 1e-9  # the largest difference between a replay and the library, relative to the largest compared value
 _SINGLE = 1e-4  # the same in single precision, where BLAS rounds products of fewer sets otherwise
 _GAIN = 0.9  # the largest part of an evaluation's time that a replay may take
-_MISSES, _UNFIT = 3, 8
-"""Replays one after another that end at another branch, and calls that do not fit, before a recording is dropped."""
+_MISSES, _UNFIT = 3, 8  # replays in a row that end at another branch, and misfits, before a recording is dropped
 _histories: dict[Any, _History] = {}
 _log = logging.getLogger("autokern")
 
@@ -206,9 +204,8 @@ class Repeated(abc.ABC):
             self._run()  # the first run touched new memory
         if self._replayed() > _GAIN * self._seconds:
             return self.end("a replay is not faster")
-        self._history.unused = 0
-        self.price = self._cost - (1 + _COMPARED) * self._seconds
-        history = self._history
+        history, self.price = self._history, self._cost - (1 + _COMPARED) * self._seconds
+        history.unused = 0
         if self.larger:  # seconds of a replay of the larger calls that were recorded before
             history.shrinks = self._running < _GAIN * self.larger
         if not self._anew:

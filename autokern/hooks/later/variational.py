@@ -36,8 +36,7 @@ from autokern.system import host
 _OFTEN = 8
 _PLAIN = bool, int, float, str, type(None)
 _steps: Beside[_Step] = Beside()
-_inputs: Weak[Any] = Weak()
-"""By distribution: the points of the model's call that returned it."""
+_inputs: Weak[Any] = Weak()  # by distribution: the points of the model's call that returned it
 Call = Callable[..., Any]
 
 
