@@ -47,24 +47,14 @@ class Op(abc.ABC):
     Creating the instance registers it. Seven methods must be written, the others have defaults. The first candidate is
     ``stock``: what the library does without autokern. `docs/add-a-candidate.md` shows a complete file.
 
-    Parameters
-    ----------
-    name : str
-        Unique name.
-    summary : str
-        What is computed, in one line.
-    raises : tuple of exception types
-        Errors that belong to the contract; dispatch passes them on unchanged.
-    composite : bool
-        Whether stock calls other ops, which are then dispatched. Its arguments may cache results, so every trial gets
-        fresh copies.
-    nesting : int
-        Larger than the nesting of every op that its candidates call: a calibration measures the innermost ops first.
+    Stock of a composite op calls other ops, which are then dispatched. Its arguments may cache results, so every trial
+    gets fresh copies. The nesting is larger than that of every op that the candidates call: a calibration measures the
+    innermost ops first.
     """
 
-    name: str
-    summary: str
-    raises: tuple[type[BaseException], ...] = ()
+    name: str  # unique
+    summary: str  # what is computed, in one line
+    raises: tuple[type[BaseException], ...] = ()  # errors of the contract, which dispatch passes on unchanged
     composite: bool = False
     nesting: int = 0
 

@@ -7,6 +7,7 @@ derivatives are formed block by block and never kept. Second derivatives differe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -82,11 +83,8 @@ def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:
     if kind not in trees.BRANCHES:
         return to_dense(kernel.forward(x, x))
     chosen = [(child, child.active_dims) for child in kernel.kernels]
-    parts = [dense(child, x if active is None else x.index_select(-1, active)) for child, active in chosen]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part if trees.BRANCHES[kind] == "sum" else total * part
-    return total
+    parts = (dense(child, x if active is None else x.index_select(-1, active)) for child, active in chosen)
+    return functools.reduce(torch.add if trees.BRANCHES[kind] == "sum" else torch.mul, parts)
 
 
 class _Calling(torch.nn.Module):

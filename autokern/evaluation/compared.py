@@ -44,9 +44,6 @@ class Compared(msgspec.Struct, frozen=True):
         """The library's median seconds over autokern's."""
         return statistics.median(self.off) / statistics.median(self.on)
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def __str__(self) -> str:
         off, on = (duration(statistics.median(each)) for each in (self.off, self.on))
         count = f", medians of {len(self.on)} runs in turn" if len(self.on) > 1 else ""
@@ -55,6 +52,8 @@ class Compared(msgspec.Struct, frozen=True):
         if self.difference is not None:
             told += f"; results {f'agree within {self.difference:.0e}' if self.difference else 'are the same'}"
         return told + (f"; meanwhile {self.load}: times are of a busy machine" if self.load else "")
+
+    __repr__ = __str__
 
 
 def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:

@@ -52,15 +52,14 @@ class Served(Shown, msgspec.Struct, frozen=True):
     title: str
     rows: list[tuple[str, str, str]]
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def __str__(self) -> str:
         lines = [self.title]
         for part, by, why in self.rows:
             for line, start in ((by, f"  {part + ':':<15} "), *((line, _INDENT) for line in why.splitlines())):
                 lines += textwrap.wrap(line, 80, initial_indent=start, subsequent_indent=_INDENT)
         return "\n".join(filter(None, [*lines, known.summary(known.unknown())]))
+
+    __repr__ = __str__
 
 
 def explain(op: str | GP | None = None, **fields: Any) -> Decision | Explanation | Served:

@@ -10,7 +10,9 @@ Autograd functions take flat lists of tensors: `apart` takes a tree apart, and `
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -213,11 +215,7 @@ def by_formula(
         if node.kind == "scale":
             scale = next(scales)
             return scale * value(node.children[0])
-        total = value(node.children[0])
-        for child in node.children[1:]:
-            more = value(child)
-            total = total + more if node.kind == "sum" else total * more
-        return total
+        return functools.reduce(operator.add if node.kind == "sum" else operator.mul, map(value, node.children))
 
     return value(node)
 

@@ -161,11 +161,6 @@ def numbered(seen: Inspected, model: Any, x: Array) -> tuple[Tasks | None, Array
     return tasks, points
 
 
-def mean_of_tasks(mean: Any, before: torch.Tensor, tasks: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Return the mean of points, selected by BoTorch's own code for their task numbers ``(..., 1)``."""
-    return sys.modules["botorch.models.multitask"]._compute_multitask_mean(mean, before, tasks, after)
-
-
 FIXED = FixedNoiseGaussianLikelihood, DirichletClassificationLikelihood
 """Likelihoods whose noise is known, with or without a noise that is learned."""
 

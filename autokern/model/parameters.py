@@ -104,11 +104,7 @@ def curve_of(transform: Any) -> Curve | None:
     """Return the curve of a constraint's transform, None for an unsupported one."""
     if type(transform) is torch.nn.Softplus and (transform.beta, transform.threshold) == (1, 20):
         return _softplus
-    if transform is torch.sigmoid:
-        return _logistic
-    if transform is torch.exp:
-        return _exponential
-    return None
+    return _logistic if transform is torch.sigmoid else _exponential if transform is torch.exp else None
 
 
 def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> Curve:

@@ -13,6 +13,7 @@ computed by the model's own modules.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from autokern.kernels.array_parts import Array
 from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.kernel_parts import called
 from autokern.model.libraries import PREDICTION
-from autokern.model.other_parts import Mean, mean_of_tasks, numbered, parts_of
+from autokern.model.other_parts import Mean, numbered, parts_of
 from autokern.model.parameters import Mirrors, Parameter
 from autokern.prediction.array_posterior_call import Apart, Call, Pair
 from autokern.prediction.inverse_factor import Conditioned
@@ -184,5 +185,6 @@ class Posterior:
         column, values, numbers = self.tasks.column, *(torch.from_numpy(a).to(x) for a in self.tasks[1:])
         tasks = numbers[torch.searchsorted(values, x[..., column, None].detach().trunc().contiguous())]
         before, after = x[..., :column], x[..., column + 1 :]
-        points = torch.cat([before, tasks, after], -1)
-        return points, None if mean is None else mean_of_tasks(mean, before, tasks, after)
+        selected = sys.modules["botorch.models.multitask"]._compute_multitask_mean  # BoTorch's own code
+        of_points = None if mean is None else selected(mean, before, tasks, after)
+        return torch.cat([before, tasks, after], -1), of_points

@@ -140,9 +140,6 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
 
     decisions: list[tuple[Decision, int]]
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def __str__(self) -> str:
         lines = ["autokern has taken no decision in this process"]
         if self.decisions:
@@ -153,6 +150,8 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
             lines += textwrap.wrap(first, 80, subsequent_indent=_INDENT)
             lines += textwrap.wrap(group.why, 80, initial_indent=_INDENT, subsequent_indent=_INDENT)
         return legible("\n".join(filter(None, [*lines, replayed(), known.summary(known.unknown())])))
+
+    __repr__ = __str__
 
 
 def replayed() -> str:

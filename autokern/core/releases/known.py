@@ -21,11 +21,6 @@ from autokern.core.releases import LIBRARIES, comparison, installed
 from autokern.core.releases.comparison import MAYBE, MISSING, PATCHED, Look, is_known
 from autokern.core.releases.recorded import functions, is_of, original, table
 
-__all__ = [
-    "Relied", "Status", "admits", "everything", "full_name", "is_known", "leave_out", "relied", "summary", "trust",
-    "unknown", "versions", "warn",
-]  # fmt: skip
-
 _FEW = 6  # names that a warning lists
 _left_out: dict[str, str] = {}
 _made: dict[frozenset[Any], Relied] = {}
@@ -53,9 +48,6 @@ class Status(msgspec.Struct, frozen=True):
     unknown: dict[str, str]
     why_off: str = ""
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def __str__(self) -> str:
         versions = [
             f"{name} {text}{'' if tested else ' (not tested)'}" for name, (text, tested) in self.versions.items()
@@ -66,6 +58,8 @@ class Status(msgspec.Struct, frozen=True):
         off = [f"stock runs where it relies on code that {why}: {', '.join(of)}" for why, of in by_reason.items()]
         here = [f"autokern is {'on' if self.enabled else 'off'}: {', '.join(versions)}"]
         return "\n".join([*here, *filter(None, [self.why_off]), *off])
+
+    __repr__ = __str__
 
 
 def versions() -> dict[str, tuple[str, bool]]:
