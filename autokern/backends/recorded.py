@@ -175,8 +175,7 @@ def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.
     parts, shape, tensors = gaussian.arranged(tree, added, residual)
     wanted = tuple(t.requires_grad for t in tensors)
     with torch.no_grad():
-        step = functools.partial(_step, parts, wanted)
-        told = recorded((parts, wanted), step, tuple(tensors))
+        told = recorded((parts, wanted), functools.partial(_step, parts, wanted), tuple(tensors))
         failed = bool(told[0])
     if failed:
         return gaussian.log_prob(tree, added, residual)

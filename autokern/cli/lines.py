@@ -50,8 +50,7 @@ class _Sampler:
             line, who = _told(frame)
             del frame  # it would keep the program's objects alive
             now = time.perf_counter()
-            of = self._seconds.setdefault(line, dict.fromkeys(_WHO, 0.0))
-            of[who] += now - last
+            self._seconds.setdefault(line, dict.fromkeys(_WHO, 0.0))[who] += now - last
             last = now
 
     def table(self) -> Table:

@@ -136,8 +136,7 @@ def at_once(
     """Return log density, LAPACK's info and the wanted gradients without synchronising with the device."""
     noise, residual, *rest = tensors
     buffer = residual.new_empty((*residual.shape, residual.shape[-1]))
-    tree = parts.tree(rest)
-    blocks = Blocks(tree, mirrored=True, look=False)
+    blocks = Blocks(parts.tree(rest), mirrored=True, look=False)
     _assemble(blocks, noise, buffer, keep=True)
     factor, info = torch.linalg.cholesky_ex(buffer)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)

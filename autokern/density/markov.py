@@ -185,8 +185,7 @@ def responses(of: Conditional, beside: Around) -> Responses:
     by_state, by_next, by_data = columns[..., :d], columns[..., d : 2 * d], columns[..., 2 * d :]
     mean, covariance = filtered(beside.mean, beside.covariance, of.element)
     carried = element.a @ covariance
-    next_covariance = carried @ element.a.mT + element.q
-    told = resolvent(beside.j @ next_covariance)
+    told = resolvent(beside.j @ (carried @ element.a.mT + element.q))
     following = told @ (beside.h - beside.j @ (element.a @ mean + element.b))
     curved = told @ beside.j
     gain = torch.baddbmm(by_next, by_state, carried.mT)
@@ -248,8 +247,7 @@ def gradients(
         flat = total.view(-1)
         flat[n - 1] += flat[n:].sum() + after[-1]
         by_points.append(flat[:n] * one.root)
-    residual = g[..., 0].reshape(-1)[:n].neg()
-    return by_noise.view(-1)[:n], residual, by_weights, by_points
+    return by_noise.view(-1)[:n], g[..., 0].reshape(-1)[:n].neg(), by_weights, by_points
 
 
 def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor, exact: bool = False) -> torch.Tensor | None:

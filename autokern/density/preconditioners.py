@@ -72,8 +72,7 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
     def row(at: int) -> torch.Tensor:
         return trees.dense(tree, [z[at : at + 1] for z in tree.points]).squeeze(-1)
 
-    chosen = _greedy(row, left, least, rank)
-    return places[chosen], float(left.mean()) / least
+    return places[_greedy(row, left, least, rank)], float(left.mean()) / least
 
 
 class Pivoted(Preconditioner):

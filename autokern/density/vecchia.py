@@ -147,8 +147,7 @@ class Vecchia(Preconditioner):
         g[:, -1:] -= 2 / last
         by_solution = g / last
         by_solution[:, -1:] -= torch.linalg.vecdot(g, c).unsqueeze(-1) / (2 * last.square())
-        lower = cholesky(covariance)
-        turned = torch.cholesky_solve(by_solution.unsqueeze(-1), lower)
+        turned = torch.cholesky_solve(by_solution.unsqueeze(-1), cholesky(covariance))
         return turned.mul_(-last.unsqueeze(-1)) @ (c * there).unsqueeze(-2) * there.unsqueeze(-1)
 
     def _covariances(self, tree: Tree, start: int, stop: int) -> torch.Tensor:
@@ -159,8 +158,7 @@ class Vecchia(Preconditioner):
         found = trees.dense(tree) + torch.diag_embed(self._noise[sets])
         if there.all():
             return found
-        pairs = there.unsqueeze(-1) & there.unsqueeze(-2)
-        return found * pairs + torch.diag_embed((~there).double())
+        return found * (there.unsqueeze(-1) & there.unsqueeze(-2)) + torch.diag_embed((~there).double())
 
     def _in_chunks(self, of: Callable[[int], Callable[[int, int], None]], first: int, end: int) -> None:
         each = max(16, _CACHED // self._given.sets.shape[1] ** 2)

@@ -153,8 +153,7 @@ def _trained(model: Any) -> tuple[str, str, str]:
         return part, by, why
     from autokern.hooks.later.losses import Loss
 
-    prior = model(*model.train_inputs)
-    found = Loss(mll).consists(mll, None, None, prior, model.train_targets)
+    found = Loss(mll).consists(mll, None, None, model(*model.train_inputs), model.train_targets)
     return part, by, "\n".join(filter(None, [why, _replayed(found)]))
 
 

@@ -283,8 +283,7 @@ def _combined(parts: list[Matrices], grad: bool, product: bool) -> Matrices:
     for part in parts[1:]:
         peak = max(peak, live + part.peak, live + part.live + 1)
         kept += _kept_of_sums(part)
-        with_gradients = live + part.live + 1 if product else kept + 1
-        live = with_gradients if grad else 1.0
+        live = (live + part.live + 1 if product else kept + 1) if grad else 1.0
     return Matrices(peak, live)
 
 

@@ -42,8 +42,7 @@ _DTYPES = torch.float32, torch.float64
 @hook(ExactGP, "__call__", relies=None)
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     later.look()
-    plain = len(args) == 1 and not kwargs and not self.training
-    found = _read(self, args[0]) if plain else None
+    found = _read(self, args[0]) if len(args) == 1 and not kwargs and not self.training else None
     if found is None:
         return _call.__wrapped__(self, *args, **kwargs)
     return _dispatch(found, args[0], functools.partial(_call.__wrapped__, self))

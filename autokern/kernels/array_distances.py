@@ -219,8 +219,7 @@ class Rough(Distances):
         return s, near
 
     def _pulled(self, g: Array, z: Array, others: Any, apart: Any, theta: bool) -> tuple[Array, Array | None]:
-        near = np.broadcast_to(apart, g.shape)
-        where, gaps = _gaps(near, z, z if others is None else others[0])
+        where, gaps = _gaps(np.broadcast_to(apart, g.shape), z, z if others is None else others[0])
         pull = 2.0 * g[where][:, None] * gaps
         g[where] = 0.0
         by_z, by_others = super()._pulled(g, z, others, None, theta)

@@ -213,8 +213,7 @@ def by_formula(
         if node.kind == "constant":
             return next(scales)
         if node.kind == "scale":
-            scale = next(scales)
-            return scale * value(node.children[0])
+            return next(scales) * value(node.children[0])
         return functools.reduce(operator.add if node.kind == "sum" else operator.mul, map(value, node.children))
 
     return value(node)

@@ -61,8 +61,7 @@ class Mirrors:
         if known is None:
             if any(t.device != tensor.device for t, _ in self._pairs.values()):
                 raise ValueError(f"tensors on {tensor.device} and on another accelerator")
-            copied = tensor.detach().cpu().contiguous()
-            known = self._pairs[id(tensor)] = tensor, copied
+            known = self._pairs[id(tensor)] = tensor, tensor.detach().cpu().contiguous()
         return known[1]
 
     def pull(self) -> None:

@@ -150,8 +150,7 @@ def _half_normal(loc: Array, scale: Array) -> At:
 
     def at(value: Array) -> tuple[float, Array]:
         found, slope = whole(value)
-        inside = (value >= 0.0).all()
-        return found + value.size * math.log(2.0) if inside else -math.inf, slope
+        return found + value.size * math.log(2.0) if (value >= 0.0).all() else -math.inf, slope
 
     return at
 

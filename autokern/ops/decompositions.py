@@ -99,8 +99,7 @@ def in_huge_pages(a: torch.Tensor, jitter: float | None = None, max_tries: int |
 
 
 def _memory_of(problem: Problem, matrices: float) -> int:
-    k = min(problem.m, problem.n)
-    elements = matrices * problem.m * problem.n + k * problem.n
+    elements = matrices * problem.m * problem.n + min(problem.m, problem.n) * problem.n
     return int(problem.batch * problem.itemsize * elements) * (2 if problem.grad else 1)
 
 

@@ -157,8 +157,7 @@ def rows(update: Update) -> Any:
         likelihood = strategy.likelihood.get_fantasy_likelihood(**more)
         new = MultivariateNormal(mean[..., n:], covariance[..., n:, n:])
         corner = likelihood(new, inputs, **more).covariance_matrix
-        cross = evaluated(covariance[..., n:, :n])
-        grown = known.extended(cross, corner, targets - mean[..., n:])
+        grown = known.extended(evaluated(covariance[..., n:, :n]), corner, targets - mean[..., n:])
     strategy.fantasy_inputs, strategy.fantasy_targets = inputs, targets
     if full_inputs[0].dim() <= full_targets.dim():  # several observations at the same points
         repeats = full_targets.shape[:1]

@@ -149,8 +149,7 @@ def _of_numbers(run: Run) -> Run:
 
     @functools.wraps(run)
     def checked(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-        points = (x1,) if x1 is x2 else (x1, x2)
-        numbers = all(math.isfinite(x.detach().sum().item()) for x in points)
+        numbers = all(math.isfinite(x.detach().sum().item()) for x in ((x1,) if x1 is x2 else (x1, x2)))
         return (run if numbers else stock)(kernel, x1, x2)
 
     return checked
@@ -193,8 +192,7 @@ def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tenso
 @_of_numbers
 def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.cdist without its matrix product, then the formula."""
-    first = trees.read(kernel, x1)
-    return matrices.by_cdist(first, None if x1 is x2 else trees.read(kernel, x2).points)
+    return matrices.by_cdist(trees.read(kernel, x1), None if x1 is x2 else trees.read(kernel, x2).points)
 
 
 on_other_devices(KERNEL_MATRIX, matrices.matrix, "One GEMM on the {}; the time includes all copies.", read=both)

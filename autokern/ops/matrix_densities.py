@@ -150,8 +150,7 @@ def _by_tasks(
     eye = operators.DiagLinearOperator(kx.new_ones(len(kx)))
     added = operators.KroneckerProductDiagLinearOperator(eye, operators.DiagLinearOperator(noise.diagonal()))
     product = operators.KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # it takes views
-    prior = MultivariateNormal(mean.flatten(), product + added)
-    return libraries.log_prob(prior, value.flatten())
+    return libraries.log_prob(MultivariateNormal(mean.flatten(), product + added), value.flatten())
 
 
 TASK_LOG_PROB = _TaskLogProb()

@@ -57,8 +57,7 @@ class RowBlocks:
 
     def _pieces(self) -> list[tuple[int, int, torch.Tensor]]:
         """Return for each block its first row, the row after its last, and its values."""
-        stops = [*(block.start for block in self._blocks[1:]), self.n]
-        pairs = zip(self._blocks, stops, strict=True)
+        pairs = zip(self._blocks, [*(block.start for block in self._blocks[1:]), self.n], strict=True)
         return [(block.start, stop, block.storage[..., : stop - block.start, :stop]) for block, stop in pairs]
 
     def right_transposed(self, b: torch.Tensor) -> torch.Tensor:

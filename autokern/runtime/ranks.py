@@ -76,8 +76,7 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
 def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any]:
     """Return settings and profile of rank 0, excluding candidates that compile or that some rank cannot run."""
     able = [f"{op.name}={c.name}" for op in registered() for c in op.candidates if c.compiles or c.unavailable("cpu")]
-    own = (mine.settings, mine.profile) if here.rank == 0 else None
-    everyone = here.objects((own, able))
+    everyone = here.objects(((mine.settings, mine.profile) if here.rank == 0 else None, able))
     (theirs, profile), _ = everyone[0]
     lacking = {name for _, names in everyone for name in names if not name.endswith("=distributed")}
     ordered = {f"{op}={candidate}" for op, candidate in theirs.force}

@@ -211,8 +211,7 @@ def _libraries(config: str) -> dict[str, str]:
 
 @functools.cache
 def _cpu() -> dict[str, Any]:
-    first = text_of(_CPU_INFO).partition("\n\n")[0]
-    lines = (line.partition(":") for line in first.splitlines())
+    lines = (line.partition(":") for line in text_of(_CPU_INFO).partition("\n\n")[0].splitlines())
     info = {key.strip(): value.strip() for key, _, value in lines}
     flags = info.get("flags", info.get("Features", "")).split()
     cores = len({text_of(listed) for listed in _CPUS.glob("cpu[0-9]*/topology/core_cpus_list")})
