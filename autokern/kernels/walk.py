@@ -49,8 +49,8 @@ def _numbered(node: Node, leaves: Iterator[int], weights: Iterator[int]) -> _Par
 class _Tape(NamedTuple):
     """The value of a node on a block (None if it is not needed), its slope, and the tapes of its children."""
 
-    value: torch.Tensor | None
-    slope: torch.Tensor | None = None
+    value: Any
+    slope: Any = None
     children: tuple[_Tape, ...] = ()
 
 
@@ -121,11 +121,9 @@ class Walk:
         if not wanted:
             return _Tape(None, None, children)
         value = children[0].value
-        assert value is not None
         if part.kind == "scale":
             return _Tape(torch.mul(value, self._weights[part.number], out=out), None, children)
         for child in children[1:]:
-            assert child.value is not None
             value = value * child.value if part.kind == "product" else value + child.value
         if out is not None:
             out.copy_(value)
@@ -150,7 +148,6 @@ class Walk:
                 own_g = g if index == last else self._spare(g).copy_(g)
                 for other, sibling in enumerate(tape.children if part.kind == "product" else ()):
                     if other != index:
-                        assert sibling.value is not None
                         own_g.mul_(sibling.value)
                 self._backward(child, branch, at, own_g, factor)
 
@@ -161,8 +158,6 @@ class Walk:
         """Accumulate `g` at a leaf, and the total of ``g k`` for the weight `scale` unless that is negative."""
         leaf = self._leaves[index]
         self._leaf_factors[index] = factor
-        assert tape.value is not None
-        assert tape.slope is not None
         if leaf.shape is not None and leaf.family.shape is not None:
             by_shape = leaf.family.shape.slope(tape.value, leaf.shape)
             _add(self._shape_totals, index, self._total(g, by_shape, at) * factor)
