@@ -224,7 +224,7 @@ def _agrees(device: torch.device) -> bool:
 
     def value() -> float:
         k = kernel(x).add_jitter(0.1)
-        return float(k.inv_quad_logdet(x, logdet=True)[1] + k.to_dense().sum())
+        return float(k.inv_quad_logdet(x, logdet=True)[1].item() + k.to_dense().sum().item())
 
     install.disable()  # `autokern everywhere` may have enabled it
     stock = value()

@@ -30,8 +30,7 @@ def embed(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor | None) -> tuple[Em
 
     The root kernel's active dimensions must be selected already. If `x2` is None, both sets are one tensor.
     """
-    apart = x2 is not None and x1.shape[:-2] != x2.shape[:-2]
-    centre = centre_of(x1.flatten(0, -2)).view(-1) if apart else centre_of(x1)  # it enlarges the batch of neither
+    centre = _common(x1, x2)
     first = trees.read(kernel, x1, centre)
     widths = tuple(z.shape[-1] for z in first.points)
     left = _beside(first.points)
@@ -44,6 +43,13 @@ def _beside(points: list[torch.Tensor]) -> torch.Tensor:
         return points[0].contiguous()
     lead = torch.broadcast_shapes(*(z.shape[:-1] for z in points))
     return torch.cat([z.expand(*lead, z.shape[-1]) for z in points], -1)
+
+
+def _common(x1: torch.Tensor, x2: torch.Tensor | None) -> torch.Tensor:
+    """Return a centre to subtract from two sets of points that enlarges the batch of neither."""
+    if x2 is None or x1.shape[:-2] == x2.shape[:-2]:
+        return centre_of(x1)
+    return centre_of(x1.flatten(0, -2)).view(-1)
 
 
 def read(kernel: Kernel | Embedded, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:
