@@ -68,7 +68,6 @@ def tabular(found: Sequence[Finding]) -> Table:
 
 
 def _seen(name: str, found: str, advice: str = "", status: str = "note") -> Finding:
-    """Return a finding of status "ok" without advice, else of the given status."""
     return Finding(name, status if advice else "ok", found, advice)
 
 

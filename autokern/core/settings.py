@@ -39,7 +39,6 @@ def parse_bytes(text: str) -> int:
 
 
 def _flag(text: str) -> bool:
-    """Return the truth value of 0 or 1, false or true, off or on, no or yes."""
     if text.lower() in ("1", "true", "on", "yes", "0", "false", "off", "no"):
         return text.lower() in ("1", "true", "on", "yes")
     raise ValueError("expected 0 or 1")
@@ -70,7 +69,6 @@ def _number(kind: type, is_valid: Callable[[Any], bool], expected: str, *words: 
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
-    """Return a parser that accepts one of these words, in upper or lower case."""
     return _number(float, lambda value: False, " or ".join(choices), *choices)
 
 

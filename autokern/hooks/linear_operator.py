@@ -93,7 +93,6 @@ def _inv_quad_logdet(
 
 
 def _factorised_already(operator: Any) -> bool:
-    """Whether stock has cached a factor or root of this operator."""
     return any(name in _FACTORS for name in memoized.names(operator))
 
 

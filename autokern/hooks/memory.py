@@ -121,7 +121,6 @@ def _guard(position: str, operator: Any) -> None:
 
 
 def _refuse_beyond(need: int, asked: str, like: Any, of_kernel: bool) -> None:
-    """Refuse a call whose `need` in bytes does not fit the memory of `like`'s device."""
     if not memory.fits(need, like.device):
         asked = f"{asked}, {like.dtype}, {like.device},"
         memory.refuse(asked, need, like.device, str(like.dtype), of_kernel)

@@ -122,7 +122,6 @@ class Distances:
         self._others = Same()
 
     def _prepared(self, x: Array) -> tuple[Any, ...]:
-        """Return the transformed points, what their `backward` needs, and their `_forms`."""
         z, kept = self._points.of(x)
         return z, kept, *self._forms(z)
 

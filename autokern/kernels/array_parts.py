@@ -182,7 +182,6 @@ class Categorical:
         return k.copy(), (differ, k)
 
     def _differ(self, x: Array, other: Array) -> list[Array]:
-        """Return for each column the mask of the pairs that differ."""
         one, two = (np.moveaxis(p[..., self._columns], -1, 0) for p in (x, other))
         return [p[..., None] != q[..., None, :] for p, q in zip(one, two, strict=True)]
 

@@ -31,7 +31,6 @@ class UnreadError(Exception):
 
 
 def _function(closure: Any) -> Any:
-    """Return the function of a closure, unbound from its module."""
     return getattr(closure, "__func__", closure)
 
 

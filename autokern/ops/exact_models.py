@@ -244,7 +244,6 @@ def _posterior_arguments(model: Any, x: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _as_botorch(model: Any, x: torch.Tensor) -> Any:
-    """Call a model under BoTorch's settings."""
     settings = gpytorch.settings
     with settings.debug(False), settings.fast_pred_var(), settings.detach_test_caches():
         return libraries.exact_call(model, x)

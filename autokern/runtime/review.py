@@ -159,7 +159,6 @@ class FirstUse:
 
 
 def _tried_lately(profile: Profile, problem: Problem) -> bool:
-    """Whether a recent calibration of the op measured nothing useful."""
     return profile.fruitless.get(group_key(*problem.group), "") > dated(ago=_PATIENCE)
 
 

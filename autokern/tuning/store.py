@@ -176,7 +176,6 @@ def _named(name: str) -> str:
 
 @contextlib.contextmanager
 def _opened_home(settings: Settings, *, create: bool = False) -> Iterator[Folder]:
-    """Open the folder for profiles; `create` makes a missing one."""
     path = home(settings)
     if path is None:
         raise FileNotFoundError(errno.ENOENT, "this user has no cache folder")

@@ -223,12 +223,10 @@ def _judge(module: str, qualified: str, found: Any) -> _Judged:
 
 
 def _codes(several: list[FunctionType]) -> list[CodeType]:
-    """Return the code objects of functions."""
     return list(map(_code, several))
 
 
 def _sizes(several: list[Any]) -> list[int]:
-    """Return the number of attributes of each class."""
     return list(map(len, several))
 
 

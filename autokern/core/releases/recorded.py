@@ -56,7 +56,6 @@ def _constant(value: Any) -> Any:
 
 
 def _with(code: str, defaults: Any) -> str:
-    """Return the fingerprint of a function from its code's fingerprint and its defaults."""
     return _hashed((code, defaults)) if any(defaults) else code
 
 

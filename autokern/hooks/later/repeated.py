@@ -252,7 +252,6 @@ class Repeated(abc.ABC):
         return found
 
     def _run(self) -> float:
-        """Run the replay, and return how long it took."""
         replay, began = self._replay, time.thread_time()
         if replay is None:
             raise ChangedError("another thread has dropped the recording")
