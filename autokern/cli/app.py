@@ -31,10 +31,7 @@ _begun = False  # whether the program has started: later exceptions are its own
 
 
 def main() -> int:
-    """Run the command line of this process; return its exit status.
-
-    0 is fine, 1 a finding, 2 a usage error, 130 an interrupt.
-    """
+    """Run the command line of this process; return its exit status (`cli.commands` lists them)."""
     try:
         if sys.argv[1:2] == ["run"] and sys.argv[2:3] not in (["-h"], ["--help"]):
             status = started(sys.argv[2:])
@@ -65,10 +62,7 @@ class Order(NamedTuple):
 
 
 def parse(arguments: list[str], command: str = "run") -> Order | None:
-    """Parse a command line; None if it asks for help.
-
-    Everything after the name of the script or module belongs to the program.
-    """
+    """Parse a command line, which ends with the program and its arguments; None if it asks for help."""
     flags = dict.fromkeys(("--explain", "--profile"), False)
     rest, report = list(arguments), None
     while command == "run" and rest and (rest[0] in flags or rest[0].partition("=")[0] == "--report"):

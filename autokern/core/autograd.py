@@ -83,12 +83,10 @@ def plain_gradients(
     wanted: Sequence[bool],
     cotangents: torch.Tensor | Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:
-    """Return autograd's gradients of a function with respect to the wanted inputs, differentiable in grad mode.
-
-    Each input is replaced by its own view, because one tensor may occur twice, or depend on another.
-    """
+    """Return autograd's gradients of a function with respect to the wanted inputs, differentiable in grad mode."""
     graph = torch.is_grad_enabled()
     with torch.enable_grad():
+        # views of its own for each input: one tensor may occur twice, or depend on another
         own = [t.view_as(t) if want and t is not None else t for t, want in zip(inputs, wanted, strict=True)]
         sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
         outs = function(*own)

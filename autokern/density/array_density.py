@@ -72,10 +72,7 @@ class KernelReading:
     def computed(
         self, scale: float, moving: bool, x: Array, mean: Array, value: Array, noise: Array | None = None
     ) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
-        """Return the log densities times `scale` and their gradients by arrays and raw parameters; None if one fails.
-
-        The gradient by the points is computed only if `moving`, none where autograd records nothing.
-        """
+        """Return log densities times `scale`, and gradients by arrays (points if `moving`) and raw parameters."""
         graded = torch.is_grad_enabled()
         for parameter in self.parameters:
             parameter.refresh()

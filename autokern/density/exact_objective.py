@@ -98,10 +98,7 @@ def modules_of(seen: Inspected, mll: Any, *inherited: str) -> tuple[Any, Any]:
 
 
 class Reading:
-    """A model, or a batch of independent models, in NumPy; raises UnreadError if any part is unsupported.
-
-    `key` is the number of points, dimensions and models, dtype, device type, and the variant of a problem.
-    """
+    """A model, or a batch of independent models, in NumPy; raises UnreadError if any part is unsupported."""
 
     def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
         model = getattr(mll, "model", None)
@@ -145,6 +142,7 @@ class Reading:
             raise UnreadError("parameters on another device than the data")
         self.n = x.shape[-2]
         dtype, variant = str(self.dtype).removeprefix("torch."), "+".join(sorted(seen.families)) + word
+        # points, dimensions, models, dtype, device type, and the variant of a problem
         self.key = (*x.shape[-2:], len(self._ones), dtype, self.device.type, variant)
 
     def _points(self, model: Any, transforms: bool) -> torch.Tensor:

@@ -190,10 +190,7 @@ def leave_one_out_density(k: torch.Tensor, noise: torch.Tensor, residual: torch.
 def log_prob(
     evaluate: Callable[..., Found], matrix: Callable[..., torch.Tensor], *tensors: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the log density of covariances, mean and value on the CPU, by `of_one` or `of_tasks` for `evaluate`.
-
-    None if a factorisation fails or the density is not finite. `matrix` is the function for `plain`.
-    """
+    """Return the log density by `of_one` or `of_tasks` for `evaluate`; None if it fails or is not finite."""
     if not readable(*tensors):
         return None
     with np.errstate(all="ignore"):

@@ -51,16 +51,13 @@ class _Origin(NamedTuple):
         return self.relied.holds() and self.prior.holds() and (self.parent is None or self.parent.holds())
 
     def serves(self, growing: bool) -> bool:
-        """Whether the strategy's caches are valid for a prediction, or for a fantasy that grows from them.
-
-        With `fast_pred_var`, noise written past the version counters is ignored, as in stock, because the library's
-        own tests demand it. Factor and covariances stay consistent then.
-        """
+        """Whether the strategy's caches are valid for a prediction, or for a fantasy that grows from them."""
         if not self.holds():
             return False
         plain = not self.graph and self.parent is None and not growing
         if plain and torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off():
             return False  # gradients must pass through the caches, which were computed without a graph
+        # with `fast_pred_var`, stock ignores noise written past the version counters; its own tests demand that
         return self.noise.holds() or (gpytorch.settings.fast_pred_var.on() and not self.noise.counted())
 
 

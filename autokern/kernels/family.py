@@ -163,14 +163,11 @@ class _Chain(torch.autograd.Function):
 
 
 def _last(u: torch.Tensor, of: Family) -> torch.Tensor:
-    """Return the last closed-form derivative, differentiable by autograd at non-zero distances.
-
-    At distance zero it is a constant, as in gpytorch's own formulae, since the derivative of a root is infinite there.
-    """
+    """Return the last closed-form derivative, differentiable by autograd at non-zero distances."""
     last = of.derivatives[-1]
     if of.slope_is_value:
         return last(u)
-    apart = u.detach().abs() > TINY
+    apart = u.detach().abs() > TINY  # else a constant, as in gpytorch: the derivative of a root is infinite there
     return torch.where(apart, last(torch.where(apart, u, 1.0)), last(u.detach()))
 
 

@@ -103,10 +103,7 @@ def gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan,
     want_rhs: bool = False,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
-    """Return the gradients of ``sum(left * (K right))``, with arguments and result of `products.gradients`.
-
-    Those between two sets of points are not shared.
-    """
+    """Return what `products.gradients` returns; ranks share those of one set of points."""
     tensors = apart(tree, others)[1]
     sizes = [t.numel() for t in tensors] + [right.numel() * want_rhs]
     here = _sharing(len(left) * len(right), sum(sizes), right) if others is None else None

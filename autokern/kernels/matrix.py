@@ -43,13 +43,7 @@ def row_blocks(matrix: torch.Tensor, cached: int) -> list[_Rows]:
 
 
 class _Leaf:
-    """The row and column points of one leaf with their squared norms, and the sums for their gradients.
-
-    Points ``(..., n, d)`` are centred (`tree.read`), which keeps the norms small. `others` ``(..., m, d)`` are the
-    columns' points, None for the same. `look` allows reading the largest norm back from the device; `same` says that
-    both sets are equal, so that the diagonal is known. The sums ``W [x' 1]`` and ``W^T [x 1]`` over blocks are
-    transposed, which a BLAS adds faster.
-    """
+    """The centred points of one leaf, of rows and columns, their squared norms, and the sums for their gradients."""
 
     def __init__(
         self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, look: bool,
@@ -101,6 +95,7 @@ class _Leaf:
             y = z if self.y is self.z else torch.cat((self.y, torch.ones_like(self.column.mT)), -1).mT
             self._extended = z, y
         z, y = self._extended
+        # both sums are transposed, which a BLAS adds faster
         self._rows.append((y if y.shape[-1] == w.shape[-1] else y[:, :stop]) @ w.mT)
         if not self._mirrored:
             if self._columns is None:
@@ -227,11 +222,7 @@ def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
 
 
 class _Matrix(torch.autograd.Function):
-    """The kernel matrix with closed-form first derivatives; second ones differentiate the plain formula.
-
-    The caller may overwrite the matrix: the backward pass uses it if its version is unchanged, and else computes it
-    again.
-    """
+    """The kernel matrix, which the caller may overwrite (`Lent`), with closed-form first derivatives."""
 
     @staticmethod
     def forward(ctx, parts, same, layout, *tensors):  # type: ignore[no-untyped-def]

@@ -77,11 +77,7 @@ def product(
 def _gradients(
     known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None, only: list[Pairs] | None = None
 ) -> list[torch.Tensor]:
-    """Return the gradients of a tree by rows' points, columns' points if they are others, shapes and weights.
-
-    `cotangent` writes ``dL/dK`` on a tile, plus that of the mirrored tile if it has one. `seen`, if given, is called
-    before with each tile's values.
-    """
+    """Return the gradients of a tree; `cotangent` writes ``dL/dK`` of a tile and its mirror, `seen` gets values."""
     like = known.tree.points[0]
     members = threads.members(like.device)
     rounds = tiling.rounds(*known.shape, known.same, tile, members) if only is None else only

@@ -185,10 +185,7 @@ def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) ->
 
 
 def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
-    """Return the kernel matrix by plain torch steps, differentiable to any order: the reference for all other ways.
-
-    `others` are the columns' points of each leaf, None for the rows' points.
-    """
+    """Return the kernel matrix by plain torch steps, differentiable to any order: the reference for all other ways."""
     columns: Sequence[torch.Tensor | None] = others or [None] * len(tree.points)
     pairs = zip(by_leaf(tree), columns, strict=True)
     us = (_square_distances(z, other) * of.gamma for (of, z, _), other in pairs)
@@ -200,10 +197,7 @@ def by_formula(
     node: Node, us: Iterable[Any], shapes: Iterable[Any], weights: Iterable[Any],
     formula: Callable[[Family], Callable[..., Any]] = lambda of: of.formula,
 ) -> Any:  # fmt: skip
-    """Evaluate a form by the families' formulae, or other functions, of u of one leaf after the other.
-
-    The values are anything with operators: tensors, numbers or LazyTensors.
-    """
+    """Evaluate a form by formulae of anything with operators: u of one leaf after the other, shapes and weights."""
     distances, left, scales = iter(us), iter(shapes), iter(weights)
 
     def value(node: Node) -> Any:

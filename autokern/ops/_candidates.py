@@ -137,14 +137,11 @@ def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
 
 
 class OpOfParts(Op):
-    """An Op whose stock calls other ops, among them a factorisation, whose errors it may raise.
-
-    With a `looseness`, stock iterates above `max_cholesky_size` to a loose tolerance, with this error.
-    """
+    """An Op whose stock calls other ops, among them a factorisation, whose errors it may raise."""
 
     raises = (NanError, NotPSDError)
     composite = True
-    looseness: Error | None = None
+    looseness: Error | None = None  # of stock, where it iterates to a loose tolerance above `max_cholesky_size`
 
     def small(self, problem: Problem) -> bool:
         """Whether `arrays`, where it can serve, needs no measurement: points are few, twice as many for a mixture."""

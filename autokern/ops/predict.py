@@ -33,13 +33,11 @@ _JOINT = 16  # number of test points up to which measurements read the joint cov
 
 
 def _memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Bytes:
-    """Return a memory rule: matrices ``(m, m)``, ``(m, n)`` and ``(n, n)``, as many as `joint`, `rows` and `factors`.
-
-    Where stock iterates, no factor is cached yet: matrix and factor are added. Gradients keep `kept` more factors.
-    """
+    """Return a memory rule: `joint` matrices ``(m, m)``, `rows` of ``(m, n)`` and `factors` of ``(n, n)``."""
 
     def memory(problem: Problem) -> int:
         m, n, b = problem.m, problem.n, problem.batch
+        # where stock iterates, no factor is cached yet; gradients keep `kept` more
         made = factors + (2 if iterates(problem) else 0) + (kept if problem.grad else 0)
         each = rows + (1 if problem.grad else 0)
         return int(joint * b * m * m + each * b * m * n + made * n * n) * problem.itemsize + 2**22

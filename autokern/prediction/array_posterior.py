@@ -44,10 +44,7 @@ _MOST, MOST = 2**22, 2**16
 
 
 class Posterior:
-    """A model in evaluation mode at one state, in NumPy; raises UnreadError if any part of it is unsupported.
-
-    For a model on an accelerator, points and results are copied.
-    """
+    """A model in evaluation mode at one state, in NumPy; raises UnreadError if any part of it is unsupported."""
 
     def __init__(self, model: ExactGP, known: Conditioned) -> None:
         kind = type(model)

@@ -156,10 +156,7 @@ def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
 
 
 def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
-    """Yield the folders of this process's groups for a controller, from its own up to the root.
-
-    In a container the listed path may be the host's while the mount shows only a part of it, so folders may not exist.
-    """
+    """Yield the folders, if there are any, of this process's groups for a controller, from its own up to the root."""
     for line in text_of(proc).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

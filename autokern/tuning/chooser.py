@@ -114,11 +114,7 @@ class Chooser:
         return trials >= ENOUGH or (trials > 0 and group_key(*problem.group) in self.profile.levels)
 
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
-        """Return the worst error of an approximate candidate on similar problems, or None if unmeasured.
-
-        Similar problems have the same words and lie within an octave of the nearest; each octave to the nearest doubles
-        the error.
-        """
+        """Return a candidate's worst error on the nearest such problems, doubled by each octave to these."""
         trials = (t for t in self._trials.get(key_of(problem), ()) if name in t.timings)
         like = [t for t in trials if (t.problem.dtype, t.problem.words) == (problem.dtype, problem.words)]
         timings, place = [(t.problem, t.timings[name].relative_error) for t in like], op.coordinates(problem)

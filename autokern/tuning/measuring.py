@@ -146,10 +146,7 @@ def trusted(timings: Mapping[str, Timing]) -> dict[str, Timing]:
 
 
 def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
-    """Return a function that runs a candidate, and the backward pass of its result's canonical form if that is wanted.
-
-    Every candidate gets the same cotangents. The ops that a candidate with `parts` calls are dispatched.
-    """
+    """Return a function that runs a candidate, and the backward pass of its canonical result if that is wanted."""
     leaves = tuple({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
     cotangents: list[torch.Tensor] = []
     nested = any(candidate.parts and candidate.run is run for candidate in op.listed)

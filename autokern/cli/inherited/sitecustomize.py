@@ -58,10 +58,7 @@ def _is_call(frame: "Any") -> bool:
 
 
 def _run_the_next() -> None:
-    """Run the ``sitecustomize`` behind this folder on `sys.path`, if any, in place of this module.
-
-    It is the program's own, or another autokern's. Modules in front of this folder are not run.
-    """
+    """Run the ``sitecustomize`` behind this folder on `sys.path`: the program's own, or another autokern's."""
     paths = [os.path.abspath(path or os.curdir) for path in sys.path]
     behind = sys.path[paths.index(_HERE) + 1 :] if _HERE in paths else sys.path
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)

@@ -193,10 +193,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
 
     def _before(self, func: Any, args: Any, kwargs: Any, kind: Kind) -> tuple[dict[int, torch.Tensor], bool, Pairs]:
-        """Note what an operation reads from others, draws, and is about to write; return whether its result varies.
-
-        The pairs are tensors of others, which it is about to write, and copies of them.
-        """
+        """Note what an operation reads; return whether its result varies, and what of others it writes, with copies."""
         memories = self._read(tensors_in((*args, *kwargs.values())))
         varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
         if kind.seeded and (self._seeding is None or kwargs.get("generator") is not None):
