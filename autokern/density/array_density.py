@@ -53,7 +53,7 @@ class KernelReading:
         seen.dims = dims
         for at in np.ndindex(*seen.batch):
             seen.begin(at)
-            self.ones.append(Single(forwarded(seen, kernel, None, dims), *beside()))
+            self.ones.append(Single(forwarded(seen, kernel, np.arange(dims)), *beside()))
         self.batch, self.raw, self.families = seen.batch, seen.raw, sorted(seen.families)
         seen.close(root, whole=root is kernel)
         self.parameters = list(seen.parameters.values())

@@ -132,7 +132,7 @@ class Reading:
             own = x if x.ndim == 2 else x[at]
             mapped_x = own if tasks is None else points
             mean = mean_of(seen, seen.module(model, names[0]), mapped_x, None if tasks is None else tasks.column)
-            kernel = called(seen, seen.module(model, names[1]), None, seen.dims)
+            kernel = called(seen, seen.module(model, names[1]), np.arange(seen.dims))
             one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean, density)
             with np.errstate(all="ignore"):
                 self._ones.append(one.on(arranged(mapped_x, seen.raw), targets[at]))

@@ -21,13 +21,11 @@ from autokern.model.arrays import Inspected, UnreadError
 class _Place:
     """A kernel and the columns of the points that it reads, centred or raw."""
 
-    def __init__(self, seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> None:
-        self.seen, self.kernel, self.dims, self.chosen = seen, kernel, dims, columns
+    def __init__(self, seen: Inspected, kernel: Any, chosen: Array) -> None:
+        self.seen, self.kernel, self.dims, self.chosen = seen, kernel, len(chosen), chosen
 
     def columns(self, start: int = 0) -> Columns:
         chosen = self.chosen
-        if chosen is None:
-            return slice(start, start + self.dims)
         if len(chosen) and (np.diff(chosen) == 1).all():
             return slice(start + int(chosen[0]), start + int(chosen[-1]) + 1)
         return chosen + start
@@ -51,6 +49,15 @@ class _Place:
 def _distances(at: _Place, name: str, scale: Parameter) -> Part:
     kind = Rough if name == "matern12" else Distances
     return kind(Mapped(at.columns(), points.scaled, scale), formulas.FORMULAS[name])
+
+
+def _matern(at: _Place) -> Part:
+    at.seen.attribute(at.kernel, "nu")
+    found = formula_of(at.kernel)
+    if found is None:
+        raise UnreadError("a Matérn kernel of another smoothness")
+    at.seen.families.append(found.name)
+    return _distances(at, found.name, at.parameter())
 
 
 def _periodic(at: _Place) -> Part:
@@ -82,19 +89,18 @@ def _polynomial(at: _Place) -> Part:
 def _truncated(at: _Place) -> Part:
     own, named, power = at.seen.attribute(at.kernel, "fidelity_dims"), range(at.dims), at.number("raw_power")
     at.seen.spelt(own)
-    columns = np.arange(at.dims) if at.chosen is None else at.chosen
     rest = [i for i in named if i not in own]
     if not (rest and 0 < len(own) <= 2 and set(own) <= set(named)):
         raise UnreadError("fidelities that are no columns, or nothing else")
 
     def term(dims: list[int]) -> Part:
-        alike, *gaps = [_Place(at.seen, at.kernel, columns[of], len(of)).raw() for of in (dims, *([i] for i in dims))]
+        alike, *gaps = [_Place(at.seen, at.kernel, at.chosen[of]).raw() for of in (dims, *([i] for i in dims))]
         product = Products(Mapped(alike, points.clamped), formulas.powered(power), power)
         return Product([product, *(Products(Mapped(one, points.short), formulas.linear) for one in gaps)])
 
     terms = [*([i] for i in own), [*own]][: 2 * len(own) - 1]
     free, bias = (
-        called(at.seen, at.seen.module(at.kernel, f"covar_module_{name}"), columns[rest], len(rest))
+        called(at.seen, at.seen.module(at.kernel, f"covar_module_{name}"), at.chosen[rest])
         for name in ("unbiased", "biased")
     )
     return Sum([free, Product([Sum([*map(term, terms)]), bias])])
@@ -141,7 +147,7 @@ def _table(at: _Place, name: str, unit: int | None) -> Part:
 
 _READ: dict[type | str, tuple[str, Callable[[_Place], Part]]] = {
     kernels.RBFKernel: ("rbf", lambda at: _distances(at, "rbf", at.parameter())),
-    kernels.MaternKernel: ("matern", lambda at: _distances(at, _of_matern(at.kernel), at.parameter())),
+    kernels.MaternKernel: ("", _matern),
     kernels.RQKernel: ("rq", _rational),
     kernels.PeriodicKernel: ("periodic", _periodic),
     kernels.PiecewisePolynomialKernel: ("piecewise", _piecewise),
@@ -163,58 +169,42 @@ _READ: dict[type | str, tuple[str, Callable[[_Place], Part]]] = {
     )),
     "botorch.models.kernels.exponential_decay:ExponentialDecayKernel": ("decay", _decay),
 }  # fmt: skip
-"""Families and readers by class, or by its name: BoTorch may not be imported."""
+"""Families and readers by class, or by its name: BoTorch may not be imported. The reader of Matérn's finds which."""
 FAMILIES = {name for name, _ in _READ.values()} | {"matern12", "matern32", "matern52"}
 """Names of the supported kernel families."""
 
 
-def _of_matern(kernel: Any) -> str:
-    found = formula_of(kernel)
-    if found is None:
-        raise UnreadError("a Matérn kernel of another smoothness")
-    return found.name
-
-
-def _leaf(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
-    """Return the part of a kernel of the table, on the selected columns."""
-    kind = type(kernel)
-    name, read = _READ.get(kind) or _READ.get(f"{kind.__module__}:{kind.__qualname__}") or ("", None)
-    if read is None:
-        raise UnreadError(f"a kernel {kind.__name__}")
-    if kind is kernels.MaternKernel:
-        seen.attribute(kernel, "nu")
-        name = _of_matern(kernel)
-    if not dims and kind not in (kernels.RBFKernel, kernels.MaternKernel, kernels.ConstantKernel):
-        raise UnreadError("a kernel of no dimensions")
-    seen.families.append(name)
-    return read(_Place(seen, kernel, columns, dims))
-
-
-def called(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
+def called(seen: Inspected, kernel: Any, columns: Array) -> Part:
     """Return the part that evaluates a kernel's `__call__`, which selects active dimensions; or raise UnreadError."""
     if kernel is None:
         raise UnreadError("no kernel")
     chosen = seen.chosen(kernel)
-    if chosen is not None:
-        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < dims:
-            raise UnreadError("active dimensions that there are not")
-        columns, dims = (chosen if columns is None else columns[chosen]), len(chosen)
-    return forwarded(seen, kernel, columns, dims)
+    if chosen is None:
+        return forwarded(seen, kernel, columns)
+    if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(columns):
+        raise UnreadError("active dimensions that there are not")
+    return forwarded(seen, kernel, columns[chosen])
 
 
-def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
-    """Return the part that evaluates a kernel's `forward`, which selects no dimensions."""
+def forwarded(seen: Inspected, kernel: Any, columns: Array) -> Part:
+    """Return the part that evaluates a kernel's `forward` on the selected columns."""
     kind = type(kernel)
     seen.attribute(kernel, "_batch_shape")
     if kernel.batch_shape != seen.batch:
         raise UnreadError("a kernel with another batch")
     if kind is kernels.ScaleKernel:
-        inner = forwarded(seen, seen.module(kernel, "base_kernel"), columns, dims)
+        inner = forwarded(seen, seen.module(kernel, "base_kernel"), columns)
         return Scale(inner, seen.parameter(kernel, "raw_outputscale"))
-    if kind not in (kernels.AdditiveKernel, kernels.ProductKernel):
-        return _leaf(seen, kernel, columns, dims)
-    several = seen.module(kernel, "kernels")
-    children = [called(seen, seen.module(several, name), columns, dims) for name in several._modules]
-    if not children:
-        raise UnreadError("a sum or product of nothing")
-    return Sum(children) if kind is kernels.AdditiveKernel else Product(children)
+    if kind in (kernels.AdditiveKernel, kernels.ProductKernel):
+        several = seen.module(kernel, "kernels")
+        children = [called(seen, seen.module(several, name), columns) for name in several._modules]
+        if not children:
+            raise UnreadError("a sum or product of nothing")
+        return Sum(children) if kind is kernels.AdditiveKernel else Product(children)
+    name, read = _READ.get(kind) or _READ.get(f"{kind.__module__}:{kind.__qualname__}") or ("", None)
+    if read is None:
+        raise UnreadError(f"a kernel {kind.__name__}")
+    if not len(columns) and kind not in (kernels.RBFKernel, kernels.MaternKernel, kernels.ConstantKernel):
+        raise UnreadError("a kernel of no dimensions")
+    seen.families += [name] if name else []
+    return read(_Place(seen, kernel, columns))

@@ -71,7 +71,7 @@ class Posterior:
             raise UnreadError("a covariance of points far from the origin, of which the library loses digits")
         seen.begin(())
         seen.models, seen.dims = len(points), points.shape[-1]
-        self.kernel = called(seen, self._kernel_module, None, seen.dims)
+        self.kernel = called(seen, self._kernel_module, np.arange(seen.dims))
         self.mean = Mean(seen, self._mean_module, None if self.tasks is None else self.tasks.column)
         if self.tasks is not None and self.mean.column is not None and self.mean.count < len(self.tasks.values):
             raise UnreadError("tasks without a mean")

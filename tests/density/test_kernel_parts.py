@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from botorch.models.kernels.downsampling import DownsamplingKernel
+from botorch.models.kernels.linear_truncated_fidelity import LinearTruncatedFidelityKernel
 from botorch.models.kernels.positive_index import PositiveIndexKernel
 from botorch.models.utils.priors import BetaPrior
 from gpytorch.kernels import CosineKernel, IndexKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods.hadamard_gaussian_likelihood import HadamardGaussianLikelihood
 from support.array_kernels import KERNELS, mixture, of_kernel, tasks
+from support.densities import D
 from support.readings import agree, made
 
 from autokern.density.exact_objective import Reading
@@ -46,6 +49,20 @@ def test_a_kernel_is_read_after_what_the_guide_adds(monkeypatch):
     monkeypatch.setitem(formulas.FORMULAS, "cosine", space["_cosine"])
     kernel_parts._READ.update(eval(f"{{{block('model/kernel_parts.py')}}}", vars(kernel_parts)))
     agree(made(kernel, n=13), digits=10.0)
+
+
+def test_fidelities_that_change_or_that_are_none():
+    mll = made(LinearTruncatedFidelityKernel([2], dimension=D))
+    reading = agree(mll)
+    mll.model.covar_module.fidelity_dims[0] = 1
+    assert not reading.holds()
+    agree(mll)
+    for dims in ([], [-1], [D], [0, 0, 1], list(range(D))):
+        mll.model.covar_module.fidelity_dims = dims
+        with pytest.raises(UnreadError, match="fidelities that are no columns"):
+            Reading(mll)
+    with pytest.raises(UnreadError, match="a fidelity of several columns"):
+        Reading(made(DownsamplingKernel()))
 
 
 def test_a_mixture_finer_than_all_differences_has_gradients_of_zero():
