@@ -1,11 +1,11 @@
-"""Hooks into linear_operator: Cholesky, QR, inv_quad_logdet, solves, and roots of sums, computed when they are read.
+"""Hooks into linear_operator: Cholesky, QR, inv_quad_logdet, solves, small Toeplitz products, and roots of sums.
 
 Each wrapper runs the library's own function where the dispatcher must stay out: in compiled, traced or transformed
 code, under a library setting that the user changed, and for arguments that the op does not support.
 
 ``dense + root`` updates a root and an inverse root of the dense matrix (Stanton et al., AISTATS 2021): a Cholesky
 factor or Lanczos iterations, a triangular solve and a full singular value decomposition, each time that a kernel such
-as ``RBFKernel() + LinearKernel()`` is evaluated. A training step or a prediction reads no root.
+as ``RBFKernel() + LinearKernel()`` is evaluated. A training step or a prediction reads no root: they wait until then.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from autokern.runtime.memo import floor_of
 
 _THRESHOLD = 128  # linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order
 _TINY = 1e-6
+_PLAIN = {(torch.Tensor, dtype, torch.strided, "cpu") for dtype in (torch.float32, torch.float64)}
+_FEW = 512  # rows of a Toeplitz matrix up to which a product by the matrix itself was always faster
 _product = relied(KroneckerProductAddedDiagLinearOperator, operators.KroneckerProductLinearOperator)
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
 _solve_module: Any = sys.modules.get("linear_operator.functions._solve")
-_dispatch_cholesky = route("cholesky", looked=True)
-_dispatch_inv_quad_logdet = route("inv_quad_logdet", looked=True)
-_dispatch_qr = route("qr", looked=True)
-_dispatch_solve = route("solve", looked=True)
+_dispatch_cholesky, _dispatch_inv_quad_logdet, _dispatch_qr, _dispatch_solve = (
+    route(op, looked=True) for op in ("cholesky", "inv_quad_logdet", "qr", "solve")
+)
 _small_cholesky, _small_qr = (floor_of(op).covers for op in ("cholesky", "qr"))
 
 
@@ -125,12 +126,9 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
 @unless_it_fails
 def _kernel_of(operator: Any) -> Embedded | None:
     """Return the kernel of a matrix-free covariance plus noise, None for any other operator."""
-    if operator.__class__ is not operators.AddedDiagLinearOperator or operator.preconditioner_override is not None:
-        return None
-    covariance = operator._linear_op
-    if covariance.__class__ is not MatrixFreeKernelOperator or not covariance._same or operator.dim() > 2:
-        return None
-    return covariance._kernel
+    noisy = operator.__class__ is operators.AddedDiagLinearOperator and operator.preconditioner_override is None
+    covariance = operator._linear_op if noisy and operator.dim() == 2 else None
+    return covariance._kernel if covariance.__class__ is MatrixFreeKernelOperator and covariance._same else None
 
 
 @hook(_solve_module.Solve, "backward")
@@ -138,6 +136,18 @@ def _solve_backward(ctx: Any, grad_output: Any) -> Any:
     """Solve with the factor of the forward pass; the library rebuilds its operator and factorises again."""
     with inside.having(differentiated=None if stay_out() else getattr(ctx, "_linear_op", None)):
         return _solve_backward.__wrapped__(ctx, grad_output)
+
+
+@hook(sys.modules.get("linear_operator.utils.toeplitz"), "toeplitz_matmul")
+def _toeplitz_matmul(toeplitz_column: Any, toeplitz_row: Any, tensor: Any) -> Any:
+    """Multiply a small symmetric matrix as a whole, since Fourier transforms of its columns take longer."""
+    kinds = {(type(t), t.dtype, t.layout, t.device.type) for t in (toeplitz_column, toeplitz_row, tensor)}
+    plain = toeplitz_column is toeplitz_row and len(kinds) == 1 and kinds <= _PLAIN
+    several = plain and toeplitz_column.dim() == 1 < tensor.dim()
+    if not several or not 0 < len(toeplitz_column) == tensor.shape[-2] <= _FEW or stay_out_of_operators():
+        return _toeplitz_matmul.__wrapped__(toeplitz_column, toeplitz_row, tensor)
+    diagonals = torch.cat([toeplitz_column[1:].flip(0), toeplitz_column])
+    return diagonals.unfold(0, len(toeplitz_column), 1).flip(0) @ tensor
 
 
 _KEYS = tuple((name, (), pickle.dumps({})) for name in ("root_decomposition", "root_inv_decomposition"))
@@ -187,9 +197,8 @@ def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> An
 
 def _waits(operator: Any) -> bool:
     """Whether the roots of a kernel's sum may be deferred; never iterations that the user ordered, which draw."""
-    if not kinds_of_terms(operator) or regime(operator.shape[-1], ROOT) == ORDERED:
-        return False
-    return type(operator.__dict__.get(_CACHE)) is _Roots or not memoized.names(operator)
+    rootless = type(operator.__dict__.get(_CACHE)) is _Roots or not memoized.names(operator)
+    return rootless and bool(kinds_of_terms(operator)) and regime(operator.shape[-1], ROOT) != ORDERED
 
 
 @hook(LinearOperator, "_mul_matrix", relies=MEMORY)
@@ -197,16 +206,13 @@ def _mul_matrix(self: Any, other: Any) -> Any:
     """Multiply matrix-free operators and tables of task covariances element by element without approximation."""
     if stay_out():
         return _mul_matrix.__wrapped__(self, other)
-    one, two = self.evaluate_kernel(), other.evaluate_kernel()
-    if isinstance(one, MatrixFreeKernelOperator):
-        return one._mul_matrix(two)
-    if isinstance(two, MatrixFreeKernelOperator):
-        return two._mul_matrix(one)
-    if one.__class__ is DenseLinearOperator and (entries := _looked_up(two)) is not None:
-        return DenseLinearOperator(one.tensor * entries)
-    if two.__class__ is DenseLinearOperator and (entries := _looked_up(one)) is not None:
-        return DenseLinearOperator(entries * two.tensor)
-    return _mul_matrix.__wrapped__(one, two)
+    both = self.evaluate_kernel(), other.evaluate_kernel()
+    for one, two in (both, both[::-1]):
+        if isinstance(one, MatrixFreeKernelOperator):
+            return one._mul_matrix(two)
+        if one.__class__ is DenseLinearOperator and (entries := _looked_up(two)) is not None:
+            return DenseLinearOperator(one.tensor * entries)
+    return _mul_matrix.__wrapped__(*both)
 
 
 @unless_it_fails
@@ -218,9 +224,8 @@ def _looked_up(operator: Any) -> torch.Tensor | None:
     table = base.tensor if base.__class__ is DenseLinearOperator else None
     if type(table) is not torch.Tensor or table.dim() != 2 or not table.is_cpu:
         return None
-    if left.dim() != 2 or left.shape[1] != 1 or right.dim() != 2 or right.shape[1] != 1:
-        return None
+    single = left.dim() == 2 == right.dim() and left.shape[1] == 1 == right.shape[1]
     weights = operator.left_interp_values, operator.right_interp_values
-    if any(w.requires_grad or bool((w != 1).any()) for w in weights):
+    if not single or any(w.requires_grad or bool((w != 1).any()) for w in weights):
         return None
     return table.index_select(0, left[:, 0]).index_select(1, right[:, 0])
