@@ -77,6 +77,8 @@ class KernelReading:
         for parameter in self.parameters:
             parameter.refresh()
         dtype, (n, d), batch = x.dtype, x.shape[-2:], self.batch
+        if n == 1 and not np.isfinite(x).all():  # the covariance of one point is computed without it
+            return None
         points, residual = arranged(x.astype(np.float64), self.raw), value.astype(np.float64) - mean
         by_x = np.zeros((*batch, *points.shape[-2:])) if moving else None
         values, slopes, by_noise = np.empty(batch, dtype), np.empty((*batch, n), dtype), np.empty((*batch, n))

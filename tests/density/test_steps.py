@@ -211,6 +211,14 @@ def test_a_leave_one_out_likelihood_without_a_factor_is_the_librarys():
         value_of(mll)
 
 
+@each_likelihood
+def test_a_single_point_that_is_not_finite_has_the_librarys_density(kind):
+    mll = likewise(made(MaternKernel(2.5), n=1), kind)
+    mll.model.train_inputs[0].fill_(torch.inf)
+    with autokern.enabled():
+        assert value_of(mll).isnan()
+
+
 def test_a_patched_leave_one_out_likelihood_is_called(monkeypatch):
     mll = likewise(made(RBFKernel()), LeaveOneOutPseudoLikelihood)
     with autokern.enabled():

@@ -46,6 +46,22 @@ def test_other_uses_of_a_distribution_are_the_library_s():
     ]
 
 
+@as_library(bound=1e-7)
+def test_second_derivatives_of_other_uses_are_the_library_s():
+    """Their cotangents depend on the distribution, so a first pass that follows them does not end."""
+    mll = prepared(sparse)
+    parameters = list(mll.model.parameters())
+    output = mll.model(*batch(mll, 20)[0])
+    options = {"allow_unused": True, "materialize_grads": True}
+    slopes = torch.autograd.grad(output.variance.square().sum(), parameters, create_graph=True, **options)
+    return [*slopes, *torch.autograd.grad(sum(s.square().sum() for s in slopes), parameters, **options)]
+
+
+@as_library(served=4, bound=1e-6)
+def test_what_is_written_to_parameters_after_a_models_call_counts():
+    return trained(sparse, once(lambda mll: [p.data.mul_(1.01) for p in mll.parameters()]), inside=True)
+
+
 def test_steps_that_use_the_divergence_otherwise_are_soon_the_library_s():
     with install.enabled():
         mll = prepared(sparse)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokern.core.errors import caught
+from autokern.core.errors import caught, unless_it_fails
 from autokern.core.replay import Held, Ran
 from autokern.core.replay.operations import ChangedError, Copies, Replay, UnrecordedError
 from autokern.core.replay.recording import Recorder
@@ -58,6 +58,11 @@ class _History:
         if self.gain and (self.longest - _EAGER - 1 - _COMPARED) * self.gain > self.cost:
             return 0.0
         return max(_SPENT, 2 * self.cost) * (1 << self.unused)
+
+
+@unless_it_fails
+def _consists(one: Repeated, *call: Any) -> Held | str:
+    return one.consists(*call)
 
 
 class Repeated(abc.ABC):
@@ -227,7 +232,7 @@ class Repeated(abc.ABC):
 
     def _recorded(self, *call: Any) -> Any:
         """Evaluate as stock does, and record it."""
-        held, self.drawn = self.consists(*call), {}
+        self.drawn, held = {}, _consists(self, *call) or "what it consists of cannot be read"
         if isinstance(held, str):
             self.end(held)
             return self.library(*call)

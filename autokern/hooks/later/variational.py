@@ -200,7 +200,7 @@ class _Step(OfLosses):
         if self._looks and not super().is_unchanged():
             return False
         self._y.copy_(target)
-        return True
+        return super().put()  # what was written to parameters since the model's call counts, as in stock
 
     def result(self, results: Any, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         if not math.isfinite(results[0].item()):
@@ -231,8 +231,10 @@ def _again(step: Call, model: Call, stock: Call, unsaved: Unsaved, at: slice, co
         one.end("the library computes again what is used otherwise")
     with torch.enable_grad(), one._left.aside():
         graded = [t for t in one._results_of(one._taken(model(), stock, points))[at] if t.requires_grad]
-        whole = sum((t * c).sum() for t, c in zip(graded, cotangents, strict=True))  # as `plain_gradients`
-    return torch.autograd.grad(whole, one._parameters, create_graph=graph, allow_unused=True)
+        # cotangents may depend on the parameters; but given as such, torch imports sympy (`plain_gradients`)
+        found = graded if graph else sum((t * c.detach()).sum() for t, c in zip(graded, cotangents, strict=True))
+    given = cotangents if graph else None
+    return torch.autograd.grad(found, one._parameters, given, create_graph=graph, allow_unused=True)
 
 
 class _Again(torch.autograd.Function):
