@@ -140,8 +140,7 @@ def _silence() -> Iterator[None]:
             pykeops.verbose, keopscore.verbose = before
 
 
-_WIDTHS = (1, 4, 16, 64)
-"""Numbers of columns that are compiled; others are padded with zeros, or split into groups of 64."""
+_WIDTHS = (1, 4, 16, 64)  # numbers of columns that are compiled; others are padded, or split into groups of 64
 _MOST_DIMENSIONS = {"cpu": 200, "cuda": 100}
 
 

@@ -21,8 +21,7 @@ from autokern.kernels.tree import Tree, apart
 from autokern.model.libraries import LONGEST
 
 _ROUNDS = 3  # most restarts from the solution so far, if rounding made the iteration inaccurate
-_LARGE = 8192
-"""Points from which products in single precision save more time than the extra check of the residual costs."""
+_LARGE = 8192  # points from which single precision saves more time than the extra check of the residual costs
 _ELEMENTS = 2**24  # most elements of the columns that are solved together, to limit the memory of their copies
 
 

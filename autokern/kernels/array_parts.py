@@ -17,8 +17,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Columns = Array | slice  # the columns of the points that a part reads
-Evaluated = tuple[Array, Any]
-"""Covariances, which the caller may overwrite, and the intermediate results for `backward`."""
+Evaluated = tuple[Array, Any]  # covariances, which the caller may overwrite, and intermediate results for `backward`
 
 
 class Parameter(Protocol):

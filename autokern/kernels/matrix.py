@@ -22,8 +22,7 @@ from autokern.kernels.walk import Walk
 from autokern.system import memory
 
 CACHED = 2**21  # bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue
-_LAUNCHED = 2**26
-"""Bytes of a block on an accelerator: much work compared to a dozen kernel launches, little of its memory."""
+_LAUNCHED = 2**26  # bytes of a block on an accelerator: much work beside a dozen kernel launches, little of its memory
 _Rows = tuple[int, int]  # first row of a block and the row after its last; its columns start at 0
 
 

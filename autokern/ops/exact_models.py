@@ -158,8 +158,7 @@ def objective_by_arrays(reading: Any, forward: Closure | None, parameters: Param
     return found if parameters is None else (found[0], *found[1])
 
 
-_MOST_ACROSS = 2**22
-"""Number of covariances between test and training points above which one thread is slower than torch."""
+_MOST_ACROSS = 2**22  # covariances between test and training points above which one thread is slower than torch
 _SMALL, _WORK = 2**18, {"float64": 2**27, "float32": 2**26}
 """Numbers of them, and of multiplications with the factor, up to which `arrays` needs no measurement."""
 Call = Callable[[torch.Tensor], Any]

@@ -159,8 +159,7 @@ class _OneThread:
         self._in_new_process()
 
 
-one_thread = _OneThread()
-"""A context manager that any number of threads may enter at a time; it costs some microseconds."""
+one_thread = _OneThread()  # a context manager that many threads may enter at a time; it costs some microseconds
 
 
 @functools.cache

@@ -169,8 +169,7 @@ BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
 _DEEP = 6  # layers of decorators that are searched for functions
 _CONTEXT = contextlib.contextmanager(iter).__code__
 """The code of the wrapper that `contextlib.contextmanager` puts around every function."""
-_DESCRIPTORS = (property, staticmethod, classmethod)
-"""Besides torch's, the descriptors that only hand out their function."""
+_DESCRIPTORS = (property, staticmethod, classmethod)  # besides torch's, descriptors that only hand out their function
 
 
 @functools.cache

@@ -67,8 +67,7 @@ _INSTALLED = (
 """Where the files of libraries are."""
 _EMPTY = frozenset((object, types.EllipsisType, types.NotImplementedType, types.SimpleNamespace))
 """Python's own classes of objects that hold nothing but attributes."""
-_COUNTING = torch.quasirandom.SobolEngine, type(functools.cache(int))
-"""Classes of objects that change when they are used."""
+_COUNTING = torch.quasirandom.SobolEngine, type(functools.cache(int))  # classes of objects that change with use
 _MOST = 20_000
 
 

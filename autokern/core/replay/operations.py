@@ -47,8 +47,7 @@ class Kind(NamedTuple):
     """What the schema of an operation says: where its written arguments are, and the overload that writes results."""
 
     written: tuple[int | str, ...]
-    view: bool
-    """Whether its results are parts of its arguments, always."""
+    view: bool  # whether its results are parts of its arguments, always
     seeded: bool
     reads: bool
     empty: bool
