@@ -60,11 +60,6 @@ class _History:
         return max(_SPENT, 2 * self.cost) * (1 << self.unused)
 
 
-@unless_it_fails
-def _consists(one: Repeated, *call: Any) -> Held | str:
-    return one.consists(*call)
-
-
 class Repeated(abc.ABC):
     """Evaluations of one function; a subclass says how to call the library, and what its results are."""
 
@@ -232,7 +227,7 @@ class Repeated(abc.ABC):
 
     def _recorded(self, *call: Any) -> Any:
         """Evaluate as stock does, and record it."""
-        self.drawn, held = {}, _consists(self, *call) or "what it consists of cannot be read"
+        self.drawn, held = {}, unless_it_fails(self.consists)(*call) or "what it consists of cannot be read"
         if isinstance(held, str):
             self.end(held)
             return self.library(*call)
