@@ -211,17 +211,8 @@ def test_long_optimisations_let_the_next_be_recorded_at_once_and_short_ones_do_n
     other = repeated._History()
     other.cost, other.gain, other.count = 0.05, 0.002, 30  # of which 25 would be replays
     assert other.spent() == 0.1
-    other.unused = 2
-    assert other.spent() == 0.4
     other.refused = 3
     assert other.spent() == np.inf
-
-
-@pytest.mark.parametrize(("evaluations", "unused"), [(2, 0), (3, 1), (4, 1), (5, 0)])
-def test_a_recording_that_no_replay_was_compared_with_lets_the_next_one_wait_longer(evaluations, unused):
-    asked(wrapper(improvement(), 2), range(evaluations), 2)
-    (history,) = repeated._histories.values()
-    assert history.unused == unused
 
 
 def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():

@@ -5,9 +5,8 @@ of the time. One is recorded (`core.replay`). The library and the replay compute
 the replay is faster, it serves. Every 32nd evaluation is compared again.
 
 Recording and comparing take some 30 ms and three evaluations more, and a replay spares about half of an evaluation. So
-an optimisation has spent 60 ms before (the ski-rental problem), twice as much after each recording that was not used,
-or earlier ones of its kind were long enough. Another recording, of a smaller call or of another branch, waits until
-replays have gained or lost its time (of the thread).
+an optimisation has spent 60 ms before (the ski-rental problem), or earlier ones of its kind were long enough. Another
+recording, of a smaller call or of another branch, waits until replays have gained or lost its time (of the thread).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _log = logging.getLogger("autokern")
 class _History:
     """What a process has seen of optimisations of one kind."""
 
-    count = longest = refused = unused = 0  # `unused`: recordings since one was compared, which none lived to use
+    count = longest = refused = 0
     cost = gain = 0.0
     shrinks = True  # whether a replay of a smaller call is faster
 
@@ -57,7 +56,7 @@ class _History:
             return math.inf
         if self.gain and (self.longest - _EAGER - 1 - _COMPARED) * self.gain > self.cost:
             return 0.0
-        return max(_SPENT, 2 * self.cost) * (1 << self.unused)
+        return max(_SPENT, 2 * self.cost)
 
 
 class Repeated(abc.ABC):
@@ -232,7 +231,6 @@ class Repeated(abc.ABC):
             self.end(held)
             return self.library(*call)
         self._held = held
-        self._history.unused += 1
         inputs, compute = self.evaluated(*call)
         recorder, before, found = Recorder(*inputs, seeding=self.seeding), host.random_states(), None
         self.drawn = recorder.drawn
