@@ -204,7 +204,6 @@ class Repeated(abc.ABC):
         if self._replayed() > _GAIN * self._seconds:
             return self.end("a replay is not faster")
         history, self.price = self._history, self._cost - (1 + _COMPARED) * self._seconds
-        history.unused = 0
         if self.larger:  # seconds of a replay of the larger calls that were recorded before
             history.shrinks = self._running < _GAIN * self.larger
         if not self._anew:
