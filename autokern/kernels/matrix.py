@@ -9,7 +9,7 @@ both include the scale. All other trees are evaluated again. Second derivatives 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from gpytorch.kernels import Kernel
@@ -19,7 +19,8 @@ from autokern.kernels import embedded
 from autokern.kernels.family import Family, Reach
 from autokern.kernels.tree import Tree, apart, by_formula, by_leaf, flattened
 from autokern.kernels.walk import Walk
-from autokern.system import memory
+from autokern.system import memory, threads
+from autokern.system.threads import Member
 
 CACHED = 2**21  # bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue
 _LAUNCHED = 2**26  # bytes of a block on an accelerator: much work beside a dozen kernel launches, little of its memory
@@ -79,7 +80,7 @@ class _Leaf:
     def started(self, mirrored: bool = False) -> _Leaf:
         """Return this leaf without sums; `mirrored` says that entries left of the diagonal's blocks count twice."""
         self._mirrored = mirrored
-        self._rows: list[torch.Tensor] = []
+        self._rows: dict[int, torch.Tensor] = {}  # by the first row of each block
         self._columns: torch.Tensor | None = None
         return self
 
@@ -95,10 +96,10 @@ class _Leaf:
             self._extended = z, y
         z, y = self._extended
         # both sums are transposed, which a BLAS adds faster
-        self._rows.append((y if y.shape[-1] == w.shape[-1] else y[:, :stop]) @ w.mT)
+        self._rows[start] = (y if y.shape[-1] == w.shape[-1] else y[:, :stop]) @ w.mT
         if not self._mirrored:
             if self._columns is None:
-                self._columns = z[..., :stop] @ w
+                self._columns = z[..., start:stop] @ w
             else:
                 self._columns.addmm_(z[:, start:stop], w)
         elif start:
@@ -106,8 +107,14 @@ class _Leaf:
                 self._columns = torch.zeros_like(z)
             self._columns[:, :start].addmm_(z[:, start:stop], w[:, :start])
 
+    def join(self, other: _Leaf) -> None:
+        """Take over the sums of other blocks."""
+        self._rows |= other._rows
+        if self._columns is not None and other._columns is not None:
+            self._columns += other._columns
+
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
-        rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows, -1)
+        rows = self._rows[0] if len(self._rows) == 1 else torch.cat([self._rows[at] for at in sorted(self._rows)], -1)
         if self._columns is None:
             pairs = [(self.z, rows)]
         elif self.y is self.z:
@@ -155,12 +162,45 @@ class Blocks(Walk):
         slope = torch.empty_like(k) if want_slope else None
         if k.dim() > 2 or (layout == "whole" and all(leaf.z.dtype is k.dtype for leaf in self.leaves)):
             return self._written((0, k.shape[-2]), k, slope, scale), slope
-        for start, stop in row_blocks(k, CACHED):
+
+        def write(_: Blocks, start: int, stop: int) -> None:
             out = k[start:stop]
             found = self._written((start, stop), out, None if slope is None else slope[start:stop], scale)
             if found.data_ptr() != out.data_ptr():
                 out.copy_(found)
+
+        self.shared(row_blocks(k, CACHED), write)
         return k, slope
+
+    def shared(self, steps: list[_Rows], work: Callable[[Blocks, int, int], None]) -> None:
+        """Call `work` with each block of rows, and with an object whose sums become those of this one.
+
+        Threads that have two blocks each at least wait for each other once, not after each operation on a block: beside
+        other busy programs, each wait takes as long as the system lets these run.
+        """
+        count = threads.members(self.leaves[0].z.device)
+        if count == 1 or len(steps) < 2 * count:
+            for start, stop in steps:
+                work(self, start, stop)
+            return
+        own = [self, *(self._copied() for _ in range(1, count))]
+
+        def share(member: Member) -> None:
+            for start, stop in steps[member.number :: member.count]:
+                member.check()
+                work(own[member.number], start, stop)
+
+        threads.together(share, count)
+        for other in own[1:]:
+            self._join(other)
+            for one, more in zip(self.leaves, other.leaves, strict=True):
+                one.join(more)
+
+    def _copied(self) -> Blocks:
+        made = copy.copy(self)
+        made.leaves = [copy.copy(leaf).started(self._mirrored) for leaf in self.leaves]
+        made._leaves, made._weight_totals, made._shape_totals = made.leaves, {}, {}
+        return made
 
     def _written(
         self, at: _Rows, out: torch.Tensor, slope: torch.Tensor | None, scale: torch.Tensor | None

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autokern.core.errors import uninterrupted
 from autokern.core.state import Lock, forked
@@ -209,9 +210,11 @@ class Member:
 def members(device: torch.device) -> int:
     """Return the number of members to use: torch's number of threads, or one for an accelerator.
 
-    A forked process gets one, too: there MKL's allocator may loop for ever as soon as two threads multiply.
+    A forked process gets one, too: there MKL's allocator may loop for ever as soon as two threads multiply. So does a
+    thread with a dispatch mode, which sees no other thread's operations.
     """
-    return current() if device.type == "cpu" and allowed() and not forked() else 1
+    alone = device.type != "cpu" or not allowed() or forked() or _get_current_dispatch_mode() is not None
+    return 1 if alone else current()
 
 
 def together(work: Callable[[Member], None], count: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.programs import BARE, said
 from support.threads import in_threads
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokern.system import threads
 
@@ -269,3 +270,9 @@ def test_an_interrupted_wait_before_a_fork_leaves_no_number_that_was_looked_at(m
         with pytest.raises(KeyboardInterrupt):
             threads._wait_for_ended()
         assert len(threads._ended) == left
+
+
+def test_a_dispatch_mode_sees_all_operations_of_its_thread(several):
+    assert threads.members(CPU) == several
+    with TorchDispatchMode():
+        assert threads.members(CPU) == 1
