@@ -260,11 +260,13 @@ def test_a_warning_of_each_step_comes_twice_more_at_most():
         assert expected <= shown() <= expected + 2
 
 
+@pytest.mark.parametrize("name", ["kept", "_train_targets"])
 @as_library()
-def test_a_model_that_holds_what_cannot_be_compared_is_the_librarys():
-    """A tensor of a transform that has ended, as an error in it leaves behind."""
+def test_a_model_with_a_tensor_without_memory_is_the_librarys(name):
+    """Transforms leave such ones behind, where an error ends them."""
     mll = single()
-    torch.vmap(lambda x: [setattr(kernel_of(mll), "kept", x), x][1])(torch.ones(2))
+    holder = mll.model if name == "_train_targets" else kernel_of(mll)
+    torch.func.grad(lambda y: [setattr(holder, name, y), y.sum()][1])(mll.model.train_targets)
     return [called(mll)[0] for _ in range(8)]
 
 

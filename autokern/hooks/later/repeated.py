@@ -223,15 +223,23 @@ class Repeated(abc.ABC):
             for one, other, size in zip(ours, theirs, self._sizes, strict=True)
         )
 
-    def _recorded(self, *call: Any) -> Any:
-        """Evaluate as stock does, and record it."""
-        self.drawn, held = {}, unless_it_fails(self.consists)(*call) or "what it consists of cannot be read"
+    @unless_it_fails
+    def _prepared(self, *call: Any) -> tuple[Recorder, Callable[[], Iterable[torch.Tensor]]] | str:
+        """Return a recorder and what computes the results, or why they cannot be recorded."""
+        held = self.consists(*call)
         if isinstance(held, str):
-            self.end(held)
-            return self.library(*call)
+            return held
         self._held = held
         inputs, compute = self.evaluated(*call)
-        recorder, before, found = Recorder(*inputs, seeding=self.seeding), host.random_states(), None
+        return Recorder(*inputs, seeding=self.seeding), compute
+
+    def _recorded(self, *call: Any) -> Any:
+        """Evaluate as stock does, and record it."""
+        self.drawn, prepared = {}, self._prepared(*call) or "it cannot be read"
+        if isinstance(prepared, str):
+            self.end(prepared)
+            return self.library(*call)
+        (recorder, compute), before, found = prepared, host.random_states(), None
         self.drawn = recorder.drawn
         try:
             with recorder:
