@@ -16,7 +16,7 @@ from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Lent, each_cotangent, plain_gradients
 from autokern.kernels import embedded
-from autokern.kernels.family import Family, Reach
+from autokern.kernels.row_leaf import RowLeaf, Rows
 from autokern.kernels.tree import Tree, apart, by_formula, by_leaf, flattened
 from autokern.kernels.walk import Walk
 from autokern.system import memory, threads
@@ -24,7 +24,6 @@ from autokern.system.threads import Member
 
 CACHED = 2**21  # bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue
 _LAUNCHED = 2**26  # bytes of a block on an accelerator: much work beside a dozen kernel launches, little of its memory
-_Rows = tuple[int, int]  # first row of a block and the row after its last; its columns start at 0
 
 
 def bytes_on(cached: int, device: str) -> int:
@@ -32,7 +31,7 @@ def bytes_on(cached: int, device: str) -> int:
     return cached if device == "cpu" else _LAUNCHED
 
 
-def row_blocks(matrix: torch.Tensor, cached: int) -> list[_Rows]:
+def row_blocks(matrix: torch.Tensor, cached: int) -> list[Rows]:
     """Return the bounds of row blocks of at most `bytes_on` bytes, but at least 16 rows; a batch, or none, is one."""
     n, m = matrix.shape[-2:]
     if matrix.dim() > 2:
@@ -40,90 +39,6 @@ def row_blocks(matrix: torch.Tensor, cached: int) -> list[_Rows]:
     row_bytes = max(1, m * matrix.element_size())
     each = max(16, bytes_on(cached, matrix.device.type) // row_bytes // 16 * 16)
     return [(start, min(n, start + each)) for start in range(0, n, each)] or [(0, n)]
-
-
-class _Leaf:
-    """The centred points of one leaf, of rows and columns, their squared norms, and the sums for their gradients."""
-
-    def __init__(
-        self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, look: bool,
-        others: torch.Tensor | None = None, same: bool = True,
-    ) -> None:  # fmt: skip
-        self.family, self.shape, self.dtype, self.same = of, shape, points.dtype, same
-        self._set(points, points if others is None else others)
-        self.seen = Reach()
-        if look and (points.dtype is not torch.float64 or of.kinked):
-            self.seen = of.reach(*((self.row,) if others is None else (self.row, self.column)))
-        if self.seen.far and points.dtype is not torch.float64:
-            z = points.double()
-            self._set(z, z if others is None else others.double())
-
-    def _set(self, z: torch.Tensor, y: torch.Tensor) -> None:
-        self.z, self.y, self.row = z, y, torch.linalg.vecdot(z, z).unsqueeze(-1)
-        self.column = self.row.mT if y is z else torch.linalg.vecdot(y, y).unsqueeze(-2)
-
-    def distances(self, at: _Rows, out: torch.Tensor) -> torch.Tensor:
-        """Fill `out` with u for some rows and its width of columns; a known diagonal is 0, or NaN for NaN points."""
-        start, stop = at
-        gamma, z, y, row, width = self.family.gamma, self.z, self.y, self.row, out.shape[-1]
-        u = out if out.dtype is z.dtype else torch.empty_like(out, dtype=z.dtype)
-        if out.dim() == 3:
-            torch.baddbmm(self.column, z, y.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
-        elif stop - start == z.shape[0]:
-            torch.addmm(self.column, z, y.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
-        else:
-            torch.addmm(self.column[:, :width], z[start:stop], y[:width].mT, beta=gamma, alpha=-2 * gamma, out=u)
-            u.add_(row[start:stop], alpha=gamma)
-        self.family.settled(u, self.seen, u.diagonal(start, -2, -1) if self.same else None)
-        return out if u is out else out.copy_(u)
-
-    def started(self, mirrored: bool = False) -> _Leaf:
-        """Return this leaf without sums; `mirrored` says that entries left of the diagonal's blocks count twice."""
-        self._mirrored = mirrored
-        self._rows: dict[int, torch.Tensor] = {}  # by the first row of each block
-        self._columns: torch.Tensor | None = None
-        return self
-
-    def accumulate(self, at: _Rows, w: torch.Tensor) -> None:
-        """Accumulate ``dL/du``; its diagonal cancels for equal points and is set to 0, or stays NaN."""
-        (start, stop), w = at, w.to(self.z.dtype)
-        if self.same:
-            diagonal = w.diagonal(start, -2, -1)
-            diagonal.sub_(diagonal)
-        if not self._rows:
-            z = torch.cat((self.z, torch.ones_like(self.row)), -1).mT
-            y = z if self.y is self.z else torch.cat((self.y, torch.ones_like(self.column.mT)), -1).mT
-            self._extended = z, y
-        z, y = self._extended
-        # both sums are transposed, which a BLAS adds faster
-        self._rows[start] = (y if y.shape[-1] == w.shape[-1] else y[:, :stop]) @ w.mT
-        if not self._mirrored:
-            if self._columns is None:
-                self._columns = z[..., start:stop] @ w
-            else:
-                self._columns.addmm_(z[:, start:stop], w)
-        elif start:
-            if self._columns is None:
-                self._columns = torch.zeros_like(z)
-            self._columns[:, :start].addmm_(z[:, start:stop], w[:, :start])
-
-    def join(self, other: _Leaf) -> None:
-        """Take over the sums of other blocks."""
-        self._rows |= other._rows
-        if self._columns is not None and other._columns is not None:
-            self._columns += other._columns
-
-    def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
-        rows = self._rows[0] if len(self._rows) == 1 else torch.cat([self._rows[at] for at in sorted(self._rows)], -1)
-        if self._columns is None:
-            pairs = [(self.z, rows)]
-        elif self.y is self.z:
-            pairs = [(self.z, rows + self._columns)]
-        else:
-            pairs = [(self.z, rows), (self.y, self._columns)]
-        scale = factor * ((4 if self._mirrored else 2) * self.family.gamma)
-        found = ((p, s.mT) for p, s in pairs)
-        return [(s[..., -1:] * p).sub_(s[..., :-1]).mul_(scale).to(self.dtype) for p, s in found]
 
 
 class Blocks(Walk):
@@ -138,7 +53,7 @@ class Blocks(Walk):
         look: bool = True,
     ) -> None:  # fmt: skip
         columns: Sequence[torch.Tensor | None] = others or [None] * len(tree.points)
-        leaves = [_Leaf(*leaf, look, other, same) for leaf, other in zip(by_leaf(tree), columns, strict=True)]
+        leaves = [RowLeaf(*leaf, look, other, same) for leaf, other in zip(by_leaf(tree), columns, strict=True)]
         self.leaves, self._mirrored = [leaf.started(mirrored) for leaf in leaves], mirrored
         super().__init__(tree.node, self.leaves, [w if not w.dim() else w[:, None, None] for w in tree.weights])
         scaled = tree.node.kind == "scale"
@@ -146,7 +61,7 @@ class Blocks(Walk):
         self.single = self.leaves[0] if inner.kind == "leaf" and not tree.shapes else None
         self.scale = self._weights[0] if scaled and self.single is not None else None
 
-    def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: _Rows) -> torch.Tensor:
+    def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: Rows) -> torch.Tensor:
         """Return the sum over a block, counting the columns before its first row twice if they are mirrored."""
         product = g if by is None else g * by
         total, start = product.sum((-2, -1), keepdim=True), at[0]
@@ -172,7 +87,7 @@ class Blocks(Walk):
         self.shared(row_blocks(k, CACHED), write)
         return k, slope
 
-    def shared(self, steps: list[_Rows], work: Callable[[Blocks, int, int], None]) -> None:
+    def shared(self, steps: list[Rows], work: Callable[[Blocks, int, int], None]) -> None:
         """Call `work` with each block of rows, and with an object whose sums become those of this one.
 
         Threads that have two blocks each at least wait for each other once, not after each operation on a block: beside
@@ -203,7 +118,7 @@ class Blocks(Walk):
         return made
 
     def _written(
-        self, at: _Rows, out: torch.Tensor, slope: torch.Tensor | None, scale: torch.Tensor | None
+        self, at: Rows, out: torch.Tensor, slope: torch.Tensor | None, scale: torch.Tensor | None
     ) -> torch.Tensor:
         """Return a block of the matrix, in `out` if the epilogue works in place."""
         leaf = self.single
