@@ -260,13 +260,13 @@ def test_a_warning_of_each_step_comes_twice_more_at_most():
         assert expected <= shown() <= expected + 2
 
 
-@pytest.mark.parametrize("name", ["kept", "_train_targets"])
+@pytest.mark.parametrize("place", [lambda mll: vars(kernel_of(mll)), lambda mll: kernel_of(mll)._parameters])
 @as_library()
-def test_a_model_with_a_tensor_without_memory_is_the_librarys(name):
+def test_a_model_with_a_tensor_without_memory_is_the_librarys(place):
     """Transforms leave such ones behind, where an error ends them."""
     mll = single()
-    holder = mll.model if name == "_train_targets" else kernel_of(mll)
-    torch.func.grad(lambda y: [setattr(holder, name, y), y.sum()][1])(mll.model.train_targets)
+    value = kernel_of(mll).raw_power.detach()
+    torch.func.grad(lambda x: [place(mll).update(raw_power=x), x.sum()][1])(value)
     return [called(mll)[0] for _ in range(8)]
 
 
