@@ -36,7 +36,7 @@ _SOME = 8000
 _NUMBERS = 6  # numbers of 8 bytes for each neighbour: sets, their coefficients, and both sparse factors
 _STRETCHED = 1.5  # change of the ratio of two lengthscales after which neighbours are searched again
 _RESTS = 50  # steps without another attempt after all preconditioners failed
-_EXPLAINED = 1.0
+_EXPLAINED = 3.0
 """Variance in units of the noise, unexplained by the pivots, from which Vecchia's approximation is tried first."""
 
 
