@@ -200,6 +200,8 @@ class Inspected:
         """Finish the reading; raises UnreadError if `whole` and a parameter that requires a gradient was not read."""
         self.look(*root.modules())
         for module in root.modules():
+            for name in module._modules:
+                self._hold(module, "_modules", name)  # others may bring priors
             for name, (prior, closure, _) in module.__dict__.get("_priors", {}).items():
                 self._priors.append((weakref.ref(module), name, weakref.ref(prior), _function(closure)))
         if whole and {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():

@@ -219,6 +219,17 @@ def test_a_single_point_that_is_not_finite_has_the_librarys_density(kind):
         assert value_of(mll).isnan()
 
 
+@each_likelihood
+def test_a_mean_that_is_replaced_takes_its_prior_along(kind):
+    mll = likewise(made(RBFKernel(), mean=ConstantMean(constant_prior=p.NormalPrior(0.0, 0.1))), kind)
+    with autokern.enabled():
+        before = value_of(mll)
+        mll.model.mean_module = ConstantMean().double()
+        found = value_of(mll)
+    assert found != before
+    agree([found], [value_of(mll)], rtol=1e-12, atol=0)
+
+
 def test_a_patched_leave_one_out_likelihood_is_called(monkeypatch):
     mll = likewise(made(RBFKernel()), LeaveOneOutPseudoLikelihood)
     with autokern.enabled():
