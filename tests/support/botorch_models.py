@@ -126,6 +126,7 @@ OF_OTHER_KERNELS = {
     "two rough outputs": single(2, covar_module=of_two(functools.partial(MaternKernel, 0.5))),
     "two rational outputs": single(2, covar_module=of_two(RQKernel)),
     "two periodic outputs": single(2, covar_module=of_two(PeriodicKernel)),
+    "two polynomials": single(2, covar_module=kernels.PolynomialKernel(2, batch_shape=torch.Size([2]))),
     "two outputs of sums": single(2, covar_module=of_two(LinearKernel) + of_two(RBFKernel)),
 }
 MODELS = {

@@ -4,9 +4,8 @@ An evaluation of a small model is several hundred small operations, whose module
 of the time. One is recorded (`core.replay`). The library and the replay compute the next two. If the results agree and
 the replay is faster, it serves. Every 32nd evaluation is compared again.
 
-Recording and comparing take some 30 ms and three evaluations more, and a replay spares about half of an evaluation. So
-an optimisation has spent 60 ms before (the ski-rental problem), or earlier ones of its kind were long enough. Another
-recording, of a smaller call or of another branch, waits until replays have gained or lost its time (of the thread).
+Recording and comparing take some 30 ms, a replay half the time of an evaluation. So an optimisation has spent 60 ms
+before (the ski-rental problem), or earlier ones of its kind were long enough. Another waits until its time is repaid.
 """
 
 from __future__ import annotations
@@ -133,11 +132,8 @@ class Repeated(abc.ABC):
 
     def call(self, *call: Any) -> Any:
         """Evaluate, by the library or by a replay."""
-        before, inside.repeated = inside.repeated, inside.repeated or self.serves
-        try:
+        with inside.having(repeated=inside.repeated or self.serves):
             return self._chosen(*call)
-        finally:
-            inside.repeated = before
 
     def _chosen(self, *call: Any) -> Any:
         self._count += 1
