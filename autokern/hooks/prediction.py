@@ -230,6 +230,7 @@ def _get_fantasy_strategy(
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, ROOT, SOLVE)
     ours = found != ORDERED and _grows(self, inputs, targets, kwargs)
+    ours = ours and strategies.keeps_points(self, full_output)
     if not ours or stay_out_of_predictions() or not fantasy.holds():
         found = _get_fantasy_strategy.__wrapped__(*args, **kwargs)
         strategies.made(None)

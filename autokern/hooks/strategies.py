@@ -63,6 +63,7 @@ class _Origin(NamedTuple):
 
 _ADOPTED = "_autokern_adopted"
 """Attribute of a strategy (pickled with it) whose model holds all its inputs, so that it can be recreated."""
+_ROUNDED = 256  # machine epsilons by which the same points may differ when `forward` maps them beside others
 _origins: Beside[_Origin] = Beside()  # origin of each strategy that autokern serves
 
 
@@ -101,6 +102,23 @@ def kernel_in(covariance: Any) -> Any:
         covariance = covariance.base_linear_op
     plain = type(covariance) is LazyEvaluatedKernelTensor and not covariance.params and not covariance.last_dim_is_batch
     return covariance.kernel if plain else None
+
+
+@unless_it_fails
+def keeps_points(strategy: Any, beside: Any) -> bool:
+    """Whether a prior of the strategy's and of new points has the strategy's mean and points: none affects another."""
+    for one, other in zip(*map(_points_of, (strategy.train_prior_dist, beside)), strict=True):
+        apart, rounding = other[..., : one.shape[-2], :] - one, _ROUNDED * torch.finfo(one.dtype).eps
+        if not (apart.norm(dim=-2) <= rounding * one.norm(dim=-2)).all():
+            return False
+    return True
+
+
+def _points_of(prior: Any) -> list[torch.Tensor]:
+    """Return the mean and the points of a prior with a lazy covariance, with a row for each point."""
+    lazy = prior.lazy_covariance_matrix
+    x = (lazy.base_linear_op if type(lazy) is BatchRepeatLinearOperator else lazy).x1.detach()
+    return [prior.mean.detach().reshape(*prior.batch_shape, x.shape[-2], -1), x]
 
 
 @unless_it_fails

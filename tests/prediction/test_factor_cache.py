@@ -274,6 +274,27 @@ def test_what_is_plain_has_a_factor(make, expected, fixed):
     assert expected is None or factor_cache.plain(kept) is expected
 
 
+class Standardized(ExactModel):
+    """A model whose `forward` standardises all points together, as tutorials of deep kernels do."""
+
+    def forward(self, x):
+        return super().forward((x - x.mean(-2, keepdim=True)) / x.std(-2, keepdim=True))
+
+
+@pytest.mark.parametrize("targets", [random(3), random(2, 3)], ids=["one", "several"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, 1e-9)], ids=str)
+def test_a_fantasy_whose_points_move_the_others_is_a_refit(targets, dtype, bound):
+    x, new, at = points(17, dtype=dtype), points(3, seed=3, dtype=dtype), points(5, seed=4, dtype=dtype)
+    made = Standardized(x, x.sum(-1).sin()).to(dtype).eval()
+    everything = torch.cat([x, new]), torch.cat([x.sum(-1).sin().expand(*targets.shape[:-1], 17), targets.to(x)], -1)
+    expected = Standardized(everything[0].expand(*everything[1].shape, -1), everything[1]).to(dtype).eval()(at)
+    with autokern.enabled(), torch.no_grad():
+        made(at)
+        found = made.get_fantasy_model(new, targets.to(x))(at)
+        torch.testing.assert_close(found.mean, expected.mean, rtol=bound, atol=bound)
+        torch.testing.assert_close(found.variance, expected.variance, rtol=bound, atol=bound)
+
+
 @pytest.mark.parametrize("detached", [True, False])
 def test_nothing_is_kept_of_a_strategy_that_is_dropped(detached):
     with autokern.enabled(), gpytorch.settings.detach_test_caches(detached):
