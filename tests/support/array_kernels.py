@@ -101,7 +101,7 @@ KERNELS = {
         [1, 2],
         dimension=D,
         covar_module_unbiased=k.ScaleKernel(k.RBFKernel(active_dims=[1])),
-        covar_module_biased=k.LinearKernel() + k.MaternKernel(0.5),
+        covar_module_biased=k.LinearKernel() + k.MaternKernel(1.5),
     ),
     "downsampling": lambda: (
         k.RBFKernel(active_dims=[0, 2])
