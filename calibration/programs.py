@@ -178,10 +178,11 @@ def in_short(results: Mapping[str, Any]) -> str:
     steps = " | ".join(f"{two['rate'][side]:,.0f} steps/s" for side in ("off", "on"))
     lines.append(f"| GPyTorch: two processes that train on 100 points at once | | {two['ratio']:.2f}× | {steps} |")
     run = json.loads((FOLDER / GAINS).read_text(encoding="utf-8"))["run"]
+    cpu = run["cpu"].rpartition(" ")[0]  # without the numbers of its family and model
     note = (
-        f"{origin(results)}: whole processes by wall time, after a calibration. After the imports by CPU time, before "
-        f"any calibration, {run['threads']} threads, {run['date']}: the best, the median and the worst of "
-        f"{len(ratios)} programs. At once: {beside['run']['host']}, {beside['run']['date']}. Empty: not measured."
+        f"{origin(results)}: whole processes by wall time, after a calibration. After the imports by CPU time on "
+        f"{cpu}, before any calibration, {run['threads']} threads, {run['date']}: the best, the median and the worst "
+        f"of {len(ratios)} programs. At once: {beside['run']['host']}, {beside['run']['date']}. Empty: not measured."
     ).replace("1 threads", "1 thread")
     return "\n".join([*lines, "", note, ""])
 
