@@ -16,8 +16,17 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator import operators
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    BlockInterleavedLinearOperator,
+    ConstantDiagLinearOperator,
+    ConstantMulLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    KroneckerProductLinearOperator,
+    LinearOperator,
+    SumLinearOperator,
+)
 
 from autokern.core.op import itself, rebuilt, tensors_in
 from autokern.kernels import tree as trees
@@ -25,8 +34,8 @@ from autokern.kernels.tree import centre_of
 from autokern.model import libraries, memoized
 from autokern.model.libraries import ORDERED, regime
 
-DIAGONAL = (operators.DiagLinearOperator, operators.ConstantDiagLinearOperator)  # diagonal operators
-SUMS = (operators.SumLinearOperator, operators.AddedDiagLinearOperator)
+DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)  # diagonal operators
+SUMS = (SumLinearOperator, AddedDiagLinearOperator)
 
 
 class Marginal(NamedTuple):
@@ -34,7 +43,7 @@ class Marginal(NamedTuple):
 
     distribution: Any  # the caller's
     extra: torch.Tensor | None  # noise variances ``(..., 1)`` that its covariance does not include yet
-    lazy: Any  # LazyEvaluatedKernelTensor or operators.DenseLinearOperator, without noise
+    lazy: Any  # LazyEvaluatedKernelTensor or DenseLinearOperator, without noise
     noise: torch.Tensor  # all noise variances, ``(..., 1)`` or ``(..., n)``
 
     def noisy(self) -> Any:
@@ -44,7 +53,7 @@ class Marginal(NamedTuple):
             return distribution
         *batch, n = distribution.loc.shape
         noise = noise.expand(*torch.broadcast_shapes(noise.shape[:-1], torch.Size(batch)), 1)
-        covariance = distribution.lazy_covariance_matrix + operators.ConstantDiagLinearOperator(noise, n)
+        covariance = distribution.lazy_covariance_matrix + ConstantDiagLinearOperator(noise, n)
         return distribution.__class__(distribution.loc, covariance)
 
 
@@ -73,7 +82,7 @@ def trivial(params: Mapping[str, Any]) -> bool:
 def read_matrix(distribution: Any, extra: torch.Tensor | None) -> Marginal | None:
     """Return a Gaussian as a `Marginal`, None unless its covariance without noise is a matrix or a lazy kernel."""
     found = _described(distribution, extra)
-    known = operators.DenseLinearOperator, LazyEvaluatedKernelTensor
+    known = DenseLinearOperator, LazyEvaluatedKernelTensor
     return found if found is not None and found.lazy.__class__ in known else None
 
 
@@ -87,17 +96,14 @@ def _described(distribution: Any, extra: torch.Tensor | None) -> Marginal | None
 
 def terms(covariance: Any) -> tuple[Any, Any] | None:
     """Return the matrix and the diagonal operator of a noisy covariance, None if it has another form."""
-    if (
-        covariance.__class__ is not operators.AddedDiagLinearOperator
-        or covariance._diag_tensor.__class__ not in DIAGONAL
-    ):
+    if covariance.__class__ is not AddedDiagLinearOperator or covariance._diag_tensor.__class__ not in DIAGONAL:
         return None
     return covariance._linear_op, covariance._diag_tensor
 
 
 def variances(diagonal: Any) -> torch.Tensor:
     """Return the entries of a diagonal operator, ``(..., n)``, or ``(..., 1)`` of a constant one."""
-    return diagonal.diag_values if type(diagonal) is operators.ConstantDiagLinearOperator else diagonal._diag
+    return diagonal.diag_values if type(diagonal) is ConstantDiagLinearOperator else diagonal._diag
 
 
 def is_unstructured(operator: Any, lazy: bool = False) -> bool:
@@ -108,9 +114,9 @@ def is_unstructured(operator: Any, lazy: bool = False) -> bool:
             return False  # the user chose a preconditioner, so conjugate gradients must run
         parts = [part for part in operator.linear_ops if type(part) not in DIAGONAL]
         return bool(parts) and all(is_unstructured(part, lazy) for part in parts)
-    if kind is operators.ConstantMulLinearOperator:
-        return type(operator.base_linear_op) is operators.DenseLinearOperator
-    return kind is operators.DenseLinearOperator or (lazy and kind is LazyEvaluatedKernelTensor)
+    if kind is ConstantMulLinearOperator:
+        return type(operator.base_linear_op) is DenseLinearOperator
+    return kind is DenseLinearOperator or (lazy and kind is LazyEvaluatedKernelTensor)
 
 
 def ingredients(marginal: Marginal, value: torch.Tensor) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
@@ -164,7 +170,7 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
     return type(value)(*rebuilt(held, leaf))
 
 
-_OPERATORS = (LazyEvaluatedKernelTensor, operators.BlockInterleavedLinearOperator)
+_OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
 
 
 def are_tasks(distribution: Any, likelihood: Any) -> bool:
@@ -174,7 +180,7 @@ def are_tasks(distribution: Any, likelihood: Any) -> bool:
     """
     kinds, covariance = (type(distribution), type(likelihood)), distribution.__dict__.get("_covar").__class__
     if kinds == (MultivariateNormal, GaussianLikelihood):
-        several = covariance is operators.KroneckerProductLinearOperator
+        several = covariance is KroneckerProductLinearOperator
     else:
         several = kinds == (MultitaskMultivariateNormal, MultitaskGaussianLikelihood) and covariance in _OPERATORS
         several = several and distribution._interleaved
@@ -186,7 +192,7 @@ def are_tasks(distribution: Any, likelihood: Any) -> bool:
 def of_tasks(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:
     """Return the covariances of points, tasks and noise, and the mean, None if there is no Kronecker product."""
     product = distribution._covar.evaluate_kernel()
-    several = product.__class__ is operators.KroneckerProductLinearOperator and len(product.linear_ops) > 1
+    several = product.__class__ is KroneckerProductLinearOperator and len(product.linear_ops) > 1
     if not several or not libraries.noise_in_place(likelihood):
         return None
     if type(likelihood) is GaussianLikelihood and not libraries.tasks.holds():  # the noise of tasks relies on it, too

@@ -14,8 +14,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from linear_operator import operators, to_linear_operator
-from linear_operator.operators import LinearOperator
+from linear_operator import to_linear_operator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    LinearOperator,
+)
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
 from autokern.core.op import tensors_in
@@ -146,13 +151,13 @@ def is_system(operator: Any, rhs: torch.Tensor) -> bool:
     return same and operator.shape[-2] == operator.shape[-1] == rhs.shape[-2] >= 2
 
 
-def system_of(problem: Problem, generator: torch.Generator) -> tuple[operators.AddedDiagLinearOperator, torch.Tensor]:
+def system_of(problem: Problem, generator: torch.Generator) -> tuple[AddedDiagLinearOperator, torch.Tensor]:
     """Return a covariance of random points plus noise, and random columns."""
     k, wanted = positive_definite(problem, generator), bool(problem.grad)
     k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
     noise = k.new_full((*k.shape[:-2], 1), 0.1).requires_grad_(wanted)
-    diagonal = operators.ConstantDiagLinearOperator(noise, problem.n)
-    operator = operators.AddedDiagLinearOperator(operators.DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
+    diagonal = ConstantDiagLinearOperator(noise, problem.n)
+    operator = AddedDiagLinearOperator(DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
     return operator, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_(wanted)
 
 

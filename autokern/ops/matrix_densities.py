@@ -18,7 +18,14 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from linear_operator import operators
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    KroneckerProductDiagLinearOperator,
+    KroneckerProductLinearOperator,
+)
 
 from autokern.core.problem import Features, Problem
 from autokern.density import matrices
@@ -111,9 +118,7 @@ class _DenseLogProb(_OfMatrices):
 
 
 def _by_matrix(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    covariance = operators.AddedDiagLinearOperator(
-        operators.DenseLinearOperator(k), operators.ConstantDiagLinearOperator(noise, len(k))
-    )
+    covariance = AddedDiagLinearOperator(DenseLinearOperator(k), ConstantDiagLinearOperator(noise, len(k)))
     return libraries.log_prob(MultivariateNormal(mean, covariance), value)
 
 
@@ -147,9 +152,9 @@ class _TaskLogProb(_OfMatrices):
 def _by_tasks(
     kx: torch.Tensor, kt: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
-    eye = operators.DiagLinearOperator(kx.new_ones(len(kx)))
-    added = operators.KroneckerProductDiagLinearOperator(eye, operators.DiagLinearOperator(noise.diagonal()))
-    product = operators.KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # it takes views
+    eye = DiagLinearOperator(kx.new_ones(len(kx)))
+    added = KroneckerProductDiagLinearOperator(eye, DiagLinearOperator(noise.diagonal()))
+    product = KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # it takes views
     return libraries.log_prob(MultivariateNormal(mean.flatten(), product + added), value.flatten())
 
 

@@ -16,7 +16,13 @@ import math
 from typing import Any
 
 import torch
-from linear_operator import operators
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    KroneckerProductAddedDiagLinearOperator,
+    KroneckerProductLinearOperator,
+)
 
 from autokern.core.op import tensors_in
 from autokern.core.problem import Error, Features, Problem
@@ -85,10 +91,8 @@ class _Solve(Iterated):
             return *system_of(problem, generator), None
         both = [positive_definite(problem.replace(n=size), generator) for size in (problem.n, problem.d)]
         rows = _rows(problem)
-        noise = operators.ConstantDiagLinearOperator(both[0].new_full((*both[0].shape[:-2], 1), 0.1), rows)
-        operator = operators.KroneckerProductAddedDiagLinearOperator(
-            operators.KroneckerProductLinearOperator(*both), noise
-        )
+        noise = ConstantDiagLinearOperator(both[0].new_full((*both[0].shape[:-2], 1), 0.1), rows)
+        operator = KroneckerProductAddedDiagLinearOperator(KroneckerProductLinearOperator(*both), noise)
         return operator, random_matrix(problem, generator, rows, problem.rhs), None
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
@@ -127,10 +131,10 @@ SOLVE = _Solve()
 
 def factors(operator: Any) -> tuple[int, ...]:
     """Return the sizes of the factors of a Kronecker product plus a constant, none for any other operator."""
-    if operator.__class__ is not operators.KroneckerProductAddedDiagLinearOperator or not operator._diag_is_constant:
+    if operator.__class__ is not KroneckerProductAddedDiagLinearOperator or not operator._diag_is_constant:
         return ()
     product = operator.linear_op
-    known = product.__class__ is operators.KroneckerProductLinearOperator
+    known = product.__class__ is KroneckerProductLinearOperator
     return tuple(one.size(-1) for one in product.linear_ops) if known else ()
 
 
@@ -224,7 +228,7 @@ def preconditioned(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) ->
 
 
 def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded) -> torch.Tensor | None:
-    if operator.__class__ is not operators.AddedDiagLinearOperator or type(operator._diag_tensor) not in DIAGONAL:
+    if operator.__class__ is not AddedDiagLinearOperator or type(operator._diag_tensor) not in DIAGONAL:
         return None
     n, points, noise = operator.shape[-1], operator._linear_op.x1, variances(operator._diag_tensor)
     if noise.dim() > 1 or not (noise > 0).all() or not torch.isfinite(rhs).all():
@@ -235,9 +239,7 @@ def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded) -> torch.Tenso
         return found.view(n, *rhs.shape[:-2], rhs.shape[-1]).movedim(0, -2).contiguous()
     if not fits(n, rhs):
         return None
-    formed = operators.AddedDiagLinearOperator(
-        operators.DenseLinearOperator(operator._linear_op.covar_mat), operator._diag_tensor
-    )
+    formed = AddedDiagLinearOperator(DenseLinearOperator(operator._linear_op.covar_mat), operator._diag_tensor)
     return cholesky(formed, rhs, None)
 
 
@@ -256,7 +258,7 @@ def eigenvalues(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> to
         return stock(operator, rhs, kernel)
     each, bases = zip(*map(torch.linalg.eigh, matrices), strict=True)
     values = functools.reduce(lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2), each)
-    values, vectors = values + operator.diag_tensor._diagonal(), operators.KroneckerProductLinearOperator(*bases)
+    values, vectors = values + operator.diag_tensor._diagonal(), KroneckerProductLinearOperator(*bases)
     if not bool((values.amin(-1) > _SINGULAR[rhs.dtype] * values.amax(-1)).all()):
         return stock(operator, rhs, kernel)
     found = vectors.matmul(vectors.mT.matmul(rhs.to(torch.float64)) / values.unsqueeze(-1)).to(rhs.dtype)
