@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -82,21 +83,21 @@ def program(script: Path, side: str, homes: Path, threads: int) -> tuple[float, 
     return float(wall), float(cpu)
 
 
-def programs(homes: Path, threads: int, rounds: int, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return, by program and side, the least seconds and CPU seconds of some rounds."""
-    rows = []
-    for script in sorted((HERE / "whole").glob("*.py")):
-        if names and script.stem not in names:
-            continue
+def programs(homes: Path, threads: int, rounds: int, names: Sequence[str], jobs: int) -> list[dict[str, Any]]:
+    """Return, by program and side, the least seconds and CPU seconds of some rounds; `jobs` programs run at a time."""
+
+    def measured(script: Path) -> dict[str, Any]:
         found: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
         for round_ in range(rounds):
             for side in SIDES[:: 1 - 2 * (round_ % 2)]:
                 found[side].append(program(script, side, homes, threads))
-        rows.append(
-            {"program": script.stem, **{side: [min(v) for v in zip(*found[side], strict=True)] for side in SIDES}}
-        )
-        print(rows[-1], flush=True)
-    return rows
+        row = {"program": script.stem, **{side: [min(v) for v in zip(*found[side], strict=True)] for side in SIDES}}
+        print(row, flush=True)
+        return row
+
+    scripts = [path for path in sorted((HERE / "whole").glob("*.py")) if not names or path.stem in names]
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(measured, scripts))
 
 
 # --- training steps ---------------------------------------------------------------------------------------------------
@@ -240,7 +241,8 @@ def tables(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the tables."""
     run = figures["run"]
     where = f"{run['cpu']}, {run['capability']}, {run['threads']} thread{'s' * (run['threads'] > 1)}, {run['date']}"
-    yield f"{where}; the shipped choices are those of {run['shipped']}.\n"
+    beside = f", {run['jobs']} programs at a time" if run.get("jobs", 1) > 1 else ""
+    yield f"{where}{beside}; the shipped choices are those of {run['shipped']}.\n"
     yield "| what | sides | no profile | `--quick` | `--full` |"
     yield "|---|---|---|---|---|"
     rows = figures.get("programs", [])
@@ -274,6 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--homes", type=Path, help="a folder with the homes `quick` and `full`, made there if missing")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="programs to run at a time; their CPU seconds count then")
     parser.add_argument("--seconds", type=float, default=300.0, help="for `overhead`")
     parser.add_argument("--only", default="", metavar="NAME,...", help="programs to run (default: all)")
     parser.add_argument("--output", type=Path, default=JSON)
@@ -287,11 +290,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.check and not options.docs:
         homes = options.homes or Path(tempfile.mkdtemp())
         calibrated(homes, options.threads)
-        figures["run"] = origin(options.threads)
+        figures["run"] = {**origin(options.threads), "jobs": options.jobs}
         parts = options.parts or ["programs", "steps", "overhead"]
         names = [name for name in options.only.split(",") if name]
         if "programs" in parts:
-            figures["programs"] = programs(homes, options.threads, options.rounds, names)
+            figures["programs"] = programs(homes, options.threads, options.rounds, names, options.jobs)
         if "steps" in parts:
             figures["steps"] = steps(homes, options.threads, options.rounds + 2)
         if "overhead" in parts:

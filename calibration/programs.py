@@ -179,6 +179,7 @@ def in_short(results: Mapping[str, Any]) -> str:
     lines.append(f"| GPyTorch: two processes that train on 100 points at once | | {two['ratio']:.2f}× | {steps} |")
     run = json.loads((FOLDER / GAINS).read_text(encoding="utf-8"))["run"]
     cpu = run["cpu"].rpartition(" ")[0]  # without the numbers of its family and model
+    cpu += f", {run['jobs']} programs at a time" if run.get("jobs", 1) > 1 else ""
     note = (
         f"{origin(results)}: whole processes by wall time, after a calibration. After the imports by CPU time on "
         f"{cpu}, before any calibration, {run['threads']} threads, {run['date']}: the best, the median and the worst "
