@@ -116,13 +116,10 @@ def _assemble(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: b
     """Fill at least the lower triangle of a buffer with the noisy covariance."""
     steps = row_blocks(buffer, CACHED)
     little = buffer.numel() * buffer.element_size() <= bytes_on(CACHED, buffer.device.type)
-
-    def write(own: Blocks, start: int, stop: int) -> None:
+    for start, stop in steps:
         whole = stop - start == buffer.shape[-1]
         out = buffer if whole else buffer[start:stop, :stop]
-        own.fill((start, stop), out, keep and len(steps) == 1 and little)
-
-    blocks.shared(steps, write)
+        blocks.fill((start, stop), out, keep and len(steps) == 1 and little)
     buffer.diagonal(dim1=-2, dim2=-1).add_(noise)
 
 
@@ -198,14 +195,11 @@ def gradients_by(
         found[0] = by_noise.mul_(0.5)
     if any(wanted[2:]):
         turned, half = a.mT, vector.new_full((), 0.5)
-
-        def add(own: Blocks, start: int, stop: int) -> None:
+        for start, stop in row_blocks(inverse, CACHED):
             if stop - start == inverse.shape[-1]:
                 g = torch.mul(a, turned).sub_(inverse)
             else:
                 g = torch.mul(a[start:stop], turned[:, :stop]).sub_(inverse[start:stop, :stop])
-            own.backward((start, stop), g, half)
-
-        state.blocks.shared(row_blocks(inverse, CACHED), add)
+            state.blocks.backward((start, stop), g, half)
         found[2:] = [one if want else None for one, want in zip(state.blocks.gradients(), wanted[2:], strict=True)]
     return found

@@ -9,7 +9,7 @@ both include the scale. All other trees are evaluated again. Second derivatives 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from gpytorch.kernels import Kernel
@@ -19,8 +19,7 @@ from autokern.kernels import embedded
 from autokern.kernels.row_leaf import RowLeaf, Rows
 from autokern.kernels.tree import Tree, apart, by_formula, by_leaf, flattened
 from autokern.kernels.walk import Walk
-from autokern.system import memory, threads
-from autokern.system.threads import Member
+from autokern.system import memory
 
 CACHED = 2**21  # bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue
 _LAUNCHED = 2**26  # bytes of a block on an accelerator: much work beside a dozen kernel launches, little of its memory
@@ -77,45 +76,12 @@ class Blocks(Walk):
         slope = torch.empty_like(k) if want_slope else None
         if k.dim() > 2 or (layout == "whole" and all(leaf.z.dtype is k.dtype for leaf in self.leaves)):
             return self._written((0, k.shape[-2]), k, slope, scale), slope
-
-        def write(_: Blocks, start: int, stop: int) -> None:
+        for start, stop in row_blocks(k, CACHED):
             out = k[start:stop]
             found = self._written((start, stop), out, None if slope is None else slope[start:stop], scale)
             if found.data_ptr() != out.data_ptr():
                 out.copy_(found)
-
-        self.shared(row_blocks(k, CACHED), write)
         return k, slope
-
-    def shared(self, steps: list[Rows], work: Callable[[Blocks, int, int], None]) -> None:
-        """Call `work` with each block of rows, and with an object whose sums become those of this one.
-
-        Threads that have two blocks each at least wait for each other once, not after each operation on a block: beside
-        other busy programs, each wait takes as long as the system lets these run.
-        """
-        count = threads.members(self.leaves[0].z.device)
-        if count == 1 or len(steps) < 2 * count:
-            for start, stop in steps:
-                work(self, start, stop)
-            return
-        own = [self, *(self._copied() for _ in range(1, count))]
-
-        def share(member: Member) -> None:
-            for start, stop in steps[member.number :: member.count]:
-                member.check()
-                work(own[member.number], start, stop)
-
-        threads.together(share, count)
-        for other in own[1:]:
-            self._join(other)
-            for one, more in zip(self.leaves, other.leaves, strict=True):
-                one.join(more)
-
-    def _copied(self) -> Blocks:
-        made = copy.copy(self)
-        made.leaves = [copy.copy(leaf).started(self._mirrored) for leaf in self.leaves]
-        made._leaves, made._weight_totals, made._shape_totals = made.leaves, {}, {}
-        return made
 
     def _written(
         self, at: Rows, out: torch.Tensor, slope: torch.Tensor | None, scale: torch.Tensor | None

@@ -47,7 +47,7 @@ class RowLeaf:
     def started(self, mirrored: bool = False) -> RowLeaf:
         """Return this leaf without sums; `mirrored` says that entries left of the diagonal's blocks count twice."""
         self._mirrored = mirrored
-        self._rows: dict[int, torch.Tensor] = {}  # by the first row of each block
+        self._rows: list[torch.Tensor] = []
         self._columns: torch.Tensor | None = None
         return self
 
@@ -63,7 +63,7 @@ class RowLeaf:
             self._extended = z, y
         z, y = self._extended
         # both sums are transposed, which a BLAS adds faster
-        self._rows[start] = (y if y.shape[-1] == w.shape[-1] else y[:, :stop]) @ w.mT
+        self._rows.append((y if y.shape[-1] == w.shape[-1] else y[:, :stop]) @ w.mT)
         if not self._mirrored:
             if self._columns is None:
                 self._columns = z[..., start:stop] @ w
@@ -74,15 +74,9 @@ class RowLeaf:
                 self._columns = torch.zeros_like(z)
             self._columns[:, :start].addmm_(z[:, start:stop], w[:, :start])
 
-    def join(self, other: RowLeaf) -> None:
-        """Take over the sums of other blocks."""
-        self._rows |= other._rows
-        if self._columns is not None and other._columns is not None:
-            self._columns += other._columns
-
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
         """Return the gradients of the points times `factor`, one for each set of points."""
-        rows = self._rows[0] if len(self._rows) == 1 else torch.cat([self._rows[at] for at in sorted(self._rows)], -1)
+        rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows, -1)
         if self._columns is None:
             pairs = [(self.z, rows)]
         elif self.y is self.z:

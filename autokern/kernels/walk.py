@@ -166,12 +166,6 @@ class Walk:
             _add(self._weight_totals, scale, self._total(w, None, at) * outer)
         leaf.accumulate(at, w)
 
-    def _join(self, other: Walk) -> None:
-        """Take over the gradients of shapes and weights from other blocks."""
-        for own, more in ((self._weight_totals, other._weight_totals), (self._shape_totals, other._shape_totals)):
-            for index, total in more.items():
-                _add(own, index, total)
-
     def totals(self) -> list[torch.Tensor]:
         """Return the gradients of shapes, then of weights, from the blocks so far."""
         shapes = [total for _, total in sorted(self._shape_totals.items())]

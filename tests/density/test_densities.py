@@ -13,9 +13,7 @@ from support.densities import D, Deep, Model, N, agree, by, derivatives, made, s
 from support.models import ExactModel
 
 import autokern
-from autokern.density import gaussian
 from autokern.density.gaussian import dense
-from autokern.system import threads
 
 pytestmark = pytest.mark.usefixtures("one_thread", "enabled")
 B = torch.Size([3])
@@ -241,23 +239,3 @@ def test_a_parameter_whose_batch_is_not_the_kernels_is_the_librarys_error(name: 
         model = ExactModel(x, x.sum(-1), kernel).train(kind)
         with autokern.enabled(), pytest.raises(RuntimeError, match="The expected shape of the kernel was"):
             model.likelihood(model(x if kind else x[:3])).log_prob(x.sum(-1))
-
-
-@pytest.mark.parametrize("kind", [Model, Deep])
-@pytest.mark.parametrize("members", [2, 3])
-@pytest.mark.parametrize("name", ["rbf", "matern", "sum", "product"])
-def test_threads_that_share_the_blocks_of_a_matrix_find_the_same_density(name, members, kind, monkeypatch):
-    one, other, scaled = k.RBFKernel(ard_num_dims=D), k.MaternKernel(1.5) + k.RQKernel(), k.ScaleKernel
-    of = {"rbf": one, "matern": scaled(k.MaternKernel(2.5)), "sum": one + scaled(other), "product": one * scaled(other)}
-    mll = made(of[name], n=150, kind=kind)
-    found, shared = [], []
-    together = threads.together
-    monkeypatch.setattr(gaussian, "CACHED", 2**12)
-    monkeypatch.setattr(threads, "together", lambda work, count: shared.append(count) or together(work, count))
-    for count in (1, members):
-        monkeypatch.setattr(threads, "members", lambda device, count=count: count)
-        with by("fused"):
-            found.append(derivatives(mll, second=False))
-    agree(*found, rtol=1e-11, atol=1e-13)
-    assert served("fused") == 2
-    assert shared == [members, members]
