@@ -168,7 +168,8 @@ class _Case:
         better = [c for c in known if self._preferred(c) or self._cost(c) <= -NOISE]
         doubtful = another and not better  # the default is not stock: stock must be shown to be faster
         if doubtful:
-            better = [c for c in known if estimates[c.name].log_ratio <= -NOISE]
+            doubt = CONFIDENCE * estimates[default].sigma
+            better = [c for c in known if estimates[c.name].log_ratio - doubt * (c.name == default) <= -NOISE]
         chosen, review = self._repaid([*better, stock])
         return self._decision(
             chosen.name, self._reason(chosen, review, doubtful), estimates[chosen.name].source, review
