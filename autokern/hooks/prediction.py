@@ -230,8 +230,8 @@ def _get_fantasy_strategy(
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, ROOT, SOLVE)
     ours = found != ORDERED and _grows(self, inputs, targets, kwargs)
-    ours = ours and strategies.keeps_points(self, full_output)
-    if not ours or stay_out_of_predictions() or not fantasy.holds():
+    ours = ours and not stay_out_of_predictions() and fantasy.holds()
+    if not ours or not strategies.keeps_points(self, full_output):
         found = _get_fantasy_strategy.__wrapped__(*args, **kwargs)
         strategies.made(None)
         return found

@@ -98,10 +98,13 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
 
 def kernel_in(covariance: Any) -> Any:
     """Return the kernel of a lazily evaluated covariance, None for any other."""
-    if type(covariance) is BatchRepeatLinearOperator:
-        covariance = covariance.base_linear_op
+    covariance = _unrepeated(covariance)
     plain = type(covariance) is LazyEvaluatedKernelTensor and not covariance.params and not covariance.last_dim_is_batch
     return covariance.kernel if plain else None
+
+
+def _unrepeated(covariance: Any) -> Any:
+    return covariance.base_linear_op if type(covariance) is BatchRepeatLinearOperator else covariance
 
 
 @unless_it_fails
@@ -116,8 +119,7 @@ def keeps_points(strategy: Any, beside: Any) -> bool:
 
 def _points_of(prior: Any) -> list[torch.Tensor]:
     """Return the mean and the points of a prior with a lazy covariance, with a row for each point."""
-    lazy = prior.lazy_covariance_matrix
-    x = (lazy.base_linear_op if type(lazy) is BatchRepeatLinearOperator else lazy).x1.detach()
+    x = _unrepeated(prior.lazy_covariance_matrix).x1.detach()
     return [prior.mean.detach().reshape(*prior.batch_shape, x.shape[-2], -1), x]
 
 
