@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
+import os
 import runpy
 import time
 import warnings
@@ -22,6 +23,8 @@ IMPORTED = (
 """What a user's program has imported when its time begins."""
 MOST = 100.0
 """Seconds that a program may take."""
+SIDES = {"off": "", "on": "off", "graphs": "on"}
+"""What is run, and what AUTOKERN_GRAPHS is there."""
 
 
 def run(script: Path, side: str, device: str) -> dict[str, Any]:
@@ -59,7 +62,8 @@ def _run_here(script: str, side: str, device: str, answer: Any) -> None:
             warnings.simplefilter("ignore")
             torch.set_default_device(device)
             began = time.perf_counter()
-            if side == "on":
+            if SIDES[side]:
+                os.environ["AUTOKERN_GRAPHS"] = SIDES[side]
                 __import__("autokern.auto")
             runpy.run_path(script, run_name="__main__")
             host.settle()

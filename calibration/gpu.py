@@ -3,15 +3,17 @@
 `peaks` measures bandwidth and GEMM; `steps` whole training steps; `fantasies` updates by one point, batched;
 `crossovers` times all candidates of five ops, for data that starts on either side; `regret` compares choices with the
 best on problems off every grid; `products` many points in few and many dimensions, KeOps among the candidates;
-`programs` runs the scripts of `whole/` with everything on the accelerator, in processes forked after the imports, which
-do not count; `waits` counts what a warm training step waits for. A row that is there already is kept, so that an
-interrupted run goes on; the exit status is 3 as long as rows are missing for want of time.
+`programs` runs the scripts of `whole/` with everything on the accelerator, without recordings and with them, in
+processes forked after the imports, which do not count; `waits` counts what a warm training step waits for. `steps` are
+also measured in a process without recordings (AUTOKERN_GRAPHS=off), as rows of their own. A row that is there already is
+kept, so that an interrupted run goes on; the exit status is 3 as long as rows are missing for want of time.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import sys
 import time
@@ -31,6 +33,7 @@ import regret
 import torch
 from end_to_end import describe
 from figures import console, save
+from gpu_tables import UNRECORDED
 from measuring import compare, interleave, largest, nothing
 from posteriors import fitted
 from training import DIMENSIONS, disagreement, forced_exact, rewinder
@@ -38,6 +41,7 @@ from workloads import smooth_trainer, uniform
 
 import autokern
 from autokern.core.problem import Problem
+from autokern.core.state import permitted
 from autokern.runtime.dispatch import explain
 from autokern.system import host
 from autokern.tuning import timer
@@ -48,6 +52,8 @@ OPTIONS: dict[str, Any] = {"seconds": 0.3, "rounds": (3, 8)}
 SECONDS = {"steps": 0.8, "fantasies": 0.6, "products": 2.0}
 """How long a row of steps, of fantasies or of products is timed."""
 STEPS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+RECORDED = 1000
+"""Points up to which a step may be recorded."""
 FANTASIES = ((50, 127, 129, 400, 800, 2049), (1, 8, 128))
 CROSSED: dict[str, tuple[int, ...]] = {
     "qr": (8, 32, 128, 512, 2048),
@@ -67,7 +73,8 @@ DRAWN, SEED = 200, 77
 PRODUCTS = (100_000, (3, 110, 10, 300, 50, 112))
 PEAK = {"copy": 2**28, "gemm": 8192}
 """Elements that are copied; rows of square matrices that are multiplied."""
-PAIRS = 2
+GAINS = Path(__file__).with_name("gains.json")
+"""How long stock takes for each program on a CPU: short ones come first, so that there are many."""
 
 JSON_PATH, BLOCK = Path(__file__).with_name("gpu.json"), "gpu"
 Row = dict[str, Any]
@@ -82,9 +89,12 @@ class Task(NamedTuple):
 
 def steps(device: str) -> Iterator[Task]:
     """Steps of Adam: stock with default settings, stock forced to stay exact, and autokern."""
-    for n in STEPS:
+    told, sizes = "", STEPS
+    if "graphs" not in permitted:
+        told, sizes = UNRECORDED, tuple(n for n in STEPS if n <= RECORDED)
+    for n in sizes:
         for name, dtype in DTYPES.items():
-            yield Task(f"n={n}, {name}", lambda n=n, dtype=dtype: step(n, dtype, device))
+            yield Task(f"n={n}, {name}{told}", lambda n=n, dtype=dtype: step(n, dtype, device))
 
 
 def step(n: int, dtype: torch.dtype, device: str) -> Row:
@@ -191,18 +201,20 @@ def product(n: int, d: int, dtype: str, same: bool, keops: bool, device: str) ->
 
 
 def whole_programs(device: str) -> Iterator[Task]:
-    """Scripts in fresh processes, everything on the accelerator; BoTorch's first."""
-    known = programs.programs()
-    for pair in range(PAIRS):
-        for name, script in sorted(known.items(), key=lambda item: (not item[0].startswith("bo"), item[0])):
-            yield Task(f"{name}, pair {pair + 1}", lambda script=script, pair=pair: program(script, pair, device))
+    """Scripts in fresh processes, everything on the accelerator; BoTorch's and GPyTorch's in turn, short ones first."""
+    usual = {row["program"]: min(row["off"]) for row in json.loads(GAINS.read_text(encoding="utf-8"))["programs"]}
+    known = sorted(programs.programs().items(), key=lambda item: usual.get(item[0], 0.0))
+    libraries = [[item for item in known if item[0].startswith(name)] for name in programs.LIBRARIES]
+    for name, script in filter(None, itertools.chain(*itertools.zip_longest(*libraries))):
+        yield Task(name, lambda script=script: program(script, device))
 
 
-def program(script: Path, pair: int, device: str) -> Row:
-    order = programs.SIDES[:2] if pair % 2 == 0 else programs.SIDES[1::-1]
-    runs = {side: forked.run(script, side, device) for side in order}
-    gap = programs.gap(runs["on"]["final"], runs["off"]["final"])
-    return {"ratio": runs["off"]["seconds"] / runs["on"]["seconds"], "difference": gap, "runs": runs}
+def program(script: Path, device: str) -> Row:
+    runs = {side: forked.run(script, side, device) for side in forked.SIDES}
+    stock = runs["off"]
+    found = {side: stock["seconds"] / runs[side]["seconds"] for side in ("on", "graphs")}
+    gap = max(programs.gap(runs[side]["final"], stock["final"]) for side in found)
+    return {"ratio": found["on"], "recorded": found["graphs"], "difference": gap, "runs": runs}
 
 
 def peaks(device: str) -> Iterator[Task]:

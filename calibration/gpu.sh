@@ -37,32 +37,35 @@ section() {
   echo "   exit status $code after $((SECONDS - began)) s"
   if [ "$code" = 0 ] || [ "$when" = tried ]; then touch "$OUT/$name.$here.done"; else status=1; fi
 }
-rows() { # rows NAME LEAST SECTION...: sections of gpu.py; whatever was measured is kept
-  local name=$1 least=$2
-  shift 2
-  section "$name" "$least" "$(left)" succeeded \
-    $python calibration/gpu.py --output "$OUT/gpu.json" --seconds "$(($(left) - 40))" "$@"
+rows() { # rows NAME LEAST MOST WHEN SECTION...: sections of gpu.py; whatever was measured is kept
+  local name=$1 least=$2 most=$3 when=$4
+  shift 4
+  [ "$(left)" -lt "$most" ] && most=$(left)
+  section "$name" "$least" "$most" "$when" \
+    $python calibration/gpu.py --output "$OUT/gpu.json" --seconds "$((most - 20))" "$@"
 }
 section doctor 30 60 tried $python -m autokern doctor
-# four processes at once; none of several workers, where nothing may be recorded
-section tests 60 150 tried bash -c 'one() { $0 -m pytest -q -m gpu -n 0 -rf --tb=short -p no:cacheprovider "$@"; }
+# the tests for a GPU in four processes at once, none of them of several workers, where nothing may be recorded; beside
+# them those of the peers, if $PEERS holds unpacked source distributions of linear_operator and gpytorch
+section tests 60 170 tried bash -c 'one() { $0 -m pytest -q -m gpu -n 0 -rf --tb=short -p no:cacheprovider "$@"; }
   one tests --ignore tests/ops & one tests/ops -k float32 & one tests/ops -k float64 &
-  one tests/ops -k "not float" & wait' "$python"
+  one tests/ops -k "not float" &
+  [ -d "${PEERS:-}" ] && $0 calibration/peers.py --workdir "$PEERS" -k cuda &
+  wait' "$python"
 section calibrate "$((${CALIBRATE:=140} + 20))" "$((CALIBRATE + 60))" tried \
   $python -m autokern calibrate --full --budget "$CALIBRATE" --output "$OUT/host.json"
 if [ -e "$OUT/calibrate.$here.done" ]; then # what follows is chosen by what it measured
-  rows steps 40 waits peaks steps fantasies
+  rows steps 60 130 succeeded waits peaks steps fantasies
+  AUTOKERN_GRAPHS=off rows unrecorded 40 60 succeeded steps
+  rows products 60 100 succeeded products
+  rows some 50 70 tried crossovers
+  rows programs 60 170 succeeded programs
+  rows regret 60 100 succeeded regret
+  section precision 100 130 tried $python calibration/study.py precision --device cuda --seconds 60 --output "$OUT/study.json"
+  rows all 60 600 succeeded
   section rough 80 100 tried $python -m autokern calibrate --quick --accuracy approximate \
     --ops kernel_matmul,exact_log_prob,inv_quad_logdet --budget 50 --output "$OUT/host.json"
-  section precision 100 130 tried $python calibration/study.py precision --device cuda --seconds 60 --output "$OUT/study.json"
-  rows programs 60 programs
-  rows products 60 products
-  rows regret 60 regret
-  rows crossovers 60 crossovers
   section scaling 80 100 tried $python calibration/study.py scaling --device cuda --seconds 50 --output "$OUT/study.json"
-  if [ -d "${PEERS:-}" ]; then # unpacked source distributions of linear_operator and gpytorch: there is no network
-    section peers 200 400 tried $python calibration/peers.py --workdir "$PEERS" -k cuda
-  fi
 fi
 [ "$status" = 0 ] && echo "all is done"
 if [ -n "${PACK:-}" ]; then

@@ -12,6 +12,8 @@ from training import DIMENSIONS
 from autokern.core.output import duration
 
 Row = dict[str, Any]
+UNRECORDED = ", without recordings"
+"""End of the names of rows measured with AUTOKERN_GRAPHS=off."""
 
 
 def sentence(row: Row) -> str:

@@ -11,7 +11,7 @@ import pytest
 WITHOUT_DEVICE = [name for name in gpu.SECTIONS if name != "waits"]
 TINY = {
     "STEPS": (20,), "FANTASIES": ((20,), (1, 4)), "CROSSED": dict.fromkeys(gpu.CROSSED, (16,)), "BATCHES": (1, 8),
-    "DRAWN": 2, "PRODUCTS": (300, (3,)), "PEAK": {"copy": 2**12, "gemm": 32}, "PAIRS": 1,
+    "DRAWN": 2, "PRODUCTS": (300, (3,)), "PEAK": {"copy": 2**12, "gemm": 32},
     "OPTIONS": {"seconds": 0.02, "rounds": (2, 3)},
 }  # fmt: skip
 
@@ -44,7 +44,8 @@ def test_every_section_has_its_rows(run):
     assert {row["against_default"]["pairs"] >= 3 for row in found["steps"].values()} == {True}
     assert all(row["agreement"]["on"]["loss"] < 1e-4 for row in found["steps"].values())
     assert all(row["difference"] < 1e-10 for row in found["fantasies"].values())
-    assert found["programs"]["gp_tutorial, pair 1"]["difference"] < 1e-2
+    assert found["programs"]["gp_tutorial"]["difference"] < 1e-2
+    assert list(found["programs"]["gp_tutorial"]["runs"]) == ["off", "on", "graphs"]
     assert all(row["problem"].get("batch", 1) in (1, 8) for row in found["crossovers"].values())
 
 
