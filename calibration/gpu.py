@@ -49,13 +49,14 @@ from autokern.tuning import timer
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 OPTIONS: dict[str, Any] = {"seconds": 0.3, "rounds": (3, 8)}
 """How each problem of a table is timed."""
-SECONDS = {"steps": 0.8, "fantasies": 0.6, "products": 2.0}
+SECONDS = {"steps": 0.8, "fantasies": 0.6, "products": 1.0}
 """How long a row of steps, of fantasies or of products is timed."""
 STEPS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
-RECORDED = 1000
-"""Points up to which a step may be recorded."""
+RECORDED, WARM = 2000, 40
+"""Points up to which a step may be recorded, and steps after which that has happened if it pays."""
 FANTASIES = ((50, 127, 129, 400, 800, 2049), (1, 8, 128))
 CROSSED: dict[str, tuple[int, ...]] = {
+    "exact_log_prob": (100, 200, 500, 1000, 2000, 5000),
     "qr": (8, 32, 128, 512, 2048),
     "cholesky": (8, 32, 128, 512, 2048),
     "kernel_matrix": (30, 100, 300, 1000, 3000),
@@ -65,7 +66,10 @@ CROSSED: dict[str, tuple[int, ...]] = {
 FIELDS: dict[str, dict[str, Any]] = {
     "kernel_matrix": {"d": 8, "variant": "rbf/same/ard"},
     "kernel_matmul": {"d": 8, "rhs": 11, "variant": "rbf/same"},
+    "exact_log_prob": {"d": 8, "grad": "theta", "variant": "matern52/cholesky"},
 }
+SINGLE = ("kernel_matmul", "exact_log_prob")
+"""Ops that are timed on single matrices."""
 BATCHES = (8192, 1024, 128, 8, 1)
 ELEMENTS = 2**27
 """Most elements of a batch of matrices: 1 GiB."""
@@ -101,7 +105,8 @@ def step(n: int, dtype: torch.dtype, device: str) -> Row:
     trainers = {side: smooth_trainer("matern52", n, dtype, DIMENSIONS, device) for side in ("default", "exact", "on")}
     toggles = {"default": contextlib.nullcontext, "exact": forced_exact, "on": autokern.enabled}
     rewind = rewinder(trainers)
-    calls, warmup, most = settled(trainers), 3 if n <= 5000 else 1, SECONDS["steps"]
+    calls, most = settled(trainers), SECONDS["steps"]
+    warmup = WARM if n <= RECORDED else 3 if n <= 5000 else 1
     seconds = interleave(toggles, calls, 30, warmup, rewind, most, 3, settle=rewind)
     found = {f"against_{side}": compare(seconds, off=side) for side in ("default", "exact")}
     return {**found, "agreement": {side: disagreement(trainers[side], trainers["exact"]) for side in ("on", "default")}}
@@ -120,26 +125,27 @@ def fantasies(device: str) -> Iterator[Task]:
 
 
 def fantasy(n: int, batch: int, device: str) -> Row:
-    model = fitted(n).to(device)
-    x = uniform(batch, model.train_inputs[0].shape[-1], seed=11).unsqueeze(-2).to(device)
+    sides = {"off": contextlib.nullcontext, "on": autokern.enabled}
+    models = {side: fitted(n).to(device) for side in sides}  # what one side has prepared, the other one would go on with
+    points = models["off"].train_inputs[0]
+    x = uniform(batch, points.shape[-1], seed=11).unsqueeze(-2).to(device)
     x = x if batch > 1 else x[0]
     y, found = (3 * x.sum(-1)).sin(), {}
-    sides = {"off": contextlib.nullcontext, "on": autokern.enabled}
 
     @torch.no_grad()
     def update(side: str) -> None:
         with gpytorch.settings.fast_pred_var():
-            if model.prediction_strategy is None:
-                model(model.train_inputs[0][:1] + 0.1).variance  # noqa: B018
-            found[side] = model.get_fantasy_model(x, y)
+            if models[side].prediction_strategy is None:
+                models[side](points[:1] + 0.1).variance  # noqa: B018
+            found[side] = models[side].get_fantasy_model(x, y)
 
     calls = {side: lambda side=side: update(side) for side in sides}
-    seconds = interleave(sides, settled(calls), 20, 2, seconds=SECONDS["fantasies"], least=3, settle=nothing, times=3)
+    seconds = interleave(sides, settled(calls), 20, 2, seconds=SECONDS["fantasies"], least=3, settle=nothing)
     figure = compare(seconds)
     means = {}
     for side, toggle in sides.items():
         with toggle(), torch.no_grad(), gpytorch.settings.fast_pred_var():
-            means[side] = found[side](model.train_inputs[0][:50] + 0.05).mean
+            means[side] = found[side](points[:50] + 0.05).mean
     return {**figure, "difference": largest(means["on"] - means["off"])}
 
 
@@ -148,7 +154,7 @@ def crossovers(device: str) -> Iterator[Task]:
     for op, sizes in CROSSED.items():
         for batch in BATCHES:
             for n in sizes:
-                if batch * n * n > ELEMENTS or (op == "kernel_matmul" and batch > 1):
+                if batch * n * n > ELEMENTS or (op in SINGLE and batch > 1):
                     continue
                 for dtype in DTYPES:
                     for side in dict.fromkeys((device, "cpu")):

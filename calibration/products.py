@@ -32,6 +32,8 @@ from autokern.tuning.measuring import trial
 
 Call = Callable[[], object]
 COLUMNS = 11
+HOPELESS = 10
+"""How many times the least time of a call a way may take that is timed further."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 FAMILIES = ("rbf", "matern52")
 ROOT5 = math.sqrt(5.0)
@@ -250,12 +252,16 @@ def compared(of: Case, keops: bool, seconds: float) -> dict[str, Any]:
     inside.active = True  # what a candidate calls itself is not dispatched
     try:
         with torch.no_grad():
+            once = {}
             for name, call in list(calls.items()):
                 try:
                     call()
+                    once[name] = timer.once(call, synchronizer(device))
                 except Exception as error:
                     failed[name] = f"{type(error).__name__}: {error}"[:200]
                     del calls[name]
+            slow = {name for name, taken in once.items() if taken > HOPELESS * min(once.values())}
+            calls = {name: call for name, call in calls.items() if name not in slow}
             found = timer.compare(calls, synchronize=synchronizer(device), seconds=seconds, rounds=(3, 9))
             least = floor(of.x1.shape[-1], of.rhs.dtype, device)
     finally:
@@ -263,7 +269,7 @@ def compared(of: Case, keops: bool, seconds: float) -> dict[str, Any]:
     return {
         "rounds": max(timing.rounds for timing in found.values()), "chosen": explain(problem).candidate,
         "seconds": {name: timing.seconds for name, timing in found.items()},
-        "too large": sorted(c.name for c in able if c not in fitting), "failed": failed,
+        "too large": sorted(c.name for c in able if c not in fitting), "failed": failed, "slow": sorted(slow),
         "floor": {**least._asdict(), "seconds": least.seconds(elements, of.x1 is of.x2), "half": least.half(elements)},
     }  # fmt: skip
 

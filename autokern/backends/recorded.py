@@ -145,7 +145,7 @@ def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[tor
     return result, graph.replay
 
 
-_MOST_BYTES = 2**23  # bytes of the matrix (1,000 points in float64) above which computing takes longer than launching
+_MOST_BYTES = 2**25  # bytes of the matrix (2,000 points in float64) above which computing takes longer than launching
 
 
 def _step(parts: Parts, wanted: tuple[bool, ...], *tensors: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from linear_operator import to_dense
 from torch.func import functional_call
 
 from autokern.core.autograd import computed
-from autokern.density.matrices import LOG_2_PI, factorised, inverted, log_density
+from autokern.density.matrices import LOG_2_PI, factorised, inverted, inverted_by_products, log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.matrix import Blocks, bytes_on, row_blocks
 from autokern.kernels.tree import Parts, Tree, apart, centre_of, flattened
@@ -141,15 +141,7 @@ def at_once(
     factor, info = torch.linalg.cholesky_ex(buffer)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
     state = State(factor, blocks, white)
-    return _density(factor, white), info, gradients_by(state, noise, wanted, _inverse)
-
-
-def _inverse(factor: torch.Tensor) -> torch.Tensor:
-    """Return the inverse for a lower factor by products, since potri's info would be read back to the host."""
-    n = factor.shape[-1]
-    unit = torch.eye(n, dtype=factor.dtype, device=factor.device).expand(factor.shape)
-    root = torch.linalg.solve_triangular(factor, unit, upper=False)
-    return root.mT @ root
+    return _density(factor, white), info, gradients_by(state, noise, wanted, inverted_by_products)
 
 
 def _factorise(tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> torch.Tensor:
