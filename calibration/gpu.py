@@ -1,12 +1,14 @@
 """Everything on one accelerator, stock against autokern: one row after another into `gpu.json`.
 
 `peaks` measures bandwidth and GEMM; `steps` whole training steps; `fantasies` updates by one point, batched;
+`inverses` the inverse for a Cholesky factor;
 `crossovers` times all candidates of five ops, for data that starts on either side; `regret` compares choices with the
 best on problems off every grid; `products` many points in few and many dimensions, KeOps among the candidates;
 `programs` runs the scripts of `whole/` with everything on the accelerator, without recordings and with them, in
 processes forked after the imports, which do not count; `waits` counts what a warm training step waits for. `steps` are
-also measured in a process without recordings (AUTOKERN_GRAPHS=off), as rows of their own. A row that is there already is
-kept, so that an interrupted run goes on; the exit status is 3 as long as rows are missing for want of time.
+also measured in a process without recordings (AUTOKERN_GRAPHS=off), as rows of their own. A row that is there already
+is kept, by the name of the accelerator, so that an interrupted run goes on; the exit status is 3 as long as rows are
+missing for want of time.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from workloads import smooth_trainer, uniform
 import autokern
 from autokern.core.problem import Problem
 from autokern.core.state import permitted
+from autokern.density.matrices import inverted_by_products
 from autokern.runtime.dispatch import explain
 from autokern.system import host
 from autokern.tuning import timer
@@ -49,8 +52,9 @@ from autokern.tuning import timer
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 OPTIONS: dict[str, Any] = {"seconds": 0.3, "rounds": (3, 8)}
 """How each problem of a table is timed."""
-SECONDS = {"steps": 0.8, "fantasies": 0.6, "products": 1.0}
-"""How long a row of steps, of fantasies or of products is timed."""
+SECONDS = {"steps": 0.8, "fantasies": 0.6, "inverses": 0.3, "products": 1.0}
+"""How long a row of a section is timed."""
+INVERTED = (200, 500, 1000, 2000, 3000, 5000, 10_000)
 STEPS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 RECORDED, WARM = 2000, 40
 """Points up to which a step may be recorded, and steps after which that has happened if it pays."""
@@ -126,7 +130,7 @@ def fantasies(device: str) -> Iterator[Task]:
 
 def fantasy(n: int, batch: int, device: str) -> Row:
     sides = {"off": contextlib.nullcontext, "on": autokern.enabled}
-    models = {side: fitted(n).to(device) for side in sides}  # what one side has prepared, the other one would go on with
+    models = {side: fitted(n).to(device) for side in sides}  # one side would go on with what the other has prepared
     points = models["off"].train_inputs[0]
     x = uniform(batch, points.shape[-1], seed=11).unsqueeze(-2).to(device)
     x = x if batch > 1 else x[0]
@@ -147,6 +151,22 @@ def fantasy(n: int, batch: int, device: str) -> Row:
         with toggle(), torch.no_grad(), gpytorch.settings.fast_pred_var():
             means[side] = found[side](points[:50] + 0.05).mean
     return {**figure, "difference": largest(means["on"] - means["off"])}
+
+
+def inverses(device: str) -> Iterator[Task]:
+    """The inverse for a Cholesky factor by torch and by products."""
+    for n in INVERTED:
+        for name, dtype in DTYPES.items():
+            yield Task(f"n={n}, {name}", lambda n=n, dtype=dtype: inverse(n, dtype, device))
+
+
+def inverse(n: int, dtype: torch.dtype, device: str) -> Row:
+    rows = uniform(n, n, seed=n).to(device=device, dtype=dtype)
+    factor = torch.linalg.cholesky(rows @ rows.mT / n + torch.eye(n, device=device, dtype=dtype))
+    calls = {"off": lambda: torch.cholesky_inverse(factor), "on": lambda: inverted_by_products(factor.clone())}
+    sides = dict.fromkeys(calls, contextlib.nullcontext)
+    seconds = interleave(sides, settled(calls), 20, 2, seconds=SECONDS["inverses"], least=3, settle=nothing)
+    return {**compare(seconds), "difference": largest(calls["on"]() - calls["off"]())}
 
 
 def crossovers(device: str) -> Iterator[Task]:
@@ -288,6 +308,7 @@ SECTIONS: dict[str, Callable[[str], Iterator[Task]]] = {
     "waits": waits,
     "steps": steps,
     "fantasies": fantasies,
+    "inverses": inverses,
     "programs": whole_programs,
     "products": many_points,
     "regret": off_the_grid,
@@ -295,8 +316,10 @@ SECTIONS: dict[str, Callable[[str], Iterator[Task]]] = {
 }
 
 
-def measure(sections: Sequence[str], device: str, deadline: float, results: dict[str, Any], path: Path) -> int:
-    """Measure the rows that are missing until `deadline`; return how many are missing still."""
+def measure(
+    sections: Sequence[str], device: str, deadline: float, results: dict[str, Any], keep: Callable[[], object]
+) -> int:
+    """Measure the rows that are missing until `deadline`, and keep each; return how many are missing still."""
     missing = 0
     for section in sections:
         rows: dict[str, Row] = results.setdefault("sections", {}).setdefault(section, {})
@@ -314,7 +337,7 @@ def measure(sections: Sequence[str], device: str, deadline: float, results: dict
             finally:
                 torch.cuda.empty_cache()
             rows[task.name] = {**row, "took": time.perf_counter() - began}
-            save(results, path)
+            keep()
             console.print(f"{section}, {task.name}: {gpu_tables.sentence(row)}")
     return missing
 
@@ -340,13 +363,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"device {options.device!r} was asked for; torch finds {', '.join(kinds)}")
     deadline = time.perf_counter() + options.seconds
     here = describe(host.current().fields, quick=False)
-    results: dict[str, Any] = dict(here)
-    if options.output.exists():
-        results = json.loads(options.output.read_text(encoding="utf-8"))
-        if unlike := [key for key in ("host", "versions") if results[key] != here[key]]:
-            console.print(f"{options.output.name} is of another {' and '.join(unlike)}: it begins anew")
-            results = dict(here)
-    missing = measure(options.sections or list(SECTIONS), options.device, deadline, results, options.output)
+    machine = gpu_tables.named(here)
+    kept = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
+    if unlike := [key for key in ("host", "versions") if kept.get(machine, here)[key] != here[key]]:
+        console.print(f"{machine} in {options.output.name} is of another {' and '.join(unlike)}: it begins anew")
+        kept.pop(machine)
+    results = kept.setdefault(machine, dict(here))
+    sections = options.sections or list(SECTIONS)
+    missing = measure(sections, options.device, deadline, results, lambda: save(kept, options.output))
     for line in gpu_tables.summary(results):
         console.print(line)
     console.print(f"{missing} rows are missing for want of time" if missing else "all rows are there")

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,8 +102,8 @@ def at_work(device: str = "cpu") -> Iterator[None]:
 def _trial() -> str | None:
     """Return why KeOps is not tried on a GPU in this process: its first formula ended a child, now or once before.
 
-    KeOps 2.3 beside CUDA 13 ends a process with a segmentation fault. Another failure may be the moment's, such as a
-    lack of memory, and is not kept.
+    KeOps 2.3 ends a process with a segmentation fault where the compiler links a second, static libstdc++ into what
+    KeOps builds. Another failure may be the moment's, such as a lack of memory, and is not kept.
     """
     import pykeops
 
@@ -122,6 +123,9 @@ def _trial() -> str | None:
         if (status := ended.returncode) <= 0:
             with suppressed(OSError):
                 mark.write_text(str(status), encoding="utf-8")
+    if status == -signal.SIGSEGV:
+        remedy = "if g++ links libstdc++ statically, LD_PRELOAD=libstdc++.so.6 and a new KEOPS_CACHE_FOLDER mend that"
+        return f"a small product on the GPU ended a process of its own with a segmentation fault; {remedy}"
     return f"a process of its own ended with status {status} at a small product on the GPU" if status else None
 
 

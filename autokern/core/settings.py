@@ -182,7 +182,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "job ends when a rank has not answered for so long (default 300)")] = "auto"
     graphs: Annotated[str, Row(_one_of("off", "on"), "`off`, `on`",
         "on: small training steps on a GPU may be recorded as CUDA graphs where that is faster, while the process has "
-        "one Python thread (default off: proven on one GPU only)")] = "off"
+        "one Python thread (default off: few whole programs have run with it)")] = "off"
     replay: Annotated[bool, Row(_flag, "`1`, `0`",
         "0: what optimisers and training loops evaluate again and again is never recorded and replayed "
         "(default 1)")] = True

@@ -62,22 +62,24 @@ def inverted(lower: torch.Tensor) -> torch.Tensor:
     return torch.cholesky_inverse(turned, upper=upper, out=turned)
 
 
-def inverted_by_products(lower: torch.Tensor, leaf: int = 512) -> torch.Tensor:
+def inverted_by_products(lower: torch.Tensor, leaf: int = 2048) -> torch.Tensor:
     """Return the symmetric inverse for a lower factor, perhaps in its place, without waiting for the device.
 
     LAPACK's trtri and lauum by halves, so that nearly all operations are products of matrices, which a GPU computes
     fastest; torch's `cholesky_inverse` solves for a unit matrix there, with three times as many operations, and reads
-    a status back. Blocks of up to `leaf` rows are not halved.
+    a status back. Blocks of up to `leaf` rows are not halved: below, launches cost more than operations save (on an
+    NVIDIA H200 the inverse of 10,000 rows takes 0.4 of that time so, that of 500 half of it).
     """
     if (n := lower.shape[-1]) <= leaf:
         unit = torch.eye(n, dtype=lower.dtype, device=lower.device).expand(lower.shape)
         root = torch.linalg.solve_triangular(lower, unit, upper=False)
         return root.mT @ root
-    for one in lower.unsqueeze(0).flatten(0, -3):
+    flat = lower.unsqueeze(0).flatten(0, -3)
+    for one in flat:
         _trtri(one, leaf)
         _lauum(one, leaf)
         _mirror(one, leaf)
-    return lower
+    return flat.view(lower.shape)
 
 
 def _trtri(lower: torch.Tensor, leaf: int) -> None:

@@ -71,7 +71,8 @@ def _not_started():
     ("ends", "says", "children"),
     [
         (lambda: types.SimpleNamespace(returncode=0), "", 1),
-        (lambda: types.SimpleNamespace(returncode=-11), "status -11", 1),
+        (lambda: types.SimpleNamespace(returncode=-11), "LD_PRELOAD", 1),
+        (lambda: types.SimpleNamespace(returncode=-6), "status -6", 1),
         (lambda: types.SimpleNamespace(returncode=1), "status 1", 2),  # memory may be there another time
         (_timed_out, "TimeoutExpired", 2),
         (_not_started, "OSError", 2),

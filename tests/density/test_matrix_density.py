@@ -207,3 +207,20 @@ def test_more_values_than_stock_factorises():
             mll(mll.model(x), y)
         assert count("task_log_prob", "arrays") == before + 1
     agree(found, expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(("n", "leaf"), [(0, 8), (1, 8), (8, 8), (9, 8), (131, 8), (200, 64), (257, 128)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 2)])
+def test_an_inverse_by_products_is_as_exact_as_lapacks(n, leaf, dtype, batch):
+    generator = torch.Generator().manual_seed(n)
+    rows = torch.randn(*batch, n, n, dtype=torch.float64, generator=generator).to(dtype)
+    covariance = rows @ rows.mT / max(n, 1) + 0.1 * torch.eye(n, dtype=dtype)
+    lower = torch.linalg.cholesky(covariance)  # column-major
+    assert lower.is_contiguous() is (n < 2)
+    found = [matrices.inverted_by_products(of, leaf) for of in (lower.contiguous(), lower.clone())]
+    truth, usual = torch.linalg.inv(lower.double() @ lower.double().mT), torch.cholesky_inverse(lower)
+    for one in found:
+        assert one.shape == lower.shape
+        assert (one - one.mT).abs().sum() == 0 or n <= leaf
+        assert (one - truth).norm() <= 2 * (usual - truth).norm() + 1e-15

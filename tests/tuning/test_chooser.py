@@ -170,7 +170,7 @@ def test_a_file_that_a_bundler_left_behind_is_no_damage(ships, monkeypatch):
 
 def test_what_the_package_ships_can_be_read(ships):
     found = chooser.recorded()
-    assert len(found.hosts) == 4
+    assert len(found.hosts) == 5
     for key in found.trials:
         trials = unpacked(found.trials[key])
         assert trials
