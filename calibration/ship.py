@@ -47,8 +47,14 @@ def packed(without: str = "") -> bytes:
     """Return the file of the recorded hosts."""
     paths = [path for path in sorted((HERE / "hosts").glob("*.json")) if path.stem != without]
     profiles = [summary.present(read_file(path)) for path in paths]
-    usual = ([t for t in profile.trials if t.problem.op not in NESTED] for profile in profiles)
-    return pack([msgspec.structs.replace(p, trials=trials) for p, trials in zip(profiles, usual, strict=True)])
+    processors, shipped = set[str](), list[Profile]()
+    for profile in profiles:
+        cpu = repr([profile.host["cpu"].get(name) for name in ("numbers", "capability", "threads")])
+        known = cpu in processors  # one that two hosts have would count twice
+        usual = [t for t in profile.trials if t.problem.op not in NESTED and not (known and t.problem.device == "cpu")]
+        processors.add(cpu)
+        shipped.append(msgspec.structs.replace(profile, trials=usual))
+    return pack(shipped)
 
 
 def pack(profiles: Sequence[Profile]) -> bytes:
