@@ -124,13 +124,13 @@ def by_rule(columns: float) -> Choose:
 
 
 @contextlib.contextmanager
-def shipping(without: str) -> Iterator[dict[str, Forest]]:
-    """Let the package ship what it would without one of the recorded hosts."""
+def shipping(without: str, fields: Mapping[str, Any] | None = None) -> Iterator[dict[str, Forest]]:
+    """Let the package ship what it would without one of the recorded hosts; return the trees for a machine."""
     data = ship.packed(without)
     found, before = msgspec.msgpack.decode(data, type=Shipped), choosers.recorded
     choosers.recorded = lambda: found  # type: ignore[assignment]
     try:
-        yield found.forests
+        yield found.told(fields or host.current().fields).forests
     finally:
         choosers.recorded = before
 
@@ -193,12 +193,13 @@ def replayed() -> list[dict[str, Any]]:
     """Return how well the others predict each recorded host, alone and with its own trials, a fifth never seen."""
     found = []
     for path in sorted((HERE / "hosts").glob("*.json")):
+        profile = read_file(path)
         trials = [
             t
-            for t in summary.present(read_file(path)).trials
+            for t in summary.present(profile).trials
             if "stock" in t.timings and len(t.usual) > 1 and t.problem.op not in ship.NESTED
         ]
-        with shipping(path.stem) as forests:
+        with shipping(path.stem, profile.host) as forests:
             alone = Chooser(Profile(), forests)
             found.append(_judged(f"{path.stem} left out, on its own recording", trials, lambda _, a=alone: a))
             parts = [_by_others(trials, fold, forests) for fold in range(FOLDS)]

@@ -21,7 +21,7 @@ from autokern.cli import summary
 from autokern.core.op import Op
 from autokern.core.registry import get
 from autokern.tuning import forest as fitting
-from autokern.tuning.chooser import UNIT, Shipped, floor, unpacked
+from autokern.tuning.chooser import UNIT, Shipped, floor, shipped_key, unpacked
 from autokern.tuning.forest import Forest, words
 from autokern.tuning.profile import Profile, Trial, pools
 from autokern.tuning.store import read_file
@@ -47,19 +47,16 @@ def packed(without: str = "") -> bytes:
     """Return the file of the recorded hosts."""
     paths = [path for path in sorted((HERE / "hosts").glob("*.json")) if path.stem != without]
     profiles = [summary.present(read_file(path)) for path in paths]
-    processors, shipped = set[str](), list[Profile]()
-    for profile in profiles:
-        cpu = repr([profile.host["cpu"].get(name) for name in ("numbers", "capability", "threads")])
-        known = cpu in processors  # one that two hosts have would count twice
-        usual = [t for t in profile.trials if t.problem.op not in NESTED and not (known and t.problem.device == "cpu")]
-        processors.add(cpu)
-        shipped.append(msgspec.structs.replace(profile, trials=usual))
-    return pack(shipped)
+    usual = ([t for t in profile.trials if t.problem.op not in NESTED] for profile in profiles)
+    return pack([msgspec.structs.replace(p, trials=trials) for p, trials in zip(profiles, usual, strict=True)])
 
 
 def pack(profiles: Sequence[Profile]) -> bytes:
     """Return the file of some profiles, without candidates of lower precision."""
-    hosts = [pools(t for t in p.trials if "stock" in t.usual and len(t.usual) > 1) for p in profiles]
+    hosts = []
+    for profile in profiles:
+        usable = pools(t for t in profile.trials if "stock" in t.usual and len(t.usual) > 1)
+        hosts.append({shipped_key(key, profile.host): trials for key, trials in usable.items()})
     keys = sorted(set().union(*hosts))
     groups = {key: [host[key] for host in hosts if key in host] for key in keys}
     fits = {key: fit_base(get(key.partition("@")[0]), trials) for key, trials in groups.items()}
@@ -76,7 +73,7 @@ def pack(profiles: Sequence[Profile]) -> bytes:
 
 def _with_floor(key: str, forest: Forest) -> Forest:
     op, _, device = key.partition("@")
-    return msgspec.structs.replace(forest, floor=floor(get(op), forest, device))
+    return msgspec.structs.replace(forest, floor=floor(get(op), forest, device.partition("/")[0]))
 
 
 def _logs(trial: Trial) -> tuple[object, dict[str, int]]:

@@ -29,15 +29,39 @@ _WORD, _DTYPE = 2.0, 1.0  # distance in octaves of problems that differ in one w
 _CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # seconds of a call, flops and bytes a second, to scale times to other sizes
 _FULL_RATE = {"6.0", "7.0", "8.0", "9.0", "10.0"}  # of GPUs with float64 at half the rate of float32
 HIGHEST = 2**19  # highest floor in elements: larger calls are dispatched, because their memory is checked
+_FEW, _MANY = 4, "/many"  # threads of a CPU, and the suffix of what CPUs with more have measured
 UNIT = 0.01  # log units of the integers that store stock's seconds, and the ratios of other candidates to them
 
 
 class Shipped(msgspec.Struct, frozen=True):
-    """Other machines' trees and compressed trials by ``"op@device"``, and descriptions of these hosts."""
+    """Other machines' trees and compressed trials by ``"op@device"``, and descriptions of these hosts.
+
+    What machines with many threads measured on their CPUs has keys of its own, with a suffix: there the implementations
+    of the libraries gain more by threads than small pieces of work do.
+    """
 
     forests: dict[str, Forest] = {}
     trials: dict[str, bytes] = {}
     hosts: list[dict[str, Any]] = []
+
+    def told(self, fields: Mapping[str, Any]) -> Shipped:
+        """Return what is known for a machine, without suffixes."""
+        many = _many(fields)
+
+        def own(found: dict[str, Any]) -> dict[str, Any]:
+            few = {key: value for key, value in found.items() if not key.endswith(_MANY)}
+            return {key: found.get(key + _MANY, value) for key, value in few.items()} if many else few
+
+        return msgspec.structs.replace(self, forests=own(self.forests), trials=own(self.trials))
+
+
+def _many(fields: Mapping[str, Any]) -> bool:
+    return int(fields.get("cpu", {}).get("torch_threads", 1)) > _FEW
+
+
+def shipped_key(key: str, fields: Mapping[str, Any]) -> str:
+    """Return the key under which what a machine measured is shipped."""
+    return key + _MANY if key.endswith("@cpu") and _many(fields) else key
 
 
 @functools.cache
@@ -76,7 +100,8 @@ class Chooser:
 
     def __init__(self, profile: Profile, shipped: Mapping[str, Forest] | None = None) -> None:
         self.profile = profile
-        self.shipped = recorded().forests if shipped is None else shipped
+        self._told = recorded().told(profile.host or host.current().fields)
+        self.shipped = self._told.forests if shipped is None else shipped
 
     @once
     def _trials(self) -> dict[str, list[Trial]]:
@@ -127,7 +152,7 @@ class Chooser:
         """Return the trial nearest to a problem, of this machine if it has trials of the op, else of other hosts."""
         key = key_of(problem)
         own = nearest(op, problem, self._trials.get(key, ()))
-        others = recorded().trials.get(key) if self.shipped else None
+        others = self._told.trials.get(key) if self.shipped else None
         return own or nearest(op, problem, () if others is None else unpacked(others), here=False)
 
 
@@ -170,7 +195,7 @@ def load(settings: Settings) -> Profile:
 
 def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
     """Return a profile with trees fitted to its trials, for these ``"op@device"`` keys or for all."""
-    found, shipped = dict(profile.forests), recorded().forests
+    found, shipped = dict(profile.forests), recorded().told(profile.host or host.current().fields).forests
     for key, trials in pools(profile.trials).items():
         name, _, device = key.partition("@")
         if known(name) and (keys is None or key in keys):
