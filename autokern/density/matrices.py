@@ -52,7 +52,7 @@ def fits(n: int, like: Any) -> bool:
 
 
 def inverted(lower: torch.Tensor) -> torch.Tensor:
-    """Return the symmetric inverse for a lower factor, in its place where that is faster: by LAPACK's potri on a CPU."""
+    """Return the symmetric inverse for a lower factor, perhaps in its place; on a CPU by LAPACK's potri."""
     if not lower.is_cpu:
         return inverted_by_products(lower)
     if lower.numel() < _SMALL:

@@ -19,7 +19,7 @@ from autokern.kernels import products, tiles
 from autokern.kernels import tree as trees
 from autokern.kernels.tiles import Plan
 from autokern.kernels.tree import Node, Tree, apart, flattened
-from autokern.system import ranks, threads
+from autokern.system import ranks
 from autokern.system.ranks import Ranks
 
 LEAST = 2**24  # elements of a matrix below which ranks share nothing, as a product takes a few milliseconds
@@ -88,7 +88,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     def work(out: torch.Tensor) -> None:
         whole = out.view(n, t)
         if others is None:
-            only = tiles.dealt(n, plan.tile, threads.members(rhs.device), here.size, here.rank)
+            only = tiles.dealt(n, plan.tile, tiles.members(rhs.device, n, n, True, plan.tile), here.size, here.rank)
             whole.copy_(products.product(tree, None, rhs, plan, only))
             return
         rows, columns = (_own(n, here), slice(0, m)) if n >= m else (slice(0, n), _own(m, here))
@@ -112,7 +112,7 @@ def gradients(
     n, t = left.shape
 
     def work(out: torch.Tensor) -> None:
-        only = tiles.dealt(n, plan.tile, threads.members(right.device), here.size, here.rank)
+        only = tiles.dealt(n, plan.tile, tiles.members(right.device, n, n, True, plan.tile), here.size, here.rank)
         if any(only):
             found, by_rhs = products.gradients(tree, None, left, right, plan, want_rhs, only)
             for total, one in zip(out.split(sizes), [*found, by_rhs], strict=True):

@@ -208,13 +208,13 @@ class Member:
 
 
 def members(device: torch.device) -> int:
-    """Return the number of members to use: torch's number of threads, or one for an accelerator.
+    """Return the most members to use: torch's number of threads within affinity and quota, or one for an accelerator.
 
     A forked process gets one, too: there MKL's allocator may loop for ever as soon as two threads multiply. So does a
     thread with a dispatch mode, which sees no other thread's operations.
     """
     alone = device.type != "cpu" or not allowed() or forked() or _get_current_dispatch_mode() is not None
-    return 1 if alone else current()
+    return 1 if alone else ceiling()
 
 
 def together(work: Callable[[Member], None], count: int) -> None:

@@ -38,6 +38,7 @@ from autokern.system import threads
 def _two(monkeypatch):
     """Two share the work, whatever this machine has."""
     monkeypatch.setattr(threads, "members", lambda device: 2)
+    monkeypatch.setattr(tiles, "_WORK", 64)
 
 
 def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64):
@@ -181,6 +182,17 @@ class Alone:
         pass
 
     wait = check
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "same", "told"),
+    [(500, 500, True, 1), (1400, 1400, False, 1), (1500, 1500, False, 2), (1800, 1800, True, 1), (3000, 3000, True, 3),
+     (10_000, 10_000, True, 13), (10_000, 10_000, False, 16), (1, 0, False, 1)],
+)  # fmt: skip
+def test_threads_share_a_product_only_where_each_has_enough_to_do(monkeypatch, n, m, same, told):
+    monkeypatch.setattr(threads, "members", lambda device: 16)
+    monkeypatch.setattr(tiles, "_WORK", 2**20)
+    assert tiles.members(torch.device("cpu"), n, m, same, 768) == told
 
 
 @given(

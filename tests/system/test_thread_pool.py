@@ -29,9 +29,10 @@ def _all_threads_end():
 
 
 @pytest.fixture
-def several():
+def several(monkeypatch):
     """Three threads for torch, however few cores there are."""
     before = torch.get_num_threads()
+    monkeypatch.setattr(threads.host, "thread_ceiling", lambda: 3)
     torch.set_num_threads(3)
     yield 3
     torch.set_num_threads(before)
@@ -89,6 +90,11 @@ def test_a_crew_is_as_large_as_torch_uses_threads(several):
     assert threads.members(torch.device("cuda")) == threads.members(torch.device("meta")) == 1
     torch.set_num_threads(1)
     assert threads.members(CPU) == 1
+
+
+def test_a_crew_is_no_larger_than_affinity_and_quota_allow(several, monkeypatch):
+    monkeypatch.setattr(threads.host, "thread_ceiling", lambda: 2)
+    assert threads.members(CPU) == 2 < torch.get_num_threads() == several
 
 
 @each_count

@@ -92,7 +92,7 @@ def test_where_the_exam_kept_shipped_choices_they_answer(op, elsewhere):
 
 def test_a_profile_that_is_read_is_taken_as_it_is(op, tmp_path):
     """Trees were fitted when it was measured; none are fitted in a program, but to a recording without any."""
-    recording = Profile(host={"cpu": "x"}, fingerprint=host.current().fingerprint, trials=trials(FAST))
+    recording = Profile(host={"cpu": {"model": "x"}}, fingerprint=host.current().fingerprint, trials=trials(FAST))
     profile = fitted(recording)
     store.save(Settings(home=tmp_path / "home"), profile)
     store.write_file(tmp_path / "pinned.json", profile)
@@ -175,10 +175,22 @@ def test_what_the_package_ships_can_be_read(ships):
         trials = unpacked(found.trials[key])
         assert trials
         assert all("stock" in t.timings and len(t.timings) > 1 for t in trials)
-        assert {key_of(t.problem) for t in trials} == {key}
+        assert {key_of(t.problem) for t in trials} == {key.removesuffix("/many")}
     assert all(forest.is_whole for forest in found.forests.values())
     assert set(found.forests) == set(found.trials)
     assert {key.split("@")[0] for key in found.trials} <= {op.name for op in registered()}
+
+
+@pytest.mark.parametrize(("threads", "own"), [(2, False), (4, False), (5, True), (64, True)])
+def test_machines_with_many_threads_are_told_by_such_machines(ships, threads, own):
+    whole, here = chooser.recorded(), Profile(host={"cpu": {"torch_threads": threads}})
+    forests = Chooser(here).shipped
+    assert not [key for key in forests if key.endswith("/many")]
+    assert forests["kernel_matmul@cpu"] is whole.forests["kernel_matmul@cpu" + "/many" * own]
+    assert forests["kernel_matmul@cuda"] is whole.forests["kernel_matmul@cuda"]
+    problem = Problem(op="kernel_matmul", m=1800, n=1800, d=5, rhs=2, dtype="float32", variant="rbf/same")
+    found = Chooser(here).estimates(problem)
+    assert (found["tiled-symmetric"].log_ratio > 0.5) is own
 
 
 @pytest.mark.parametrize(("capability", "told"), [("9.0", {"float32", "float64"}), ("8.9", {"float32"})])
