@@ -84,10 +84,9 @@ def latin(rows: Bounds, columns: Bounds) -> Iterator[Pairs]:
 
 
 def members(device: torch.device, n: int, m: int, same: bool, tile: int) -> int:
-    """Return how many threads share a product of ``(n, m)`` elements: each has enough to do between two waits.
+    """Return how many threads share a product of ``(n, m)`` elements: starts and waits cost less than each one saves.
 
-    Threads that start, wait for each other and pass the interpreter lock on after each operation cost more than they
-    save below: on 16 threads, tiles of 60 rows took 28 times as long as one thread with large tiles.
+    On 16 threads, tiles of 60 rows took 28 times as long as large tiles on one.
     """
     most = n * m // ((2 if same else 1) * _WORK)
     return max(1, min(threads.members(device), most, n // tile if same else most))
