@@ -44,7 +44,7 @@ from workloads import smooth_trainer, uniform
 import autokern
 from autokern.core.problem import Problem
 from autokern.core.state import permitted
-from autokern.density.matrices import inverted_by_products
+from autokern.density.factors import inverted_by_products
 from autokern.runtime.dispatch import explain
 from autokern.system import host
 from autokern.tuning import timer

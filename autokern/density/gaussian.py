@@ -17,7 +17,8 @@ from linear_operator import to_dense
 from torch.func import functional_call
 
 from autokern.core.autograd import computed
-from autokern.density.matrices import LOG_2_PI, factorised, inverted, inverted_by_products, log_density
+from autokern.density.factors import factorised, inverted, inverted_by_products
+from autokern.density.matrices import LOG_2_PI, log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.matrix import Blocks, bytes_on, row_blocks
 from autokern.kernels.tree import Parts, Tree, apart, centre_of, flattened

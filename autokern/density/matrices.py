@@ -1,8 +1,8 @@
-"""Cholesky factors, inverses and log densities of covariances that are given as matrices.
+"""Log densities of covariances that are given as matrices, and solves with their factors.
 
-On tensors, factor and inverse overwrite their matrix. On small arrays SciPy's bindings of LAPACK serve: at some tens of
-rows their calls take a third of NumPy's time, and NumPy lacks potri, the inverse from a factor. Only SciPy's extension
-module `_flapack` is loaded, since importing `scipy.linalg` takes as long as some thousand densities.
+On small arrays SciPy's bindings of LAPACK serve: at some tens of rows their calls take a third of NumPy's time, and
+NumPy lacks potri, the inverse from a factor. Only SciPy's extension module `_flapack` is loaded, since importing
+`scipy.linalg` takes as long as some thousand densities.
 
 Of several tasks observed at the same points the covariance is ``Kx (x) Kt + I (x) S``. In the basis P of the tasks in
 which ``P' S P = 1`` and ``P' Kt P`` is diagonal, the tasks are independent (Rakitsch et al. 2013, "It is all in the
@@ -32,124 +32,11 @@ from autokern.system import memory, threads
 LOG_2_PI = math.log(2 * math.pi)
 Found = tuple[float, list[Array]] | None
 Solver = Callable[[torch.Tensor], torch.Tensor]
-_ALIGNED = 64  # blocks of more rows have multiples of it, which products of matrices like
-_SMALL = 2**14  # elements below which a new result is faster than working in place
-
-
-def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lower factor of a row-major matrix, by its lower triangle and perhaps in place, and LAPACK's info."""
-    if matrix.numel() < _SMALL or not matrix.is_cpu:
-        return torch.linalg.cholesky_ex(matrix)
-    turned = matrix.mT  # column-major for LAPACK: its upper triangle is the matrix's lower one
-    info = torch.empty(matrix.shape[:-2], dtype=torch.int32, device="cpu")
-    torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
-    return matrix, info
 
 
 def fits(n: int, like: Any) -> bool:
     """Whether three ``(n, n)`` matrices of the dtype and device of `like` fit: covariance, factor and a copy."""
     return memory.fits(3 * n * n * like.dtype.itemsize, like.device)
-
-
-def inverted(lower: torch.Tensor) -> torch.Tensor:
-    """Return the symmetric inverse for a lower factor, perhaps in its place; on a CPU by LAPACK's potri."""
-    if not lower.is_cpu:
-        return inverted_by_products(lower)
-    if lower.numel() < _SMALL:
-        return torch.cholesky_inverse(lower)
-    upper = lower.is_contiguous()
-    turned = lower.mT if upper else lower
-    return torch.cholesky_inverse(turned, upper=upper, out=turned)
-
-
-def inverted_by_products(lower: torch.Tensor, leaf: int = 2048) -> torch.Tensor:
-    """Return the symmetric inverse for a lower factor, perhaps in its place, without waiting for the device.
-
-    LAPACK's trtri and lauum by halves, so that nearly all operations are products of matrices, which a GPU computes
-    fastest; torch's `cholesky_inverse` solves for a unit matrix there, with three times as many operations, and reads
-    a status back. Blocks of up to `leaf` rows are not halved: below, launches cost more than operations save (on an
-    NVIDIA H200 the inverse of 10,000 rows takes 0.4 of that time so, that of 500 half of it).
-    """
-    if (n := lower.shape[-1]) <= leaf:
-        unit = torch.eye(n, dtype=lower.dtype, device=lower.device).expand(lower.shape)
-        root = torch.linalg.solve_triangular(lower, unit, upper=False)
-        return root.mT @ root
-    flat = lower.unsqueeze(0).flatten(0, -3)
-    for one in flat:
-        _trtri(one, leaf)
-        _lauum(one, leaf)
-        _mirror(one, leaf)
-    return flat.view(lower.shape)
-
-
-def _trtri(lower: torch.Tensor, leaf: int) -> None:
-    """Invert a lower triangle in its place."""
-    if len(lower) <= leaf:
-        unit = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-        lower.copy_(torch.linalg.solve_triangular(lower, unit, upper=False))
-        return
-    first, below, second = _halves(lower)
-    _trtri(first, leaf)
-    _trtri(second, leaf)
-    product = torch.empty_like(below.mT)
-    _trmm(first.mT, below.mT, product, leaf, upper=True)
-    _trmm(second, product.mT, below, leaf, upper=False)
-    below.neg_()
-
-
-def _lauum(lower: torch.Tensor, leaf: int) -> None:
-    """Replace a lower triangle L by that of L' L, and blocks on the diagonal by whole ones."""
-    if len(lower) <= leaf:
-        lower.copy_(lower.mT @ lower)
-        return
-    first, below, second = _halves(lower)
-    _lauum(first, leaf)
-    _syrk(below, first, leaf)
-    _trmm(second.mT, below.clone(), below, leaf, upper=True)
-    _lauum(second, leaf)
-
-
-def _syrk(a: torch.Tensor, out: torch.Tensor, leaf: int) -> None:
-    """Add the lower triangle of A' A, and whole blocks on the diagonal."""
-    if len(out) <= leaf:
-        out.addmm_(a.mT, a)
-        return
-    first, below, second = _halves(out)
-    left, right = a[:, : len(first)], a[:, len(first) :]
-    _syrk(left, first, leaf)
-    below.addmm_(right.mT, left)
-    _syrk(right, second, leaf)
-
-
-def _trmm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, leaf: int, upper: bool) -> None:
-    """Write the product of a triangle, whose blocks on the diagonal are whole, and a matrix."""
-    if len(a) <= leaf:
-        torch.mm(a, b, out=out)
-        return
-    first, _, second = _halves(a)
-    half = len(first)
-    _trmm(first, b[:half], out[:half], leaf, upper)
-    _trmm(second, b[half:], out[half:], leaf, upper)
-    if upper:
-        out[:half].addmm_(a[:half, half:], b[half:])
-    else:
-        out[half:].addmm_(a[half:, :half], b[:half])
-
-
-def _mirror(lower: torch.Tensor, leaf: int) -> None:
-    """Copy the blocks below the diagonal above it."""
-    if len(lower) > leaf:
-        first, below, second = _halves(lower)
-        lower[: len(first), len(first) :] = below.mT
-        _mirror(first, leaf)
-        _mirror(second, leaf)
-
-
-def _halves(square: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the blocks of a lower triangle: the first on the diagonal, the one below it, and the second."""
-    half = len(square) // 2
-    half -= half % _ALIGNED if half > _ALIGNED else 0
-    return square[:half, :half], square[half:, :half], square[half:, half:]
 
 
 class _Solved(torch.autograd.Function):

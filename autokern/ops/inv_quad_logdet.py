@@ -25,7 +25,7 @@ from linear_operator.operators import (
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
 from autokern.core.op import tensors_in
 from autokern.core.problem import Features, Problem
-from autokern.density.matrices import factorised, inverted
+from autokern.density.factors import factorised, inverted
 from autokern.model import libraries
 from autokern.model.libraries import TRACES, words
 from autokern.model.marginal import DIAGONAL, SUMS, is_unstructured, variances

@@ -28,7 +28,8 @@ from autokern.core.op import tensors_in
 from autokern.core.problem import Error, Features, Problem
 from autokern.core.state import Beside
 from autokern.density import systems
-from autokern.density.matrices import factorised, fits
+from autokern.density.factors import factorised
+from autokern.density.matrices import fits
 from autokern.density.preconditioners import footprint
 from autokern.kernels import embedded as forms
 from autokern.kernels import tree as trees

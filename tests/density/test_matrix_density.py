@@ -22,7 +22,7 @@ from support.outcomes import count
 from support.programs import PATH, said
 
 import autokern
-from autokern.density import matrices
+from autokern.density import factors, matrices
 from autokern.density.gaussian import dense
 from autokern.hooks.linear_operator import _looked_up as looked_up
 
@@ -83,7 +83,7 @@ from support.models import ExactModel, step
 x = torch.rand(20, 2)
 step(ExactModel(x, x.sum(-1)))
 left = before or not any(name.startswith("scipy") for name in sys.modules)
-from autokern.density import matrices
+from autokern.density import factors, matrices
 from autokern.system import threads
 alone = matrices._extension()
 import scipy.linalg
@@ -218,7 +218,7 @@ def test_an_inverse_by_products_is_as_exact_as_lapacks(n, leaf, dtype, batch):
     covariance = rows @ rows.mT / max(n, 1) + 0.1 * torch.eye(n, dtype=dtype)
     lower = torch.linalg.cholesky(covariance)  # column-major
     assert lower.is_contiguous() is (n < 2)
-    found = [matrices.inverted_by_products(of, leaf) for of in (lower.contiguous(), lower.clone())]
+    found = [factors.inverted_by_products(of, leaf) for of in (lower.contiguous(), lower.clone())]
     truth, usual = torch.linalg.inv(lower.double() @ lower.double().mT), torch.cholesky_inverse(lower)
     for one in found:
         assert one.shape == lower.shape
