@@ -86,13 +86,13 @@ def on_other_devices(
     summary: str,
     *,
     read: Callable[..., tuple[Any, ...]] = lambda *args: args,
-    on_cpu: Rule = needs_cpu_detour,
+    on_cpu: Rule | None = needs_cpu_detour,
     on_accelerator: Rule = needs_accelerator,
     **options: Any,
 ) -> None:
     """Register the candidates ``cpu`` and ``accelerator``, whose name stands for ``{}`` in `summary`.
 
-    `read` makes the arguments of `run` of those of the op; the tensors among them move to the device.
+    ``cpu`` is left out where `on_cpu` is None: on two recorded GPUs it hardly ever won there. `read` makes the arguments of `run` of those of the op; the tensors among them move to the device.
     """
 
     def register(name: str, unsupported: Rule) -> None:
@@ -108,7 +108,8 @@ def on_other_devices(
         told = summary.format("CPU" if name == "cpu" else name)
         op.candidate(name, unsupported=unsupported, unavailable=unavailable, summary=told, **options)(detour)
 
-    register("cpu", on_cpu)
+    if on_cpu is not None:
+        register("cpu", on_cpu)
     register("accelerator", on_accelerator)
 
 

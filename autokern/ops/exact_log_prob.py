@@ -223,6 +223,7 @@ shared.on_other_devices(
     gaussian.log_prob,
     "All of it on the {}: only points and gradients are copied.",
     read=lambda marginal, value, exact: ingredients(marginal, value),
+    on_cpu=None,
     on_accelerator=shared.every(shared.of_trees, shared.needs_accelerator),
     accuracy="better",
 )

@@ -168,6 +168,7 @@ on_other_devices(
     lambda tree, others, rhs: products.matmul(tree, others, rhs, usual(rhs.device)),
     "Tile by tile on the {}; points and columns are copied, the matrix is not.",
     read=lambda kernel, x1, x2, rhs: (*forms.both(kernel, x1, x2), rhs),
+    on_cpu=None,
     memory=of_outputs,
 )
 

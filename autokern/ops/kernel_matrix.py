@@ -195,4 +195,6 @@ def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
     return matrices.by_cdist(trees.read(kernel, x1), None if x1 is x2 else trees.read(kernel, x2).points)
 
 
-on_other_devices(KERNEL_MATRIX, matrices.matrix, "One GEMM on the {}; the time includes all copies.", read=both)
+on_other_devices(
+    KERNEL_MATRIX, matrices.matrix, "One GEMM on the {}; the time includes all copies.", read=both, on_cpu=None
+)
