@@ -40,7 +40,7 @@ def inverted_by_products(lower: torch.Tensor, leaf: int = 2048) -> torch.Tensor:
     if (n := lower.shape[-1]) <= leaf:
         unit = torch.eye(n, dtype=lower.dtype, device=lower.device).expand(lower.shape)
         root = torch.linalg.solve_triangular(lower, unit, upper=False)
-        return root.mT @ root
+        return torch.matmul(root.mT, root, out=torch.empty_like(root))  # autocast leaves this form as it is
     flat = lower.unsqueeze(0).flatten(0, -3)
     for one in flat:
         _trtri(one, leaf)
@@ -67,7 +67,8 @@ def _trtri(lower: torch.Tensor, leaf: int) -> None:
 def _lauum(lower: torch.Tensor, leaf: int) -> None:
     """Replace a lower triangle L by that of L' L, and blocks on the diagonal by whole ones."""
     if len(lower) <= leaf:
-        lower.copy_(lower.mT @ lower)
+        root = lower.clone()
+        torch.mm(root.mT, root, out=lower)
         return
     first, below, second = _halves(lower)
     _lauum(first, leaf)

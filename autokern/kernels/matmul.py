@@ -19,7 +19,7 @@ from autokern.kernels import products, tiles
 from autokern.kernels import tree as trees
 from autokern.kernels.tiles import Plan
 from autokern.kernels.tree import Node, Tree, apart, flattened
-from autokern.system import ranks
+from autokern.system import ranks, threads
 from autokern.system.ranks import Ranks
 
 LEAST = 2**24  # elements of a matrix below which ranks share nothing, as a product takes a few milliseconds
@@ -29,11 +29,12 @@ Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch
 """A product with the arguments of `products.product`: tree, points of the columns, right-hand sides, plan."""
 
 _rate = 1e8  # elements of a symmetric matrix that the slowest rank multiplies in a second
+_members = 1  # threads that each rank has: quotas and affinities may differ, but all deal the tiles alike
 
 
 def measure(here: Ranks) -> None:
-    """Measure how many elements each rank multiplies in a second, and share the minimum."""
-    global _rate
+    """Measure how many elements each rank multiplies in a second, by how many threads, and share the minima."""
+    global _rate, _members
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(_SAMPLE, 3, generator=generator, dtype=torch.float64, device="cpu")
     tree, plan, best = Tree(Node("leaf", "matern52"), [x], [], []), tiles.usual(x.device), float("inf")
@@ -42,7 +43,7 @@ def measure(here: Ranks) -> None:
         began = time.perf_counter()
         products.product(tree, None, x.repeat(1, 4)[:, :11].contiguous(), plan)
         best = min(best, time.perf_counter() - began)
-    _rate = min(here.objects(_SAMPLE**2 / best))
+    _rate, _members = map(min, zip(*here.objects((_SAMPLE**2 / best, threads.members(x.device))), strict=True))
 
 
 def pays(here: Ranks, elements: float, count: int) -> bool:
@@ -88,7 +89,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     def work(out: torch.Tensor) -> None:
         whole = out.view(n, t)
         if others is None:
-            only = tiles.dealt(n, plan.tile, tiles.members(rhs.device, n, n, True, plan.tile), here.size, here.rank)
+            only = tiles.dealt(n, plan.tile, tiles.members(_members, n, n, True, plan.tile), here.size, here.rank)
             whole.copy_(products.product(tree, None, rhs, plan, only))
             return
         rows, columns = (_own(n, here), slice(0, m)) if n >= m else (slice(0, n), _own(m, here))
@@ -112,7 +113,7 @@ def gradients(
     n, t = left.shape
 
     def work(out: torch.Tensor) -> None:
-        only = tiles.dealt(n, plan.tile, tiles.members(right.device, n, n, True, plan.tile), here.size, here.rank)
+        only = tiles.dealt(n, plan.tile, tiles.members(_members, n, n, True, plan.tile), here.size, here.rank)
         if any(only):
             found, by_rhs = products.gradients(tree, None, left, right, plan, want_rhs, only)
             for total, one in zip(out.split(sizes), [*found, by_rhs], strict=True):

@@ -52,7 +52,7 @@ def product(
         inner, others = inner._replace(points=others), inner.points
     known, vt = sides(inner, others, precision=plan.precision), rhs.mT.contiguous()
     n, m = known.shape
-    members = tiling.members(vt.device, n, m, half, plan.tile)
+    members = tiling.members(threads.members(vt.device), n, m, half, plan.tile)
     out = vt.new_zeros(vt.shape[0], m)
     if half:
         rounds = tiling.rounds(n, n, True, plan.tile, members) if only is None else only
@@ -80,7 +80,7 @@ def _gradients(
 ) -> list[torch.Tensor]:
     """Return the gradients of a tree; `cotangent` writes ``dL/dK`` of a tile and its mirror, `seen` gets values."""
     like = known.tree.points[0]
-    members = tiling.members(like.device, *known.shape, known.same, tile)
+    members = tiling.members(threads.members(like.device), *known.shape, known.same, tile)
     rounds = tiling.rounds(*known.shape, known.same, tile, members) if only is None else only
     own_tiles = [Tiles(known) for _ in range(members)]
 
@@ -138,7 +138,7 @@ def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, pla
     """
     known = sides(tree, others)
     n, m = known.shape
-    members = tiling.members(out.device, n, m, False, plan.tile)
+    members = tiling.members(threads.members(out.device), n, m, False, plan.tile)
     blocks = tiling.bounds(n, max(1, plan.tile**2 // m), members)
 
     def work(member: Member) -> None:

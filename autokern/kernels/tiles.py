@@ -24,7 +24,6 @@ import torch
 from autokern.kernels.family import Family, Reach
 from autokern.kernels.tree import Tree, by_leaf, centre_of
 from autokern.kernels.walk import Walk
-from autokern.system import threads
 from autokern.system.threads import Member
 
 Bounds = list[tuple[int, int]]
@@ -83,10 +82,10 @@ def latin(rows: Bounds, columns: Bounds) -> Iterator[Pairs]:
         yield [(rows[i], columns[j]) for i, j in chosen if j < len(columns)]
 
 
-def members(device: torch.device, n: int, m: int, same: bool, tile: int) -> int:
+def members(available: int, n: int, m: int, same: bool, tile: int) -> int:
     """Return how many threads share ``(n, m)`` elements: 16 with tiles of 60 rows take 28 times as long as one."""
     most = n * m // ((2 if same else 1) * _WORK)
-    return max(1, min(threads.members(device), most, n // tile if same else most))
+    return max(1, min(available, most, n // tile if same else most))
 
 
 def shares(n: int, tile: int, count: int) -> Bounds:

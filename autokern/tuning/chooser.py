@@ -56,7 +56,9 @@ class Shipped(msgspec.Struct, frozen=True):
 
 
 def _many(fields: Mapping[str, Any]) -> bool:
-    return int(fields.get("cpu", {}).get("torch_threads", 1)) > _FEW
+    cpu = fields.get("cpu")  # a profile may have any fields
+    count = cpu.get("torch_threads") if isinstance(cpu, Mapping) else None
+    return isinstance(count, int | float) and count > _FEW
 
 
 def shipped_key(key: str, fields: Mapping[str, Any]) -> str:

@@ -224,3 +224,12 @@ def test_an_inverse_by_products_is_as_exact_as_lapacks(n, leaf, dtype, batch):
         assert one.shape == lower.shape
         assert (one - one.mT).abs().sum() == 0 or n <= leaf
         assert (one - truth).norm() <= 2 * (usual - truth).norm() + 1e-15
+
+
+@pytest.mark.parametrize("leaf", [8, 64])
+def test_autocast_around_a_backward_pass_rounds_no_inverse_by_products(leaf):
+    rows = torch.rand(2, 40, 40, generator=torch.Generator().manual_seed(0))
+    lower = torch.linalg.cholesky(rows @ rows.mT + torch.eye(40))
+    expected = factors.inverted_by_products(lower.clone(), leaf)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(factors.inverted_by_products(lower.clone(), leaf), expected)

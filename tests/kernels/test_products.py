@@ -190,9 +190,8 @@ class Alone:
      (10_000, 10_000, True, 13), (10_000, 10_000, False, 16), (1, 0, False, 1)],
 )  # fmt: skip
 def test_threads_share_a_product_only_where_each_has_enough_to_do(monkeypatch, n, m, same, told):
-    monkeypatch.setattr(threads, "members", lambda device: 16)
     monkeypatch.setattr(tiles, "_WORK", 2**20)
-    assert tiles.members(torch.device("cpu"), n, m, same, 768) == told
+    assert tiles.members(16, n, m, same, 768) == told
 
 
 @given(

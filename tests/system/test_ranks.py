@@ -1,12 +1,16 @@
 """Ranks of one job share products: values, bits, errors that name a rank. With real processes, so all are slow."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support.rank_jobs import started, told
 
-from autokern.kernels import tiles
-from autokern.system import ranks
+from autokern.kernels import matmul, tiles
+from autokern.kernels.tiles import Plan
+from autokern.kernels.tree import Node, Tree
+from autokern.system import ranks, threads
 from autokern.system.threads import Member
 
 ALONE = Member(0, 1, threading.Barrier(1))
@@ -97,3 +101,33 @@ def test_a_lost_rank_is_named_on_all_others(way, count):
 )
 def test_what_ranks_say_tells_which_is_lost(said, told):
     assert ranks._in_words(said, 3, None) == told
+
+
+@pytest.mark.parametrize("own", [(1, 3), (4, 2), (2, 2)])
+def test_ranks_with_unlike_affinities_deal_all_tiles_once(own, monkeypatch):
+    """Torch's thread counts are compared when ranks meet; affinity and quota, which bound them, may differ."""
+    monkeypatch.setattr(tiles, "_WORK", 64)
+    monkeypatch.setattr(matmul, "_sharing", lambda *_: SimpleNamespace(size=2, rank=rank, summed=summed))
+    monkeypatch.setattr(threads, "members", lambda device: own[rank])
+    x, v = torch.rand(200, 2, dtype=torch.float64), torch.rand(200, 3, dtype=torch.float64)
+    tree, plan = Tree(Node("leaf", "matern52"), [x], [], []), Plan(16)
+
+    def summed(kind, sizes, data, like, count, work):
+        out = like.new_zeros(count)
+        work(out)
+        return out
+
+    def objects(mine):
+        return [(mine[0], members) for members in own]
+
+    products, gradients = torch.zeros_like(v), torch.zeros_like(x)
+    for number in range(2):
+        rank = number
+        monkeypatch.setattr(matmul, "_rate", 1.0)
+        monkeypatch.setattr(matmul, "_members", 1)
+        matmul.measure(SimpleNamespace(barrier=lambda: None, objects=objects))
+        products += matmul.product(tree, None, v, plan)
+        gradients += matmul.gradients(tree, None, v, v, plan)[0][0]
+    monkeypatch.undo()
+    torch.testing.assert_close(products, matmul.product(tree, None, v, plan))
+    torch.testing.assert_close(gradients, matmul.gradients(tree, None, v, v, plan)[0][0])

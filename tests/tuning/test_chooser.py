@@ -193,6 +193,12 @@ def test_machines_with_many_threads_are_told_by_such_machines(ships, threads, ow
     assert (found["tiled-symmetric"].log_ratio > 0.5) is own
 
 
+@pytest.mark.parametrize("cpu", [None, [], "x", {}, {"torch_threads": None}, {"torch_threads": "many"}])
+def test_a_profile_whose_host_tells_no_number_of_threads_is_read_as_one_of_few(ships, cpu):
+    told = Chooser(Profile(host={"cpu": cpu})).shipped
+    assert told["kernel_matmul@cpu"] is chooser.recorded().forests["kernel_matmul@cpu"]
+
+
 @pytest.mark.parametrize(("capability", "told"), [("9.0", {"float32", "float64"}), ("8.9", {"float32"})])
 def test_other_hosts_tell_of_float64_on_gpus_that_compute_it_at_full_rate(ships, capability, told):
     here = Profile(host={"accelerators": [{"kind": "cuda", "capability": capability}]})
