@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 mkdir -p "${OUT:=out}"
 OUT=$(cd "$OUT" && pwd)
 python=${PYTHON:-python3}
-export AUTOKERN_GRAPHS=on AUTOKERN_HOME=${AUTOKERN_HOME:-$OUT/home} PYTHONUNBUFFERED=1 XLA_PYTHON_CLIENT_PREALLOCATE=false
+export AUTOKERN_GRAPHS=on AUTOKERN_HOME=${AUTOKERN_HOME:-$OUT/home} PYTHONUNBUFFERED=1
 export PYTHONPATH="$OUT/site:$PWD${PYTHONPATH:+:$PYTHONPATH}"
 if [ -f "${RESUME:-}" ]; then tar xzf "$RESUME" -C "$OUT"; elif [ -n "${RESUME:-}" ]; then echo "no $RESUME in $PWD"; fi
 # shellcheck disable=SC2086  # $PYTHON may be a command with arguments

@@ -21,12 +21,14 @@ HOSTS = sorted((Path(__file__).parents[1] / "calibration" / "hosts").glob("*.jso
 
 GONE = {
     "predict": "rows@256 rows@1024 rows@4096",
-    "kernel_matmul": "dense tiled@512 tiled@2048 tiled-columns tiled-symmetric@1536 compiled compiled-symmetric cpu",
+    "kernel_matmul": (
+        "dense tiled@512 tiled@2048 tiled-columns tiled-symmetric@1536 compiled compiled-symmetric cpu xla"
+    ),
     "kernel_matrix": "symmetric vmap torchscript compiled cpu",
     "exact_log_prob": "recursive kronecker mixed merged cpu",
     "inv_quad_logdet": "recursive mixed",
     "cholesky": "cupy looped",
-    "qr": "looped",
+    "qr": "cupy looped",
 }
 """Candidates that hosts were recorded with."""
 

@@ -59,10 +59,10 @@ _log = logging.getLogger("autokern")
 _said = set[tuple[str, str]]()
 
 _LIBRARIES = (
-    "autokern", "botorch", "cupy", "cupy_backends", "filelock", "functorch", "gpytorch", "jax", "jaxlib", "jaxtyping",
-    "joblib", "keopscore", "linear_operator", "mpmath", "msgspec", "multipledispatch", "networkx", "numpy",
-    "opt_einsum", "packaging", "platformdirs", "psutil", "pykeops", "scipy", "setuptools", "sklearn", "sympy",
-    "threadpoolctl", "torch", "triton", "typing_extensions",
+    "autokern", "botorch", "filelock", "functorch", "gpytorch", "jax", "jaxlib", "jaxtyping", "joblib", "keopscore",
+    "linear_operator", "mpmath", "msgspec", "multipledispatch", "networkx", "numpy", "opt_einsum", "packaging",
+    "platformdirs", "psutil", "pykeops", "scipy", "setuptools", "sklearn", "sympy", "threadpoolctl", "torch", "triton",
+    "typing_extensions",
 )  # fmt: skip
 """Packages that compute for autokern; all others, except Python's own, count as the user's."""
 _KNOWN = sys.stdlib_module_names.union(_LIBRARIES)

@@ -18,7 +18,7 @@ from linear_operator import settings as library
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.autograd import each_cotangent
-from autokern.core.op import Op, Run
+from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.model import libraries
 from autokern.ops._candidates import every, moved, needs_cpu_detour, needs_tall, on_other_devices, only, squares
@@ -194,7 +194,7 @@ def cholesky_qr2(a: torch.Tensor) -> Pair:
     Two rounds of Gram matrix, Cholesky factor and triangular solve (Yamamoto et al. 2015, ETNA 44). Householder QR runs
     if a factorisation breaks down, or if the first Q is so far from orthonormal that a second round is not enough.
     """
-    return differentiable_qr(_cholesky_qr2, a)
+    return _QR.apply(a) if a.requires_grad and torch.is_grad_enabled() else _cholesky_qr2(a)
 
 
 def _round(a: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -212,17 +212,12 @@ def _cholesky_qr2(a: torch.Tensor) -> Pair:
     return (q, second @ first) if not torch.any(info) else native(a)
 
 
-def differentiable_qr(factorise: Run, a: torch.Tensor) -> Pair:
-    """Run `factorise` on a matrix with m >= n, differentiably to any order."""
-    return _QR.apply(a, factorise) if a.requires_grad and torch.is_grad_enabled() else factorise(a)
-
-
 class _QR(torch.autograd.Function):
-    """Any QR decomposition, with the gradient of Seeger et al. (2017, arXiv:1710.08717)."""
+    """CholeskyQR2, differentiable to any order, with the gradient of Seeger et al. (2017, arXiv:1710.08717)."""
 
     @staticmethod
-    def forward(ctx, a, factorise):  # type: ignore[no-untyped-def]
-        q, r = factorise(a)
+    def forward(ctx, a):  # type: ignore[no-untyped-def]
+        q, r = _cholesky_qr2(a)
         ctx.save_for_backward(q, r)
         return q, r
 
@@ -232,4 +227,4 @@ class _QR(torch.autograd.Function):
         q, r = ctx.saved_tensors
         core = r @ grad_r.mT - grad_q.mT @ q
         symmetric = core.tril() + core.tril(-1).mT
-        return torch.linalg.solve_triangular(r, (grad_q + q @ symmetric).mT, upper=True).mT, None
+        return torch.linalg.solve_triangular(r, (grad_q + q @ symmetric).mT, upper=True).mT

@@ -39,7 +39,7 @@ def decided(calls_of: str = "cdist", **changes) -> Decision:
     fields = {
         "problem": Problem(op="kernel_matrix", m=50, n=50, d=2, variant="rbf/same/iso"), "candidate": calls_of,
         "reason": "predicted <fast> in /opt/secret/folder", "source": "measured", "margin": 2.0, "uncertainty": 0.1,
-        "predicted": {"cdist": 1e-3, "stock": 2e-3}, "excluded": {"xla": "no compiler in /opt/jax"},
+        "predicted": {"cdist": 1e-3, "stock": 2e-3}, "excluded": {"keops": "no compiler in /opt/gcc"},
         "costs": {name: Cost(seconds=seconds, memory=2**20) for name, seconds in (("cdist", 1e-3), ("stock", 2e-3))},
     }  # fmt: skip
     return Decision(**fields | changes)

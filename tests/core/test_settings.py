@@ -132,7 +132,7 @@ def test_revised_adds_to_what_was_ordered():
         ({"force": "matmul=stock"}, {"force": (("matmul", "stock"), ("qr", "cpu"))}),
         ({"force": "random:5"}, {"force": (), "random_seed": 5}),
         ({"exclude": "qr=cpu"}, {"exclude": {"keops", "qr=cpu"}}),
-        ({"exclude": iter(["xla", "qr=cpu"])}, {"exclude": {"keops", "xla", "qr=cpu"}}),
+        ({"exclude": iter(["native", "qr=cpu"])}, {"exclude": {"keops", "native", "qr=cpu"}}),
         ({"memory": 1 << 20}, {"memory": 1 << 20}),
     ],
 )

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import tiling
 from support.tiling import (
-    BY_XLA,
     KERNELS,
     NONE,
     PLANS,
@@ -25,7 +24,6 @@ from support.tiling import (
 
 import autokern
 from autokern import covariance, kernels
-from autokern.backends import xla
 from autokern.core.errors import MemoryBudgetError, SettingsError
 from autokern.kernels import matmul, tiles
 from autokern.kernels import tree as trees
@@ -112,13 +110,13 @@ def test_batches_broadcast(batch, name):
     first, second, columns, own = batch
     kernel = prepared(KERNELS[name], torch.Size(own))
     x1, x2 = random(*first, 19, 3).requires_grad_(), random(*second, 18, 3, seed=2).requires_grad_()
-    for plan in (Plan(16), MATRIX, *BY_XLA):
+    for plan in (Plan(16), MATRIX):
         assert_right(kernel, x1, x2, random(*columns, 18, 2, seed=3).requires_grad_(), plan)
         assert_right(kernel, x1, x1, random(*columns, 19, 2, seed=3).requires_grad_(), plan)
 
 
 @pytest.mark.parametrize(("n", "m", "t"), [(0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 2), (0, 0, 0)])
-@pytest.mark.parametrize("plan", [*PLANS.values(), *BY_XLA], ids=[*PLANS, *BY_XLA])
+@each_plan
 def test_what_is_empty_is_what_dense_gives(n, m, t, plan):
     kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], n, m, t, same=False)
     assert_right(kernel, x1, x2, rhs, plan)
@@ -161,13 +159,10 @@ def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypa
     def run(rhs, *rest):
         return matmul.matmul(*form.pair(rest), rhs, Plan(16))
 
-    def by_xla(rhs, *rest):
-        return matmul.matmul(*form.pair(rest), rhs, Plan(16), xla.product)
-
     def matrix(*rest):
         return formed(*form.pair(rest))
 
-    for function, inputs in ((run, tensors), (matrix, tensors[1:]), *((by_xla, tensors) for _ in BY_XLA)):
+    for function, inputs in ((run, tensors), (matrix, tensors[1:])):
         assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
         assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4, fast_mode=True)
 

@@ -4,7 +4,6 @@ A new op or candidate is swept without a change here.
 """
 
 import functools
-import importlib.util
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
@@ -36,22 +35,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 DTYPES = ("float64", "float32")
 OPS = registered()
-ABSENT = {"xla"} if importlib.util.find_spec("jax") is None else set()
-"""Plugins without their backend."""
-EVERY = [(op, c) for op in OPS for c in op.candidates if c.threads <= 2 and c.source not in ABSENT]
+EVERY = [(op, c) for op in OPS for c in op.candidates if c.threads <= 2]
 """All but those that differ in nothing but a larger number of threads."""
 each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 each_plain_op = pytest.mark.parametrize("op", [op for op in OPS if not op.composite], ids=lambda op: op.name)
 """Ops on tensors and kernels; those on operators and distributions are put to odd arguments in test_exact.py."""
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
-SLOW = {"xla"}
-"""Candidates that compile for each shape, in earnest also here."""
 each_candidate = pytest.mark.parametrize(
     ("op", "candidate"),
-    [
-        pytest.param(op, c, id=f"{op.name}.{c.name}", marks=[pytest.mark.slow] if c.source in SLOW else [])
-        for op, c in EVERY
-    ],
+    [pytest.param(op, c, id=f"{op.name}.{c.name}") for op, c in EVERY],
 )
 
 LARGEST = {"kernel_matrix": 90}
@@ -77,7 +69,6 @@ ROUGH = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-1}
 @pytest.fixture(autouse=True)
 def _everywhere(monkeypatch):
     """The CPU plays the accelerator, strips are narrow, KeOps compiles nothing: every candidate runs here."""
-    fakes.install(monkeypatch)
     monkeypatch.setattr(graphs, "_capture", fakes.run_again)
     state.permitted.add("graphs")
     monkeypatch.setattr(host, "accelerator", lambda: torch.device("cpu"))
@@ -261,7 +252,7 @@ def test_single_entries_and_thin_matrices(op, dtype):
                 continue
             given = case(op.name, small)
             for candidate in op.candidates:
-                if candidate.source not in SLOW and served(op, candidate, asked) is not None:
+                if served(op, candidate, asked) is not None:
                     assert_right(op, candidate, given)
 
 

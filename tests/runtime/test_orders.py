@@ -32,7 +32,7 @@ def test_a_name_that_is_of_nothing_is_refused(name, text, told):
     assert dispatch.session() is before
 
 
-@pytest.mark.parametrize("text", ["keops", "xla", "broadcast,qr=choleskyqr2", "kernel_matmul=xla", "posterior=arrays"])
+@pytest.mark.parametrize("text", ["keops", "broadcast,qr=choleskyqr2", "kernel_matmul=keops", "posterior=arrays"])
 def test_names_of_plugins_and_of_what_is_not_installed_are_known(text):
     found = dispatch.reset(from_environment({"AUTOKERN_EXCLUDE": text, "AUTOKERN_THRESHOLD": "qr:cuda=512"}))
     assert found.settings.exclude == set(text.split(","))

@@ -1,18 +1,13 @@
-"""What stands in for what is not there: CuPy, played by NumPy, recorded steps, a process without autokern."""
+"""What stands in for what is not there: entry points, recorded steps, a process without autokern."""
 
-import contextlib
 import importlib.metadata
 import io
 import pickle
-import sys
 from importlib.metadata import EntryPoint
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 
-from autokern.backends import cupy_
 from autokern.core import registry
 
 
@@ -43,55 +38,6 @@ def install_entry_points(monkeypatch: pytest.MonkeyPatch, points: dict[str, str]
     there = {registry.GROUP: found}
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: there.get(group, []))
     monkeypatch.setattr(registry, "_plugins", None)
-
-
-class FakeCuPy:
-    """What `install` put in place of CuPy."""
-
-    def __init__(self) -> None:
-        self.streams: list[tuple[int, int | None]] = []  # stream and device that each call was made on
-        self.calls: list[tuple[str, tuple[int, ...]]] = []  # name and shape of each decomposition
-        self._raises = False
-
-    @contextlib.contextmanager
-    def errstate(self, *, linalg):
-        before, self._raises = self._raises, linalg == "raise"
-        try:
-            yield
-        finally:
-            self._raises = before
-
-    @contextlib.contextmanager
-    def stream(self, theirs):
-        self.streams.append(theirs.cuda_stream)
-        yield
-
-    def decomposition(self, name):
-        def run(a):
-            assert isinstance(a, np.ndarray)
-            self.calls.append((name, a.shape))
-            try:
-                return getattr(np.linalg, name)(a)
-            except np.linalg.LinAlgError:
-                if self._raises:
-                    raise
-                return a.copy()  # as cuSOLVER leaves it where nobody asks
-
-        return run
-
-
-def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
-    """Let NumPy play CuPy, and the CPU the CUDA device."""
-    fake, cupy, cupyx = FakeCuPy(), ModuleType("cupy"), ModuleType("cupyx")
-    cupy.from_dlpack = np.from_dlpack
-    cupy.cuda = SimpleNamespace(Device=contextlib.nullcontext, Stream=SimpleNamespace(from_external=fake.stream))
-    cupy.linalg = SimpleNamespace(LinAlgError=np.linalg.LinAlgError, qr=fake.decomposition("qr"))
-    cupyx.errstate = fake.errstate
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setitem(sys.modules, "cupyx", cupyx)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=1234))
-    monkeypatch.setattr(cupy_, "installed", lambda package: True)
-    return fake
 
 
 def run_again(run, device):

@@ -1,7 +1,6 @@
 """What the tests of tiles share: kernels of every form with parameters off their defaults, truth, and bounds."""
 
 import copy
-import importlib.util
 
 import linear_operator
 import pytest
@@ -9,7 +8,6 @@ import torch
 from gpytorch.kernels import ConstantKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from linear_operator.operators import DenseLinearOperator
 
-from autokern.backends import xla
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.kernels import embedded, matmul
 from autokern.kernels import matrix as matrices
@@ -51,9 +49,6 @@ KERNELS = {
     ),
 }  # fmt: skip
 PLANS = {"symmetric": Plan(16), "from the left": Plan(16, symmetric=False), "one tile": Plan(512)}
-XLA = "xla"
-BY_XLA = [XLA] if importlib.util.find_spec("jax") else []
-"""In place of a plan, where JAX is installed."""
 FOR_OPERATORS = pytest.mark.usefixtures("only_tiles")
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -89,10 +84,8 @@ def formed(tree, others):
 
 
 def product(kernel, x1, x2, rhs, plan):
-    """The product by a plan or by XLA, or by the matrix where there is none."""
+    """The product by a plan, or by the matrix where there is none."""
     tree, others = read(kernel, x1, x2)
-    if plan == XLA:
-        return matmul.matmul(tree, others, rhs, Plan(16), xla.product)
     if plan is not None:
         return matmul.matmul(tree, others, rhs, plan)
     matrix = formed(tree, others)
