@@ -92,7 +92,8 @@ def on_other_devices(
 ) -> None:
     """Register the candidates ``cpu`` and ``accelerator``, whose name stands for ``{}`` in `summary`.
 
-    ``cpu`` is left out where `on_cpu` is None: on two recorded GPUs it hardly ever won there. `read` makes the arguments of `run` of those of the op; the tensors among them move to the device.
+    ``cpu`` is left out where `on_cpu` is None: on two recorded GPUs it hardly ever won there. `read` makes the
+    arguments of `run` of those of the op; the tensors among them move to the device.
     """
 
     def register(name: str, unsupported: Rule) -> None:
