@@ -364,7 +364,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     deadline = time.perf_counter() + options.seconds
     here = describe(host.current().fields, quick=False)
     machine = gpu_tables.named(here)
-    kept = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
+    try:
+        text = options.output.read_text(encoding="utf-8") if options.output.exists() else "{}"
+        kept = gpu_tables.by_machine(json.loads(text))
+    except (OSError, ValueError) as error:
+        parser.error(f"{options.output} cannot be gone on with, name another --output: {error}")
     if unlike := [key for key in ("host", "versions") if kept.get(machine, here)[key] != here[key]]:
         console.print(f"{machine} in {options.output.name} is of another {' and '.join(unlike)}: it begins anew")
         kept.pop(machine)

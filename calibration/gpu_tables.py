@@ -59,6 +59,14 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def by_machine(results: Any) -> dict[str, Any]:
+    """Return what was read from JSON; ValueError if it is not results by the name of a machine."""
+    machines = list(results.values()) if isinstance(results, dict) else [None]
+    if not all(isinstance(one, dict) and {"date", "host", "versions"} <= one.keys() for one in machines):
+        raise ValueError("these are no results by the name of a machine; an older release wrote those of one machine")
+    return dict(results)
+
+
 def named(results: Mapping[str, Any]) -> str:
     """Return the name of the accelerator that was measured, or of the CPU that played one."""
     found = results["host"].get("accelerators") or [{"name": results["host"]["cpu"]["model"]}]
@@ -111,7 +119,7 @@ def short(results: Mapping[str, Any]) -> str:
 
 def newest_last(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the machines and what was measured on each, in the order of the dates."""
-    return sorted(results.items(), key=lambda item: str(item[1]["date"]))
+    return sorted(by_machine(results).items(), key=lambda item: str(item[1]["date"]))
 
 
 def block(results: Mapping[str, Any]) -> str:

@@ -67,6 +67,19 @@ def test_a_run_goes_on_where_it_stopped(run, tmp_path, capsys):
     assert "begins anew" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("written", ["", "no JSON", "[]", '{"schema": 1, "host": {}, "sections": {}}', '{"one": {}}'])
+@pytest.mark.parametrize("task", ["", "--check"])
+def test_what_is_no_result_by_machine_is_refused_and_left_alone(tmp_path, capsys, written, task):
+    path, document = tmp_path / "gpu.json", tmp_path / "README"
+    path.write_text(written)
+    document.write_text("<!-- gpu: begin -->\n<!-- gpu: end -->\n")
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["peaks", "--device", "cpu", "--output", str(path), *([task, str(document)] if task else [])])
+    assert ended.value.code == 2
+    assert "Expecting value" in (told := capsys.readouterr().err) or "by the name of a machine" in told
+    assert path.read_text() == written
+
+
 def test_a_row_that_fails_is_told_and_the_next_one_is_measured(run, monkeypatch):
     monkeypatch.setattr(gpu, "copied", lambda *_: 1 / 0)
     found = run("peaks")
