@@ -187,8 +187,10 @@ def plain(value: Any) -> Any:
 
 
 def save(results: Results, path: Path) -> None:
-    """Write the JSON of a script whose results are few."""
-    path.write_text(json.dumps(plain(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write the JSON of a script whose results are few; an interrupt leaves the former one."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(plain(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    new.replace(path)
 
 
 def write(results: Results, folder: Path) -> None:
