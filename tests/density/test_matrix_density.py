@@ -222,7 +222,7 @@ def test_an_inverse_by_products_is_as_exact_as_lapacks(n, leaf, dtype, batch):
     truth, usual = torch.linalg.inv(lower.double() @ lower.double().mT), torch.cholesky_inverse(lower)
     for one in found:
         assert one.shape == lower.shape
-        assert (one - one.mT).abs().sum() == 0 or n <= leaf
+        assert (one - one.mT).norm() <= 10 * torch.finfo(dtype).eps * one.norm()  # blocks on the diagonal are products
         assert (one - truth).norm() <= 2 * (usual - truth).norm() + 1e-15
 
 
