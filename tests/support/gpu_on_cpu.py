@@ -198,7 +198,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
-    from support import gpu_on_cpu
+    from support import gpu_on_cpu  # noqa: PLW0406  # what runs here is `__main__`
 
     gpu_on_cpu.main()
 else:
