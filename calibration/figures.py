@@ -19,6 +19,7 @@ from rich.table import Table
 from rows import COUNTS, KERNELS, Results, factor, per_second, rows, slashed, small
 
 from autokern.core.output import duration
+from autokern.system.files import write_whole
 
 JSON_NAME, PLOT_NAME, TERRAIN_NAME = "end_to_end.json", "co2.png", "elevation.png"
 OLD_THRESHOLD = 2048
@@ -188,9 +189,7 @@ def plain(value: Any) -> Any:
 
 def save(results: Results, path: Path) -> None:
     """Write the JSON of a script whose results are few; an interrupt leaves the former one."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(json.dumps(plain(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    new.replace(path)
+    write_whole(path, (json.dumps(plain(results), indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def write(results: Results, folder: Path) -> None:

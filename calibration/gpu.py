@@ -1,14 +1,13 @@
 """Everything on one accelerator, stock against autokern: one row after another into `gpu.json`.
 
-`peaks` measures bandwidth and GEMM; `steps` whole training steps; `fantasies` updates by one point, batched;
-`inverses` the inverse for a Cholesky factor;
-`crossovers` times all candidates of five ops, for data that starts on either side; `regret` compares choices with the
-best on problems off every grid; `products` many points in few and many dimensions, KeOps among the candidates;
-`programs` runs the scripts of `whole/` with everything on the accelerator, without recordings and with them, in
-processes forked after the imports, which do not count; `waits` counts what a warm training step waits for. `steps` are
-also measured in a process without recordings (AUTOKERN_GRAPHS=off), as rows of their own. A row that is there already
-is kept, by the name of the accelerator, so that an interrupted run goes on; the exit status is 3 as long as rows are
-missing for want of time.
+`peaks` measures bandwidth and GEMM; `steps` whole training steps; `fantasies` updates by one point, batched; `inverses`
+the inverse for a Cholesky factor; `crossovers` times all candidates of five ops, for data that starts on either side;
+`regret` compares choices with the best on problems off every grid; `products` many points in few and many dimensions,
+KeOps among the candidates; `programs` runs the scripts of `whole/` with everything on the accelerator, without
+recordings and with them, in processes forked after the imports, which do not count; `waits` counts what a warm training
+step waits for. `steps` are also measured in a process without recordings (AUTOKERN_GRAPHS=off), as rows of their own. A
+row that is there already is kept, by the name of the accelerator, so that an interrupted run goes on; the exit status
+is 3 as long as rows are missing for want of time.
 """
 
 from __future__ import annotations

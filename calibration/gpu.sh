@@ -55,7 +55,7 @@ section tests 60 170 tried bash -c 'one() { $0 -m pytest -q -m gpu -n 0 -rf --tb
 section calibrate "$((${CALIBRATE:=140} + 20))" "$((CALIBRATE + 60))" tried \
   $python -m autokern calibrate --full --budget "$CALIBRATE" --output "$OUT/host.json"
 if [ -e "$OUT/calibrate.$here.done" ]; then # what follows is chosen by what it measured
-  rows steps 60 130 succeeded waits peaks steps fantasies
+  rows steps 60 130 succeeded waits peaks steps fantasies inverses
   AUTOKERN_GRAPHS=off rows unrecorded 40 60 succeeded steps
   rows products 60 100 succeeded products
   rows some 50 70 tried crossovers

@@ -32,8 +32,6 @@ from autokern.tuning.measuring import trial
 
 Call = Callable[[], object]
 COLUMNS = 11
-HOPELESS = 10
-"""How many times the least time of a call a way may take that is timed further."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 FAMILIES = ("rbf", "matern52")
 ROOT5 = math.sqrt(5.0)
@@ -252,24 +250,23 @@ def compared(of: Case, keops: bool, seconds: float) -> dict[str, Any]:
     inside.active = True  # what a candidate calls itself is not dispatched
     try:
         with torch.no_grad():
-            once = {}
+            warm = {}
             for name, call in list(calls.items()):
                 try:
                     call()
-                    once[name] = timer.once(call, synchronizer(device))
+                    warm[name] = timer.once(call, synchronizer(device))
                 except Exception as error:
                     failed[name] = f"{type(error).__name__}: {error}"[:200]
                     del calls[name]
-            slow = {name for name, taken in once.items() if taken > HOPELESS * min(once.values())}
-            calls = {name: call for name, call in calls.items() if name not in slow}
-            found = timer.compare(calls, synchronize=synchronizer(device), seconds=seconds, rounds=(3, 9))
+            wait = synchronizer(device)
+            found = timer.compare(calls, synchronize=wait, seconds=seconds, rounds=(3, 9), warm=warm)
             least = floor(of.x1.shape[-1], of.rhs.dtype, device)
     finally:
         inside.active = False
     return {
         "rounds": max(timing.rounds for timing in found.values()), "chosen": explain(problem).candidate,
         "seconds": {name: timing.seconds for name, timing in found.items()},
-        "too large": sorted(c.name for c in able if c not in fitting), "failed": failed, "slow": sorted(slow),
+        "too large": sorted(c.name for c in able if c not in fitting), "failed": failed,
         "floor": {**least._asdict(), "seconds": least.seconds(elements, of.x1 is of.x2), "half": least.half(elements)},
     }  # fmt: skip
 

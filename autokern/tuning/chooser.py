@@ -75,6 +75,11 @@ def recorded() -> Shipped:
     return Shipped() if data is None else msgspec.msgpack.decode(data, type=Shipped)
 
 
+def _told(profile: Profile) -> Shipped:
+    """Return what other machines have measured for that of a profile, or for this one."""
+    return recorded().told(profile.host or host.current().fields)
+
+
 @functools.cache
 def unpacked(data: bytes) -> Sequence[Trial]:
     """Return the trials in compressed data."""
@@ -102,7 +107,7 @@ class Chooser:
 
     def __init__(self, profile: Profile, shipped: Mapping[str, Forest] | None = None) -> None:
         self.profile = profile
-        self._told = recorded().told(profile.host or host.current().fields)
+        self._told = _told(profile)
         self.shipped = self._told.forests if shipped is None else shipped
 
     @once
@@ -197,7 +202,7 @@ def load(settings: Settings) -> Profile:
 
 def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
     """Return a profile with trees fitted to its trials, for these ``"op@device"`` keys or for all."""
-    found, shipped = dict(profile.forests), recorded().told(profile.host or host.current().fields).forests
+    found, shipped = dict(profile.forests), _told(profile).forests
     for key, trials in pools(profile.trials).items():
         name, _, device = key.partition("@")
         if known(name) and (keys is None or key in keys):
