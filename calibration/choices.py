@@ -200,20 +200,21 @@ def replayed() -> list[dict[str, Any]]:
             if "stock" in t.timings and len(t.usual) > 1 and t.problem.op not in ship.NESTED
         ]
         with shipping(path.stem, profile.host) as forests:
-            alone = Chooser(Profile(), forests)
+            alone = Chooser(Profile(host=profile.host), forests)
             found.append(_judged(f"{path.stem} left out, on its own recording", trials, lambda _, a=alone: a))
-            parts = [_by_others(trials, fold, forests) for fold in range(FOLDS)]
+            parts = [_by_others(trials, fold, forests, profile.host) for fold in range(FOLDS)]
             fold_of = {trial.problem: fold for fold in range(FOLDS) for trial in trials[fold::FOLDS]}
             name = f"{path.stem}, by the others and four fifths of its own trials"
             found.append(_judged(name, trials, lambda problem, p=parts, f=fold_of: p[f[problem]]))
     return found
 
 
-def _by_others(trials: Sequence[Trial], fold: int, forests: Mapping[str, Forest]) -> Chooser:
+def _by_others(trials: Sequence[Trial], fold: int, forests: Mapping[str, Forest], fields: dict[str, Any]) -> Chooser:
     """Return what chooses by all parts of a host's trials but one."""
     groups = pools(trial for index, trial in enumerate(trials) if index % FOLDS != fold)
     own = {key: fit_own(get(key.partition("@")[0]), of, forests.get(key)) for key, of in groups.items()}
-    return Chooser(Profile(forests={key: forest for key, forest in own.items() if forest is not None}), forests)
+    fitted = {key: forest for key, forest in own.items() if forest is not None}
+    return Chooser(Profile(host=fields, forests=fitted), forests)
 
 
 def _judged(name: str, trials: Sequence[Trial], chooser: Callable[[Problem], Chooser]) -> dict[str, Any]:
