@@ -129,6 +129,7 @@ def test_noise_that_is_patched(part, name, function, place, late, candidate, mon
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*JAX is multithreaded:RuntimeWarning")  # where an earlier test used JAX
 def test_a_process_forked_while_another_thread_trains_trains_on(monkeypatch):
     mll = made(ScaleKernel(RBFKernel()))
     inside, done, computed = threading.Event(), threading.Event(), KernelReading.computed
