@@ -21,13 +21,13 @@ A formula with a parameter returns third a function that computes the derivative
 
 def _rbf(s: Array) -> tuple[Array, Array]:
     s *= -0.5
-    k = np.exp(s, out=s)
+    k = parts.exponential(s)
     return k, k * -0.5
 
 
 def _matern12(s: Array) -> tuple[Array, Array]:
     r = np.sqrt(s, out=s)
-    k = np.exp(-r)
+    k = parts.exponential(-r)
     slope = k * -0.5
     slope /= np.where(r > 0.0, r, np.inf)  # at zero distance the gradient is zero
     return k, slope
@@ -36,7 +36,7 @@ def _matern12(s: Array) -> tuple[Array, Array]:
 def _matern32(s: Array) -> tuple[Array, Array]:
     s *= 3.0
     r = np.sqrt(s, out=s)
-    e = np.exp(-r)
+    e = parts.exponential(-r)
     slope = e * -1.5
     r += 1.0
     r *= e
@@ -46,7 +46,7 @@ def _matern32(s: Array) -> tuple[Array, Array]:
 def _matern52(s: Array) -> tuple[Array, Array]:
     s *= 5.0
     r = np.sqrt(s)
-    e = np.exp(-r)
+    e = parts.exponential(-r)
     r += 1.0
     slope = r * e
     slope *= -5 / 6
@@ -76,7 +76,7 @@ def rational(alpha: Parameter) -> Formula:
     def formula(w: Array) -> Sequence[Any]:
         w *= 0.5 / alpha.value
         log, w1 = np.log1p(w), w + 1.0
-        k = np.exp(log * -alpha.value)
+        k = parts.exponential(log * -alpha.value)
         slope = k * -0.5
         slope /= w1
         return k, slope, lambda: -2.0 * slope * (w - w1 * log)
@@ -125,10 +125,10 @@ def powered(power: Parameter, sums: bool = False) -> Formula:
     def formula(s: Array) -> Sequence[Any]:
         t, rate = (np.log(s), -power.value) if sums else (s, power.value)
         log = np.log1p(np.abs(t))
-        slope = rate * np.exp(log * (rate - 1.0))
+        slope = rate * parts.exponential(log * (rate - 1.0))
         if sums:
             slope *= np.sign(t) / s  # at a sum of zero the gradient is zero
-        return np.exp(log * rate), slope, lambda: np.exp(log * rate) * (-log if sums else log)
+        return parts.exponential(log * rate), slope, lambda: parts.exponential(log * rate) * (-log if sums else log)
 
     return formula
 
@@ -165,7 +165,7 @@ class SpectralMixture:
         for q in range(one[1].shape[-3]):
             weight, _, scale = self._at(q, k)
             gaussian = apart * (_GAUSSIAN * scale * scale)
-            np.exp(gaussian, out=gaussian)
+            parts.exponential(gaussian)
             wave = one[2][..., q, :, k, :] @ two[2][..., q, :, k, :].swapaxes(-1, -2)
             wave *= gaussian
             total = total + weight * wave

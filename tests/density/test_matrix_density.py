@@ -111,6 +111,22 @@ def test_a_scipy_of_another_layout_is_imported(monkeypatch):
     np.testing.assert_array_equal(alone.dpotrf(k)[0], scipys.dpotrf(k)[0])
 
 
+@pytest.mark.parametrize("function", [matrices.density, matrices.leave_one_out])
+@pytest.mark.parametrize("n", [2, 100, 301])
+def test_both_lapacks_give_the_same_density(function, n, monkeypatch):
+    points = np.random.default_rng(n).normal(size=(n, 3))
+    k = np.exp(-0.5 * ((points[:, None] - points) ** 2).sum(-1)) + 0.1 * np.eye(n)
+    found = []
+    for rows in (2, 10**6):
+        monkeypatch.setattr(matrices, "_MANY", rows)
+        found.append(function(k.copy(), points[:, 0], 0.5))
+        assert function(-k, points[:, 0], 0.5) is None, "without a factor there is no density"
+        assert function(k.copy(), points[:, 0], 0.5, graded=False).value == found[-1].value
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(found[0].by_matrix, found[0].by_matrix.T, rtol=1e-13, atol=1e-13)
+
+
 def rbf():
     """The library's second derivatives of kernels without ARD are wrong."""
     return RBFKernel(ard_num_dims=D)
