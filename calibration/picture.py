@@ -85,7 +85,7 @@ PREDICTION = """
   ops/predict.py: _kept | _factor evaluated deferred | is the candidate `lazy`: a mean now, a covariance later
   prediction/factor_cache.py: of | found _made | finds the model's factor, or factorises once
   prediction/lazy_covariance.py: evaluated | kernel forward | asks the kernel for test by training points
-  hooks/gpytorch.py: _hooked | _dispatch | takes that call too: it is the op `kernel_matrix`
+  hooks/kernels.py: _hooked | _dispatch | takes that call too: it is the op `kernel_matrix`
   ops/kernel_matrix.py: gemm | both matrix | is a candidate of that op
   kernels/tree.py: read | Tree | reads the kernel as a tree whose leaves are scaled points
   kernels/matrix.py: matrix | apart _Matrix | forms the matrix by one GEMM, the rest in place

@@ -1,8 +1,4 @@
-"""Hooks into gpytorch: covariance matrices of known kernels, densities, steps of training loops.
-
-Kernels are hooked at `forward`, which ScaleKernel and others call on their base kernel directly. Exact types only (a
-subclass may change the formula); diagonals and batches over input dimensions are unsupported.
-"""
+"""Hooks into gpytorch: densities, and steps of training loops."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import MaternKernel, MultiDeviceKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, bernoulli_likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, VariationalELBO
@@ -26,14 +21,12 @@ from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.errors import unless_it_fails
 from autokern.core.state import Beside, inside
 from autokern.hooks import later
-from autokern.hooks.bypass import stay_out_of_kernels, stay_out_of_models
-from autokern.hooks.install import hook, is_enabled, stock_of
-from autokern.kernels.tree import family_name
+from autokern.hooks.bypass import stay_out_of_models
+from autokern.hooks.install import hook, stock_of
 from autokern.model import libraries, marginal, memoized
 from autokern.model.libraries import EXACT, density, regime
 from autokern.runtime.dispatch import forced, route
 
-_dispatch = route("kernel_matrix", looked=True)
 _dispatch_step = route("objective", looked=True)
 _dispatch_log_prob = route("exact_log_prob", looked=True)
 _dispatch_dense = route("dense_log_prob", looked=True)
@@ -45,57 +38,6 @@ _ENOUGH = 0.15  # seconds of forward passes of a marginal likelihood before it i
 _ENOUGH_VARIATIONAL = 0.03  # the same of variational ones, whose model and backward pass take longer
 _stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
 _Approximate: Any = VariationalELBO.__base__
-
-
-def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shift float32 points by one of them, along each dimension where the subtraction is exact.
-
-    Far from the origin, points in units of the lengthscale lose digits. In stock, training and cross covariances have
-    the same error; here each may be served by another candidate. The difference of two numbers within a factor of two
-    is exact (Sterbenz 1974, theorem 4.3.1), so no distance changes.
-    """
-    single = x1.dtype is torch.float32 and x2.dtype is torch.float32
-    if not single or min(x1.dim(), x2.dim()) < 2 or not (x1.numel() and x2.numel()):
-        return x1, x2
-    several = (x1,) if x2 is x1 else (x1, x2)
-    if not all(_may_move(x.detach()) for x in several):
-        return x1, x2
-    with torch.no_grad():
-        origin = x1[(0,) * (x1.dim() - 1)]
-        spread = torch.stack([(x - origin).abs().flatten(0, -2).amax(0) for x in several])
-        origin = torch.where(2 * spread.amax(0) <= origin.abs(), origin, 0.0)
-        if not origin.any():
-            return x1, x2
-    first = x1 - origin
-    return first, first if x2 is x1 else x2 - origin
-
-
-def _may_move(x: torch.Tensor) -> bool:
-    """Whether along some dimension all values are within a factor of three, which an exact shift requires."""
-    ends = [end.tolist() for end in x.flatten(0, -2).aminmax(dim=0)]
-    return any((low > 0 and high <= 3 * low) or (high < 0 and low >= 3 * high) for low, high in zip(*ends, strict=True))
-
-
-def _hooked(kind: type) -> None:
-    stock = stock_of(kind, "forward")
-
-    @hook(kind, "forward", relies=None)
-    def forward(self: Any, x1: Any, x2: Any, *args: Any, **params: Any) -> Any:
-        plain = type(self) is kind and not args and marginal.trivial(params)
-        if not plain or stay_out_of_kernels() or family_name(self) is None:
-            return stock(self, x1, x2, *args, **params)
-        return _dispatch(self, *_near(x1, x2))
-
-
-@hook(MultiDeviceKernel, "forward")
-def _several(self: Any, x1: Any, x2: Any, diag: bool = False, **kwargs: Any) -> Any:
-    """Compute by the base kernel, inside of candidates too, where there is no device: gpytorch fails there."""
-    if type(self) is not MultiDeviceKernel or self.device_ids or not is_enabled():
-        return _several.__wrapped__(self, x1, x2, diag=diag, **kwargs)
-    if self.module.active_dims is None:
-        return self.module.forward(x1, x2, diag=diag, **kwargs)
-    with gpytorch.settings.lazily_evaluate_kernels(False):
-        return self.module(x1, x2, diag=diag, **kwargs)
 
 
 @hook(MultivariateNormal, "log_prob", relies=None)
@@ -287,7 +229,5 @@ def _same_noise(likelihood: Any, distribution: Any) -> Any:
     return likelihood.noise_covar.noise
 
 
-for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, ScaleKernel):
-    _hooked(_kind)
 _training(ExactMarginalLogLikelihood, _by_modules)
 _training(LeaveOneOutPseudoLikelihood, stock_of(LeaveOneOutPseudoLikelihood, "forward"))

@@ -39,6 +39,12 @@ class Patch(NamedTuple):
     replacement: Any
 
 
+class Property(property):
+    """A property that takes the attribute ``__wrapped__``, as `hook` needs."""
+
+    __wrapped__: property
+
+
 _hooks: dict[tuple[Any, str], Patch] = {}
 _codes: dict[FunctionType, tuple[CodeType, CodeType]] = {}
 _originals: list[tuple[Patch, Any]] = []

@@ -24,7 +24,7 @@ from autokern.core.errors import unless_it_fails
 from autokern.core.state import inside
 from autokern.hooks import strategies
 from autokern.hooks.bypass import stay_out_of_models, stay_out_of_predictions
-from autokern.hooks.install import hook
+from autokern.hooks.install import Property, hook
 from autokern.model import memoized
 from autokern.model.libraries import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, fantasy, prediction, regime
 from autokern.model.memoized import frozen, thawed
@@ -177,12 +177,6 @@ def _shared(strategy: Any, *cached: str) -> Any:
     return None
 
 
-class _Cache(property):
-    """A property that takes the attribute ``__wrapped__``, as `hook` needs."""
-
-    __wrapped__: property
-
-
 def _read_covar_cache(self: Any) -> Any:
     known = _shared(self, "covar_cache") if not _is_left(self) and prediction.holds() else None
     if known is None:
@@ -191,7 +185,7 @@ def _read_covar_cache(self: Any) -> Any:
         return known.root
 
 
-_covar_cache = _Cache(_read_covar_cache)
+_covar_cache = Property(_read_covar_cache)
 hook(DefaultPredictionStrategy, "covar_cache", relies=None)(_covar_cache)
 
 
