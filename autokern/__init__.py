@@ -17,7 +17,7 @@ else:
         with (
             _start.importing(),
             _contextlib.redirect_stdout(_io.StringIO()),
-        ):  # without CUDA, KeOps prints so on standard output
+        ):  # KeOps prints on standard output where CUDA is missing
             from autokern import covariance, linalg
             from autokern.core.decision import Decision
             from autokern.core.errors import (

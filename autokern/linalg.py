@@ -77,9 +77,9 @@ def cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int | None
     linear_operator.utils.errors.NanError
         If the matrix holds NaN.
     linear_operator.utils.errors.NotPSDError
-        If it is not positive definite even with the largest jitter.
+        If the matrix is not positive definite even with the largest jitter.
     RuntimeError
-        If it is not square.
+        If the matrix is not square.
 
     Notes
     -----
@@ -111,14 +111,14 @@ def inv_quad_logdet(
     Returns
     -------
     inv_quad, logdet : Tensor
-        Shapes ``(...)``, or ``(..., t)`` for the first without `reduce`, and ``(...)``; of the same dtype.
+        Shapes ``(...)``, or ``(..., t)`` without `reduce`, and ``(...)``; of the same dtype.
 
     Raises
     ------
     linear_operator.utils.errors.NanError
         If the matrix holds NaN.
     linear_operator.utils.errors.NotPSDError
-        If it is not positive definite with the largest jitter.
+        If the matrix is not positive definite even with the largest jitter.
     RuntimeError
         If the shapes do not fit each other.
     MemoryBudgetError

@@ -33,7 +33,7 @@ keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_kee
 
 
 def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a backward pass: under vmap it runs once for each cotangent of the batch; zeros of torch get memory."""
+    """Wrap a backward pass: under vmap it runs once for each cotangent; symbolic zeros become ordinary tensors."""
 
     @functools.wraps(backward)
     def served(ctx: Any, *grads: Any) -> Any:
@@ -46,7 +46,7 @@ def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: bool) -> Any:
-    """Run a pass outside of the innermost vmap (`old`: of level 1) for each cotangent; batch the results again."""
+    """Run a backward pass for each cotangent outside of the innermost vmap (`old`: a legacy one); batch the results."""
     if old:
         parts = [_torch._remove_batch_dim(g, 1, 1, 0).unbind() if g is not None and _is_old(g) else g for g in grads]
         return tuple(g if g is None else _torch._add_batch_dim(g, 0, 1) for g in _together(served, ctx, parts))
@@ -60,7 +60,7 @@ def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: 
 
 
 def _together(served: Callable[..., Any], ctx: Any, parts: list[Any]) -> tuple[Any, ...]:
-    """Run a backward pass for each element of the unbound cotangents, with the unbatched ones; stack the results."""
+    """Run a backward pass for each element of the cotangents that are tuples; stack the results."""
     count = max((len(p) for p in parts if isinstance(p, tuple)), default=1)
     each = [served(ctx, *(p[i] if isinstance(p, tuple) else p for p in parts)) for i in range(count)]
     columns = zip(*(found if isinstance(found, tuple) else (found,) for found in each), strict=True)
@@ -91,7 +91,7 @@ def plain_gradients(
         sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
         outs = function(*own)
         both: Any = [(outs, cotangents)] if isinstance(outs, torch.Tensor) else zip(outs, cotangents, strict=True)
-        whole: Any = sum((out * cotangent).sum() for out, cotangent in both)  # given cotangents, torch imports sympy
+        whole: Any = sum((out * cotangent).sum() for out, cotangent in both)  # torch's own cotangents import sympy
     found = iter(torch.autograd.grad(whole, sources, create_graph=graph))
     return [next(found) if want else None for want in wanted]
 
@@ -99,7 +99,7 @@ def plain_gradients(
 def times(
     gradients: Sequence[Any], cotangent: torch.Tensor, shapes: Sequence[torch.Size], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    """Multiply wanted gradients of models by the cotangents of their values, summed to the shapes of their inputs."""
+    """Multiply the wanted gradients by the cotangent of the value, summed to the shapes of the inputs."""
     if not cotangent.dim():
         found = iter(torch._foreach_mul([t for t, want in zip(gradients, wanted, strict=True) if want], cotangent))
         return [next(found) if want else None for want in wanted]
@@ -198,7 +198,7 @@ def computed(
 
 
 def computed_share(value: Any, most: int = 8) -> float:
-    """Return 1 if a value is `computed`, or made of such a one in few steps, 0.9 if much lies below it, else 0."""
+    """Return 1 if a `computed` node lies a few steps below a value, 0.9 if its own graph is large, 0 without such."""
     node = getattr(value, "grad_fn", None)
     for _ in range(4):
         if node is None or type(node).__name__ == COMPUTED:

@@ -1,4 +1,4 @@
-"""Decision: the candidate chosen for a problem, the reason, the costs of the others, and what its solvers reached."""
+"""Decision: the candidate chosen for a problem, the reason, the candidates' costs, and the residuals of solves."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
     uncertainty : float
         Standard deviation of log(margin).
     excluded : dict
-        Reasons why other candidates could not serve.
+        Why other candidates could not serve, by name.
     order : tuple of str
         All feasible candidates, the choice first: the order in which they are tried if memory runs out.
     review : int
@@ -138,10 +138,9 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
     nearest : str
         The measured problem that the seconds are scaled from; empty where nothing was measured.
     solved : tuple of Solved
-        The worst iterative solve of its calls for each preconditioner; empty before the first call, and for direct
-        methods.
+        The worst iterative solve for each preconditioner; empty before the first call, and for direct methods.
     within : tuple of str
-        The composite calls that made its calls, outermost first, as ``op by candidate``; empty for the user's own.
+        The composite calls around these calls, outermost first, as ``op by candidate``; empty for direct calls.
     """
 
     problem: Problem
@@ -206,7 +205,7 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return legible("\n".join(lines))
 
     def candidates(self) -> list[tuple[str, Cost | None, str]]:
-        """Return each candidate with its cost, or None, and why it cannot serve, or an empty text."""
+        """Return each candidate, its cost (None if unknown), and why it cannot serve (empty if it can)."""
         names = dict.fromkeys((*self.costs, *self.excluded))
         return [(name, self.costs.get(name), self.excluded.get(name, "")) for name in names]
 

@@ -1,7 +1,7 @@
-"""The errors that autokern raises, and which others it recovers from: those of its own computation, never of user code.
+"""The errors that autokern raises, and the test whether a fallback may follow an error: never after one of user code.
 
-Each message states the request, the finding and the remedy. Why something is left to the library is said once each in
-the log at level info, and to whoever listens.
+Each message states the request, the finding and the remedy. Reasons why the library computes something are logged at
+level info, once each; within `heard` they are collected instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SettingsError(AutokernError, ValueError):
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a question that ends an error message, if a name looks like one of some names; else nothing."""
+    """Return ``; did you mean 'NAME'?`` for the most similar of the names; empty if none is similar."""
     near = difflib.get_close_matches(name, sorted(names), 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -80,8 +80,8 @@ def interrupted(error: BaseException) -> bool:
 def recoverable(error: BaseException, *by: Any) -> bool:
     """Whether an error comes from autokern, or from the libraries on its behalf, so that a fallback may run.
 
-    Errors that passed through the user's code or a signal handler must reach the user. So must errors of a class of the
-    user's, which another thread may raise here. `by` are what was run; a plugin's may call any package.
+    Errors that passed through the user's code or a signal handler must reach the user. So must errors of the user's own
+    classes, which another thread may raise here. `by` are the functions that ran; a plugin's may call any package.
     """
     if interrupted(error):
         return False
@@ -93,13 +93,13 @@ def recoverable(error: BaseException, *by: Any) -> bool:
 
 
 def caught(*kinds: type[Kind], by: tuple[Any, ...] = ()) -> tuple[type[Kind], ...]:
-    """Return the kinds for an ``except`` clause; no kinds where the present error is not `recoverable`."""
+    """Return the kinds for an ``except`` clause; an empty tuple if the present error is not `recoverable`."""
     error = sys.exc_info()[1]
     return kinds if error is not None and recoverable(error, *by) else ()
 
 
 def uninterrupted(*kinds: type[Kind]) -> tuple[type[Kind], ...]:
-    """Return the kinds for an ``except`` clause; no kinds where a signal handler raised the present error."""
+    """Return the kinds for an ``except`` clause; an empty tuple if a signal handler raised the present error."""
     error = sys.exc_info()[1]
     return kinds if error is not None and not interrupted(error) else ()
 
@@ -112,7 +112,7 @@ class suppressed(contextlib.suppress):  # noqa: N801
 
 
 def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `read` so that a recoverable failure but an AutokernError returns None, which means that stock runs."""
+    """Wrap `read` to return None, so that stock runs, after a recoverable error other than an AutokernError."""
 
     @functools.wraps(read)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -146,7 +146,7 @@ def _handlers() -> set[CodeType]:
 
 
 def left(what: str, reason: object) -> None:
-    """Note why the library computes something."""
+    """Record the reason why the library computes `what`."""
     told = what, str(reason) or repr(reason)
     if inside.told is not None:
         inside.told.append(told)
@@ -157,7 +157,7 @@ def left(what: str, reason: object) -> None:
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[tuple[str, str]]]:
-    """Collect what is noted in this thread, and why, while this is entered."""
+    """Collect the pairs that this thread passes to `left` within the block, instead of logging them."""
     found = list[tuple[str, str]]()
     with inside.having(told=found):
         yield found

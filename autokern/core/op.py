@@ -48,7 +48,7 @@ class Op(abc.ABC):
     ``stock``: what the library does without autokern. `docs/add-a-candidate.md` shows a complete file.
 
     Stock of a composite op calls other ops, which are then dispatched. Its arguments may cache results, so every trial
-    gets fresh copies. The nesting is larger than that of every op that the candidates call: a calibration measures the
+    gets fresh copies. Its `nesting` exceeds that of every op that its candidates call, since a calibration measures the
     innermost ops first.
     """
 
@@ -59,7 +59,7 @@ class Op(abc.ABC):
     nesting: int = 0
 
     def __init__(self) -> None:
-        self.listed: list[Candidate] = []  # those registered so far; `candidates` loads the plugins first
+        self.listed: list[Candidate] = []  # the candidates registered so far; `candidates` loads plugins first
         registry.add(self)
 
     @abc.abstractmethod
@@ -72,7 +72,7 @@ class Op(abc.ABC):
 
     @abc.abstractmethod
     def reference(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the op in the plainest differentiable way; run in float64 it is the truth."""
+        """Compute the op in the plainest differentiable way; its float64 result is the truth in all checks."""
 
     @abc.abstractmethod
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
@@ -84,7 +84,7 @@ class Op(abc.ABC):
 
     @abc.abstractmethod
     def features(self, problem: Problem) -> Features:
-        """Return the Features of stock."""
+        """Return the work counts of stock."""
 
     @abc.abstractmethod
     def memory(self, problem: Problem) -> int:
@@ -97,8 +97,8 @@ class Op(abc.ABC):
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         """Return the error of a result against float64 truth, in units of its bound.
 
-        The bound is a hundred times the rounding error of the reference, which a run in single precision shows, and at
-        least ten times stock's own error, where stock does not approximate, and 1000 or 10 n eps of the largest entry.
+        The bound is the largest of 100 times the rounding error of the reference (scaled from a run in float32), ten
+        times stock's error unless stock approximates, and ``max(1000, 10 n) eps`` times the largest entry.
         """
         dtype, graded = getattr(torch, problem.dtype), bool(problem.grad)
         eps, exact = torch.finfo(dtype).eps, self._found(self.reference, args, torch.float64, graded)
@@ -141,7 +141,7 @@ class Op(abc.ABC):
         return False
 
     def may_cost(self, problem: Problem) -> float:
-        """Return how many times stock's time on samples an exact result may take; 1 where stock is accurate enough."""
+        """Return the most time of an exact result on samples, in units of stock's; 1 where stock is accurate enough."""
         return 1.0
 
     def expected_error(self, problem: Problem, candidate: Candidate) -> Error | None:
@@ -163,8 +163,8 @@ class Op(abc.ABC):
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``.
 
-        Further `fields` are those of `Candidate`; memory is the op's by default. The candidate cannot serve where
-        ``obeys(name, value, problem)`` denies that it obeys a library setting that the user changed.
+        Further `fields` are those of `Candidate`; memory is the op's by default. The candidate cannot serve if the user
+        changed a library setting and ``obeys(name, value, problem)`` is false.
         """
         is_stock = name == "stock"
         if accuracy not in ACCURACIES:
@@ -215,7 +215,7 @@ class Op(abc.ABC):
 
 @functools.singledispatch
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors and modules' parameters of nested arguments in order; one that occurs twice comes twice."""
+    """Yield the tensors and the parameters of modules in nested arguments, in order and with repetitions."""
     yield from ()
 
 
@@ -264,7 +264,7 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
 def converted(
     args: tuple[Any, ...], dtype: torch.dtype, altered: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> tuple[Any, ...]:
-    """Copy arguments to autograd leaves of a dtype, `altered` where floating; what occurs twice is copied once."""
+    """Copy arguments to autograd leaves of a dtype, `altered` where floating; a repeated tensor is copied once."""
     copies: dict[int, Any] = {}
 
     def leaf(value: Any) -> Any:

@@ -56,7 +56,7 @@ def legible(text: str, stream: Any = None) -> str:
 
 
 class Shown:
-    """A result that a notebook shows as a table; the module that makes it is imported on first use."""
+    """A result that a notebook shows as a table; the module that renders the table is imported on first use."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ class Shown:
         return str(importlib.import_module("autokern.cli.report").html(self))
 
     def to_frame(self) -> Any:
-        """Return a pandas data frame: a row for each candidate of a decision or trial, decision, or part of a model.
+        """Return a pandas data frame: a row for each candidate, decision, part of a model, or timing of a profile.
 
         Times are in seconds, memory in bytes. AutokernError if pandas is not installed.
         """

@@ -86,7 +86,7 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
     @property
     def coarse(self) -> Problem:
-        """The problem with sizes rounded to four binary digits, so that a slowly growing size keeps one problem."""
+        """The problem with m, n, d and batch rounded to four binary digits: similar sizes share a decision."""
         return self.replace(m=_cut(self.m), n=_cut(self.n), d=_cut(self.d), batch=_cut(self.batch))
 
     def replace(self, **changes: Any) -> Problem:
@@ -132,7 +132,7 @@ def nothing(*_: object) -> None:
 
 
 def obedient(unsupported: Callable[[Problem], str | None], obeys: Obeys) -> Callable[[Problem], str | None]:
-    """Extend `unsupported` by the library settings that the user changed and the candidate does not obey."""
+    """Extend `unsupported`: a candidate cannot serve if it ignores a library setting that the user changed."""
 
     def why(problem: Problem) -> str | None:
         orders = problem.orders.items() if "order:" in problem.variant else ()
@@ -171,7 +171,7 @@ class Candidate(msgspec.Struct, frozen=True):
     threads: int = 0  # 0 for torch's; of two equally fast candidates, the one with a single thread runs
     parts: bool = False  # whether it calls other ops, which are then dispatched
     as_stock: bool = False  # it iterates as stock does; calibration does not ban it for exceeding the Op's bound
-    error: Callable[[Problem], Error | None] = nothing  # to expect; None for results within the Op's bound
+    error: Callable[[Problem], Error | None] = nothing  # the expected one; None for results within the Op's bound
     source: str = ""  # its plugin; empty for candidates registered beside their Op
     summary: str = ""  # one line for people
 
@@ -190,7 +190,7 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.unsupported(problem) or self.unavailable(problem.device)
 
     def of_plugin(self, source: str) -> Candidate:
-        """Return this candidate as a plugin's: an exception of `unsupported` or `unavailable` is a reason."""
+        """Return this candidate as a plugin's: if `unsupported` or `unavailable` raises, the error is the reason."""
 
         def guarded(field: str) -> Callable[[Any], Any]:
             ask = getattr(self, field)
@@ -210,7 +210,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Feasibility:
-    """Which candidates can serve one problem, and their memory; each entry is evaluated once, when first read."""
+    """Which candidates can serve one problem, and their memory; both are evaluated once, when first read."""
 
     def __init__(self, op: Op, problem: Problem) -> None:
         self.op, self.problem = op, problem

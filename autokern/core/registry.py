@@ -94,11 +94,11 @@ class Plugin:
 
     source: str  # ``distribution:name``, or the name alone for autokern's own: `Candidate.source`
     point: EntryPoint
-    state: str = "waiting"  # or "loaded", "failed"; still "waiting" while its own import is what imports autokern
+    state: str = "waiting"  # or "loaded", "failed"; "waiting" also while the plugin's import imports autokern
     failure: str = ""  # why it could not be loaded
 
     def adds_to(self, op: str | None) -> bool:
-        """Whether it is not loaded yet and may add candidates to an op, or to any op for None."""
+        """Whether the plugin is not loaded yet and may add candidates to an op (None: to any op)."""
         return self.state == "waiting" and (op is None or op in _OWN.get(self.source, (op,)))
 
     @contextlib.contextmanager
@@ -119,7 +119,7 @@ def plugins() -> list[Plugin]:
 
 
 def load(op: str | None = None) -> None:
-    """Load each plugin once, but for an op none of autokern's own for others; failures are kept for `announce`."""
+    """Load once each plugin that may add candidates to an op (None: to any op); `announce` reports failures."""
     global _plugins, _loading
     if _plugins is not None and not any(plugin.adds_to(op) for plugin in _plugins):
         return
@@ -178,7 +178,7 @@ def _load(plugin: Plugin) -> None:
 
 
 def _is_being_imported(name: str) -> bool:
-    """Whether a module of another package, or a package around it, is being imported at present."""
+    """Whether a module outside of autokern, or one of its parent packages, is being imported at present."""
     parts = name.split(".")
     above = (sys.modules.get(".".join(parts[:count])) for count in range(1, len(parts) + 1) if parts[0] != "autokern")
     return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in above)

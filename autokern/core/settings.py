@@ -1,7 +1,7 @@
 """Settings: the user's orders, given by ``AUTOKERN_*`` variables and by `using`.
 
 Each field of `Settings` explains itself once, for the parser of the environment, `using`, the messages and
-`docs/environment.md`. Parsers make values of the text of a variable; each raises ValueError with the expected form.
+`docs/environment.md`. Parsers turn the text of a variable into a value, or raise ValueError with the expected form.
 """
 
 from __future__ import annotations
@@ -142,12 +142,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # fmt: off
     enabled: Annotated[bool, Row(_flag, "`1`, `0`",
-        "0: stock code everywhere (default 1: as the program says; it enables nothing by itself, which `autokern "
-        "everywhere on` does)")] = True
+        "0: stock code everywhere (default 1: autokern is on where the program, or `autokern everywhere on`, "
+        "enables it)")] = True
     home: Annotated[Path | None, Row(_path, "folder",
         "where profiles are kept (default: the user's cache folder)")] = None
     profile: Annotated[Path | None, Row(_path, "file",
-        "use this profile as it is, whatever machine it is of; it is never written, and nothing is measured")] = None
+        "use this profile, also one of another machine; the file is never written, and nothing is measured")] = None
     calibrate: Annotated[str, Row(_one_of("worthwhile", "first-use", "never"), "`worthwhile`, `first-use`, `never`",
         "measure an op once its calls have taken so long that measuring pays back in the same run (default), at its "
         "first call, or only by `autokern calibrate`")] = "worthwhile"
@@ -160,8 +160,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     exclude: Annotated[frozenset[str], Row(_exclude, "`keops,qr=choleskyqr2`",
         "candidates that must not run, by name or op=name")] = frozenset()
     unknown: Annotated[str, Row(_one_of("guard", "trust", "stock"), "`guard`, `trust`, `stock`",
-        "where a library's function is not that of a tested release: leave out what relies on it (default), use it "
-        "all the same, or enable nothing at all")] = "guard"
+        "where a library's function differs from all tested releases: stock runs where autokern relies on it "
+        "(default), the function is trusted, or autokern stays off")] = "guard"
     threshold: Annotated[Thresholds, Row(_threshold, "`qr:cuda=512`",
         "up to that many columns the op runs on the CPU, above on the device")] = ()
     accuracy: Annotated[str, Row(_one_of(*LEVELS_OF_ACCURACY), "`same`, `approximate`",
@@ -184,18 +184,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "on: small training steps on a GPU may be recorded as CUDA graphs where that is faster, while the process has "
         "one Python thread (default off: few whole programs have run with it)")] = "off"
     replay: Annotated[bool, Row(_flag, "`1`, `0`",
-        "0: what optimisers and training loops evaluate again and again is never recorded and replayed "
+        "0: losses and acquisition functions that are evaluated again and again are never recorded and replayed "
         "(default 1)")] = True
     workers: Annotated[bool, Row(_flag, "`1`, `0`",
         "0: `autokern run` does not serve the processes that the program starts (default 1)")] = True
     deterministic: Annotated[bool, Row(_flag, "`0`, `1`",
-        "1: nothing is measured, and what was measured before is left aside; a pinned profile or an order decides, "
-        "else stock runs")] = False
+        "1: nothing is measured, and earlier measurements are ignored; a pinned profile or an order decides, else "
+        "stock runs")] = False
     strict: Annotated[bool, Row(_flag, "`0`, `1`",
-        "1: faults of the cache and of candidates raise; else stock runs")] = False
+        "1: faults of profiles, plugins and candidates raise an error; 0 (default): stock runs")] = False
     log: Annotated[str | None, Row(_one_of("debug", "info", "warning", "error"), "`debug`, `info`, `warning`, `error`",
-        "show on standard error what autokern logs from this level on (default: as the program has set "
-        "its logger)")] = None
+        "show autokern's log from this level on, on standard error (default: as the program has set its "
+        "logger)")] = None
     # fmt: on
 
     @property
@@ -271,7 +271,7 @@ def revised(base: Settings, **orders: Any) -> Settings:
 
 
 def _written(value: Any) -> str:
-    """Return an argument of `using` in the form of a variable."""
+    """Return an argument of `using` as the text of a variable."""
     if isinstance(value, Mapping):
         return ",".join(f"{op.strip()}={candidate.strip()}" for op, candidate in value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):

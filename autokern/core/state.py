@@ -1,8 +1,8 @@
-"""State that neither a signal handler nor a forked process breaks: locks, and values that lie beside their object.
+"""State that signal handlers and forks do not break: locks, and values that are stored beside an object.
 
-Python runs a signal handler in the main thread between any two steps of its work, and the callbacks of weak
-dictionaries, in which a ``Ctrl-C`` is lost. A handler that computes with the same model must not wait for a lock of
-that very thread. A forked process lacks the threads that hold the locks.
+Python may run a signal handler between any two bytecodes of the main thread. A handler that computes with the same
+model must not wait for a lock that its own thread holds. A ``Ctrl-C`` in a callback of a weak dictionary is lost, so
+there are none. A forked process lacks the threads that held its locks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Lock:
         return self._of.get(_process) or self._of.setdefault(_process, threading.RLock())
 
     def entered(self) -> bool:
-        """Whether this thread holds the lock: a signal handler that asks then must not touch the guarded state."""
+        """Whether this thread holds the lock; a signal handler that interrupted it must not touch the guarded state."""
         return any(lock._is_owned() for lock in list(self._of.values()))
 
 
@@ -102,7 +102,7 @@ class Beside(Generic[Value]):
 
 
 class Weak(Generic[Value]):
-    """One value for each weakly referenced object, freed by a dictionary's method; it must not refer to its object."""
+    """One value for each object, freed with it by `dict.pop`, not by Python code; it must not refer to its object."""
 
     def __init__(self) -> None:
         self._by: dict[int, tuple[weakref.ref[Any], Value]] = {}
@@ -144,4 +144,4 @@ class _Inside(threading.local):
 
 
 inside = _Inside()
-permitted: set[str] = set()  # what the user's settings permit in this process beside what is always done: ``graphs``
+permitted: set[str] = set()  # optional features that the user's settings enable in this process: ``graphs``

@@ -11,7 +11,7 @@ LIBRARIES = frozenset({"botorch", "gpytorch", "linear_operator"})  # the package
 
 
 def is_of_libraries(module: Any) -> bool:
-    """Whether a module's name is of one of the libraries."""
+    """Whether a module of this name belongs to one of the libraries."""
     return str(module).partition(".")[0] in LIBRARIES
 
 

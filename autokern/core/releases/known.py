@@ -1,4 +1,4 @@
-"""Which releases are installed, and which library functions are known: of a release on which the test suites passed.
+"""The installed releases, and which library functions are known: those of a release on which the test suites passed.
 
 `known.json` has the fingerprints of the functions, classes and constants that autokern hooks, replaces or relies on,
 for all recorded releases and versions of Python. A `Relied` compares its names with the table when it is first asked,
@@ -84,7 +84,7 @@ def summary(names: dict[str, str]) -> str:
     more = f" and {len(named) - _FEW} more" if len(named) > _FEW else ""
     return (
         f"{', '.join(texts) or 'the libraries'}: not the code of a tested release: {listed}{more}. Stock runs where "
-        "autokern relies on it; `autokern doctor` lists all of it. Install a tested release, or set "
+        "autokern relies on these functions; `autokern doctor` lists all. Install a tested release, or set "
         "AUTOKERN_UNKNOWN=trust."
     )
 
@@ -147,7 +147,7 @@ def everything() -> dict[str, str]:
 
 
 def warn(found: dict[str, str]) -> None:
-    """Warn once, if a function is unknown because of another release or changed sources, not of a replacement."""
+    """Warn once, if a function is unknown for another reason than that somebody replaced it in this process."""
     global _warned
     if not _warned and any(why != PATCHED for why in found.values()):
         _warned = True

@@ -169,7 +169,7 @@ BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
 _DEEP = 6  # layers of decorators that are searched for functions
 _CONTEXT = contextlib.contextmanager(iter).__code__
 """The code of the wrapper that `contextlib.contextmanager` puts around every function."""
-_DESCRIPTORS = (property, staticmethod, classmethod)  # besides torch's, descriptors that only hand out their function
+_DESCRIPTORS = (property, staticmethod, classmethod)  # descriptors that only return their function, like those of torch
 
 
 @functools.cache
@@ -272,7 +272,7 @@ def _held(function: FunctionType) -> list[Any]:
 
 
 def content(cell: Any) -> Any:
-    """Return what a cell holds, None while it is empty."""
+    """Return the content of a closure's cell, None while it is empty."""
     try:
         return cell.cell_contents
     except ValueError:

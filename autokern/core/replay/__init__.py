@@ -1,8 +1,7 @@
-"""Computations of small tensors, recorded once and replayed: `recording`, and what must be as before.
+"""Computations of small tensors that are recorded once and replayed (`recording`), and checks before each replay.
 
-`Held` is what objects hold, `Ran` which functions a computation has run, to notice whether anything was replaced.
-`Numbers` are those of tensors: writes through ``.data``, by gpytorch's setters, or by fused optimisers change no
-version.
+`Held` notices changes of objects, `Ran` replaced functions. `Numbers` compares tensors by value, since writes through
+``.data``, by gpytorch's setters, or by fused optimisers change no version counter.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from autokern.core.releases.recorded import content, functions
 from autokern.core.replay.effects import STANDARD, codes, is_library, walked
 
 _FEW = 32  # most elements for which comparing Python numbers is faster than `torch.equal`
-_SMALL = 256  # elements of tensors whose numbers are compared, unless told otherwise
+_SMALL = 256  # default of the largest number of elements of a tensor whose numbers are compared
 _SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"
 """Attributes in which settings of the libraries keep their values."""
 _OTHERS = frozenset(("abc", "builtins", "collections", "contextlib", "enum", "functools", "numpy", "torch", "types",
                      "typing", "weakref"))  # fmt: skip
-"""Packages whose classes are not looked at."""
+"""Packages whose classes are not watched."""
 _TORCH = torch, torch.linalg, torch.nn.functional
 _code = operator.attrgetter("__code__", "__defaults__")
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
@@ -51,17 +50,17 @@ def are_equal(pairs: Pairs) -> bool:
         if not now.is_cpu:
             elsewhere.setdefault(now.device, []).append((now, then))
         elif not torch.equal(now, then) and not torch.equal(as_bytes([now]), as_bytes([then])):
-            return False  # bytes decide on missing observations, which are NaN
+            return False  # NaN (missing observations) equals itself only as bytes
     return all(torch.equal(*map(as_bytes, zip(*group, strict=True))) for group in elsewhere.values())
 
 
 class Numbers:
-    """The numbers of tensors, which it keeps alive, so that no `id` is used again."""
+    """The numbers of tensors; the tensors are kept alive, so that no `id` is reused."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         every = list(tensors)
         few = [(t, t.tolist()) for t in every if t.is_cpu and t.numel() <= _FEW]
-        self._little = [(t, numbers) for t, numbers in few if t.tolist() == numbers]  # without NaN, unequal to itself
+        self._little = [(t, numbers) for t, numbers in few if t.tolist() == numbers]  # NaN is unequal to itself
         little = {id(t) for t, _ in self._little}
         self._others = [(t, t.detach().clone()) for t in every if id(t) not in little]
 
@@ -71,17 +70,16 @@ class Numbers:
 
 
 def held(*of: Any, but: Iterable[Any] = (), **options: Any) -> Held | str:
-    """Return what some objects consist of, some parts left out, or what calling them may do beside computing."""
+    """Return the `Held` of objects without the parts `but`, or the side effect that calling the objects may have."""
     seen = walked(of, but)
     return seen if isinstance(seen, str) else Held(seen.values(), **options)
 
 
 class Held:
-    """What objects consist of, to notice whether anything was put elsewhere: attributes, items, variables, settings.
+    """Notices changed objects: their attributes, items, closures, globals, the user's classes, and library settings.
 
-    Attributes of the user's own classes count. Of numbers that were written in place, those of NumPy's arrays are
-    noticed, and those of tensors of at most `most` elements that are no `inputs`. Attributes whose names are in
-    `without` may change.
+    Numbers written in place are noticed in NumPy arrays and in CPU tensors of at most `most` elements, except `inputs`.
+    Attributes whose names are in `without` may change.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class Held:
         return set(map(type, self.objects))
 
     def renew(self) -> None:
-        """Take what is there now for unchanged."""
+        """Take the present state as the reference of `is_as_before`."""
         spaces = [
             space
             for one in self.objects
@@ -128,25 +126,25 @@ class Held:
         modules = [vars(one) for one in self.objects if isinstance(one, torch.nn.Module)]
         inner = {id(value) for own in modules for name, value in own.items() if name.startswith("_")}
         keyed = [one for one in self.objects if isinstance(one, dict) and id(one) not in inner]
-        self._lists = [*(one for one in self.objects if isinstance(one, (list, set))), *keyed]  # of a dict, its keys
+        self._lists = [*(one for one in self.objects if isinstance(one, (list, set))), *keyed]  # of dicts, the keys
         self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
         own = (f for f in self._functions if not is_library(f.__globals__.get("__name__")))
         self._globals = [(f.__globals__, name) for f in own for name in _names(f.__code__)]
-        self._kept = self._contents()  # the same address is the same object while it is kept
+        self._kept = self._contents()  # keeps the objects alive: no address is reused
         self._filters = list(warnings.filters)
         self._copies = [one.tobytes() for one in self._arrays]
         self._numbers, self._places = Numbers(self._tensors), self._memory()
 
     def is_as_before(self) -> bool:
-        """Whether everything is where it was."""
+        """Whether nothing has changed since `renew`."""
         try:
             found = self._contents()
-        except caught(RuntimeError):  # it changes at this moment, in another thread
+        except caught(RuntimeError):  # another thread changes a container at this moment
             return False
         return (
             len(found) == len(self._kept)
             and all(map(operator.is_, found, self._kept))
-            and warnings.filters == self._filters  # a warning of the recording was filtered
+            and warnings.filters == self._filters  # may have hidden a warning of the recording
             and [one.tobytes() for one in self._arrays] == self._copies
             and self._memory() == self._places  # a replay reads this memory
             and self._numbers.hold()
@@ -172,7 +170,7 @@ _values = operator.methodcaller("values")
 
 
 def _is_small(tensor: torch.Tensor, most: int) -> bool:
-    """Whether it takes no time to compare a tensor's numbers."""
+    """Whether a tensor is small enough to compare its numbers before each replay."""
     return tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_inference() and tensor.numel() <= most
 
 
@@ -182,13 +180,13 @@ def _names(code: CodeType) -> tuple[str, ...]:
 
 
 class Ran:
-    """Notes the functions that this thread runs while it is entered, those of the libraries and of given classes.
+    """Notes the functions of the libraries and of given classes that this thread runs, to notice replaced ones.
 
-    Of torch, all functions that may have been called count.
+    Of torch, each function whose name occurs in the code that ran counts.
     """
 
     def __init__(self) -> None:
-        self.seen = True  # whether it can note anything: Python has one tracer only
+        self.seen = True  # false while another tracer is active: Python has only one
         self._codes: dict[int, CodeType] = {}  # by address, since the hash of code is slow
         self._called: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         """The globals of functions by their address, and the names that are looked up there."""
@@ -222,7 +220,7 @@ class Ran:
             self._called.setdefault(id(space), (space, set()))[1].update((code.co_name, *code.co_names))
 
     def keep(self, kinds: Iterable[type]) -> None:
-        """Take the functions as they are now for unchanged, and those of some classes."""
+        """Take the functions that ran, and those of the classes `kinds`, as the reference of `is_as_before`."""
         names, several = {code.co_name for code in self._codes.values()}, dict[int, tuple[Any, dict[str, None]]]()
 
         def watch(owner: Any, among: Iterable[str], every: bool = False) -> None:
@@ -236,7 +234,7 @@ class Ran:
                 for kind in [one for one in space.values() if isinstance(one, type) and one.__module__ == module]:
                     watch(kind, names)
         for base in {base for one in kinds for base in one.__mro__}:
-            if base.__module__.partition(".")[0] not in _OTHERS:  # what it has may hide another
+            if base.__module__.partition(".")[0] not in _OTHERS:  # its attributes may shadow others
                 watch(base, names if is_of_libraries(base.__module__) else vars(base), True)
         for one in _TORCH:
             watch(vars(one), set[str]().union(*(called for _, called in self._called.values())), True)
@@ -260,7 +258,7 @@ class Ran:
         return [*map(len, self._classes), *map(_code, self._functions)]
 
     def is_as_before(self) -> bool:
-        """Whether the functions are where they were, with the same code."""
+        """Whether the functions are the same objects, with the same code."""
         try:
             return all(map(operator.is_, self._present(), self._values)) and self._now() == self._state
         except KeyError:

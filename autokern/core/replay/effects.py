@@ -1,8 +1,8 @@
-"""Whether calling an object can be noticed by the user's program otherwise than by its result.
+"""Whether calling an object may have side effects, which a replay would leave out.
 
-Modules, functions and other objects of torch, GPyTorch, linear_operator and BoTorch count as free of effects, with all
-that they hold. So do functions of the user's own whose bytecode only combines their arguments, constants, tensors and
-functions of these libraries: ``lambda samples, X: -(samples - target).square().sum(-1)``.
+Code of torch, GPyTorch, linear_operator and BoTorch counts as free of them, except for the names below. So does a
+function of the user's whose bytecode only combines its arguments, constants, tensors and functions of these libraries:
+``lambda samples, X: -(samples - target).square().sum(-1)``. The objects that any of these hold are examined, too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NAMES = frozenset(
      "__setitem__", "__delitem__", "__iadd__", "__iand__", "__imul__", "__ior__", "__isub__", "__ixor__",
      # of NumPy's arrays
      "byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "setflags"))  # fmt: skip
-"""Functions and methods, by their names, that do more than compute."""
+"""Names of functions and methods that have side effects, or through which numbers leave torch."""
 _PREFIXES = ("set_", "_set_", "load_", "save_", "register_", "add_scalar", "add_histogram", "add_module")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 STANDARD = frozenset(("abc", "builtins", "collections", "enum", "functools", "math", "types", "typing", "weakref"))
@@ -67,12 +67,12 @@ _INSTALLED = (
 """Where the files of libraries are."""
 _EMPTY = frozenset((object, types.EllipsisType, types.NotImplementedType, types.SimpleNamespace))
 """Python's own classes of objects that hold nothing but attributes."""
-_COUNTING = torch.quasirandom.SobolEngine, type(functools.cache(int))  # classes of objects that change with use
+_COUNTING = torch.quasirandom.SobolEngine, type(functools.cache(int))  # classes whose objects change with use
 _MOST = 20_000
 
 
 def walked(of: Iterable[Any], but: Iterable[Any] = ()) -> dict[int, Any] | str:
-    """Return all objects that some consist of, some parts left out, or what calling them may do beside computing."""
+    """Return all objects that the objects `of` hold, by id, without `but`; or the side effect that calls may have."""
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return "a hook on all modules"
     seen: dict[int, Any] = {}
@@ -88,7 +88,7 @@ def walked(of: Iterable[Any], but: Iterable[Any] = ()) -> dict[int, Any] | str:
             seen[id(one)] = one
             continue
         if len(seen) > _MOST:
-            return "more objects than are looked at"
+            return f"more than {_MOST:,} objects"
         seen[id(one)] = one
         if type(one) is np.ndarray and not one.dtype.hasobject:
             continue
@@ -107,7 +107,7 @@ def walked(of: Iterable[Any], but: Iterable[Any] = ()) -> dict[int, Any] | str:
 
 
 def _replaced(module: Any) -> list[Any]:
-    """Return what somebody has put into a module of a library in place of its functions."""
+    """Return the mocks and the user's functions that have replaced functions of a library's module."""
     return [
         value
         for value in ([] if module is None else vars(module).values())
@@ -117,7 +117,7 @@ def _replaced(module: Any) -> list[Any]:
 
 
 def _inside(one: Any, read: set[type]) -> list[Any] | str:
-    """Return the objects that an object consists of, methods of classes not yet `read`, or what calling may do."""
+    """Return the objects and methods that an object holds (not of classes in `read`), or the side effect of a call."""
     if type(one) in _CONTAINERS or (isinstance(one, tuple) and hasattr(one, "_fields")):
         return list(one)
     if isinstance(one, _COUNTING):
@@ -155,7 +155,7 @@ def _inside(one: Any, read: set[type]) -> list[Any] | str:
 
 
 def _of_class(kind: type, own: bool) -> Iterator[Any]:
-    """Yield what a class of the user's own has, and what somebody put into a class of a library."""
+    """Yield the members of a class of the user's (`own`), or the replacements in a class of a library."""
     if kind.__module__ in STANDARD:
         return
     for name, member in vars(kind).items():
@@ -179,13 +179,13 @@ def _functions(member: Any) -> Iterator[FunctionType]:
 
 @functools.lru_cache(4096)
 def is_library(module: Any) -> bool:
-    """Whether a module's name is of a library, or of Python's modules whose functions wrap theirs."""
+    """Whether a module of this name belongs to a library, or to Python's modules that wrap library functions."""
     root = str(module).partition(".")[0]
     return root in _LIBRARIES or root in _AROUND
 
 
 def _of_function(function: FunctionType) -> list[Any] | str:
-    """Return what a function holds and calls, or the reason why its code may do more than compute."""
+    """Return the objects that a function holds and calls, or the reason why its code may have side effects."""
     cells = [content(cell) for cell in function.__closure__ or ()]
     held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     if is_library(function.__module__) and is_library(function.__globals__.get("__name__")):
@@ -220,7 +220,7 @@ def _is_named(name: str) -> bool:
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield code and the code of all functions within it."""
+    """Yield a code object and those of all functions nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

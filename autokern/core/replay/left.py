@@ -1,6 +1,7 @@
-"""What an evaluation leaves in its modules, tensors and caches, made again for each replay with the numbers of that.
+"""Tensors and caches that an evaluation leaves in modules, recreated with the numbers of each replay.
 
-Nothing is written to, so what the program has taken stays as it is, and what it has added to a cache does not last.
+They replace the former ones, which stay as they are where the program holds them. Entries that the program has added
+to such a cache are lost.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _OURS = "_autokern"
 
 
 class Left:
-    """The attributes of modules that each evaluation makes anew."""
+    """The attributes of modules that each evaluation sets anew."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         own = map(vars, modules)
@@ -39,19 +40,19 @@ class Left:
         return {(id(own), name): one for own, name, one in every if isinstance(one, dict) or is_library(_module(one))}
 
     def find(self) -> None:
-        """Find the attributes, once evaluations have made them."""
+        """Find the attributes that evaluations have set since this object was made; only the first call does."""
         if self._first:
             self.names = frozenset(at[1] for at, one in self._all().items() if self._first.get(at) is not one)
             self._at = [(own, name) for own in self._spaces for name in self.names & own.keys()]
             self._first = {}
 
     def present(self) -> list[Any]:
-        """Return what is there now."""
+        """Return the present values of the attributes."""
         return [own.get(name) for own, name in self._at]
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[list[Any]]:
-        """Have empty caches, and put back at the end what is there now."""
+        """Empty the caches within the block, and restore the attributes after it; yields their values."""
         before = self.present()
         self._put([{} if isinstance(one, dict) else one for one in before])
         try:
@@ -64,7 +65,7 @@ class Left:
             own[name] = value
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors of what is there now that a replay computes, none if it has another form."""
+        """Return the tensors in the present values that a replay computes; none if the values cannot be read."""
         try:
             found = _Form(self.present(), self._known).tensors
         except caught(Exception):
@@ -72,7 +73,7 @@ class Left:
         return [t for t, made in zip(found, self._made, strict=False) if made]
 
     def computed(self, recorder: Recorder, before: list[Any], held: Held) -> list[torch.Tensor]:
-        """Return the tensors that a recorded evaluation has left in place of others, beside what the modules hold."""
+        """Return copies of the tensors that a recorded evaluation computed and left; `before` are the former values."""
         self._known = frozenset(map(id, (*held.tensors, *held.objects)))
         try:
             with torch._C.DisableTorchFunction():
@@ -82,18 +83,18 @@ class Left:
                 others = [t for t, made in zip(self._form.tensors, self._made, strict=True) if not made]
                 recorder.copies.stay(set(map(memory_of, others)))
                 if any(memory_of(t) not in known for t in (*others, *filter(recorder.has_read, old.tensors))):
-                    recorder.fail("an evaluation reads what another one has left, or leaves it")
-        except caught(Exception) as reason:  # the evaluation stands
-            recorder.fail(f"an evaluation leaves what cannot be made again: {reason}")
+                    recorder.fail("an evaluation reads or keeps tensors that an earlier one has left")
+        except caught(Exception) as reason:  # the evaluation itself is valid
+            recorder.fail(f"an evaluation leaves objects that cannot be recreated: {reason}")
             self._at, self._form, self._made = [], _Form([], self._known), []
         return [t.detach().clone() for t in self.tensors()]
 
     def put(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Leave the like with other tensors."""
+        """Set the attributes anew, with these tensors in place of the computed ones."""
         self._put(self._form.again(self._made, iter(tensors)))
 
     def alike(self, numbers: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Yield other numbers in place of the tensors in the graph, which the backward pass has freed."""
+        """Yield tensors with these numbers and the graph of the recorded ones, which a backward pass has freed."""
         made = (t for t, made in zip(self._form.tensors, self._made, strict=True) if made)
         for tensor, values in zip(made, numbers, strict=True):
             with torch.set_grad_enabled(tensor.requires_grad):
@@ -107,7 +108,7 @@ def _module(one: Any) -> str:
 
 
 class _Form(pickle.Pickler):
-    """Objects as bytes, but for tensors and for what is shared."""
+    """Objects as bytes, except tensors and `known` objects, which are kept by reference."""
 
     def __init__(self, of: list[Any], known: frozenset[int]) -> None:
         self._file = io.BytesIO()
@@ -116,7 +117,7 @@ class _Form(pickle.Pickler):
         self.dump(of)
 
     def persistent_id(self, one: Any) -> int | None:
-        """Return the place of an object that is not among the bytes."""
+        """Return the place of an object that is kept by reference, None for other objects."""
         if not (isinstance(one, torch.Tensor) or id(one) in self._known):
             named = type(one).__module__
             if isinstance(one, torch.nn.Module) or not (is_library(named) or named.partition(".")[0] in STANDARD):
@@ -129,11 +130,11 @@ class _Form(pickle.Pickler):
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors that are not shared."""
+        """The tensors that are not `known`."""
         return [t for t in self._apart if isinstance(t, torch.Tensor) and id(t) not in self._known]
 
     def again(self, made: Iterable[bool], tensors: Iterator[torch.Tensor]) -> list[Any]:
-        """Return the like, with other tensors where they are made."""
+        """Return a copy of the objects, with the next of `tensors` for each tensor that is `made`."""
         instead = {id(t): next(tensors) for t, new in zip(self.tensors, made, strict=True) if new}
         unpickler = _Again(io.BytesIO(self._file.getvalue()))
         unpickler.apart = [instead.get(id(one), one) for one in self._apart]

@@ -1,4 +1,4 @@
-"""Torch's operations: what a schema says of one, the overload that writes to given tensors, and replays of many.
+"""Operations of torch: their schemas, the overloads that write to given tensors, and replays of many operations.
 
 Results of a large recording that are needed at different times share memory, so that a replay stays in the cache.
 """
@@ -16,7 +16,7 @@ _METADATA = frozenset(
     for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_ones", "new_zeros", "new_full", "new_empty",
                  "new_empty_strided")
 )  # fmt: skip
-"""Operations that read no value of their tensors."""
+"""Operations that read shapes and dtypes of their arguments, but no values."""
 _QUICK = {
     f"{name}.{overload}": getattr(torch, name)
     for overload, names in {
@@ -27,7 +27,7 @@ _QUICK = {
     }.items()
     for name in names
 }  # fmt: skip
-"""Overloads that write to given tensors, by functions of torch which parse their arguments in half of the time."""
+"""Functions of torch for overloads that write to given tensors; these parse their arguments in half of the time."""
 _FIRST = "Tensor", "List[Tensor]"
 _TYPES = torch.Tensor, torch.nn.Parameter
 Step = Callable[[], Any]
@@ -40,14 +40,14 @@ class UnrecordedError(Exception):
 
 
 class ChangedError(Exception):
-    """A number that Python read while a computation was recorded is another one in a replay."""
+    """A number or shape that Python read while a computation was recorded differs in a replay."""
 
 
 class Kind(NamedTuple):
-    """What the schema of an operation says: where its written arguments are, and the overload that writes results."""
+    """Properties of an operation by its schema: the arguments that it writes, the overload that writes results, ..."""
 
     written: tuple[int | str, ...]
-    view: bool  # whether its results are parts of its arguments, always
+    view: bool  # whether its results are always views of its arguments
     seeded: bool
     reads: bool
     empty: bool
@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 
 @functools.cache
 def kind_of(func: Any) -> Kind:
-    """Return what is known of an operation."""
+    """Return the Kind of an operation."""
     schema = func._schema
     written = tuple(
         a.name if a.kwarg_only else at
@@ -74,7 +74,7 @@ def kind_of(func: Any) -> Kind:
 
 
 def _out_variant(func: Any) -> tuple[Any, list[str]] | None:
-    """Return the function that writes an operation's results to given tensors, and the names of those."""
+    """Return the overload that writes an operation's results to given tensors, and the names of these arguments."""
     wanted = _signature(func)
     for name in func.overloadpacket.overloads():
         overload = getattr(func.overloadpacket, name)
@@ -86,7 +86,7 @@ def _out_variant(func: Any) -> tuple[Any, list[str]] | None:
 
 
 def _signature(func: Any) -> list[tuple[str, str]]:
-    """Return names and types of an operation's arguments but those that it only writes."""
+    """Return names and types of an operation's arguments, except those that it only writes."""
     return [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
 
 
@@ -96,7 +96,7 @@ def written(kind: Kind, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 def step_of(func: Any, kind: Kind, args: Any, kwargs: Any, fresh: list[torch.Tensor], out: Any) -> Step:
-    """Return what an operation does in a replay."""
+    """Return the step of a replay that repeats an operation."""
     if kind.written:
         return functools.partial(func, *args, **kwargs)
     if not fresh:
@@ -122,7 +122,7 @@ def copied(call: Step, into: Sequence[torch.Tensor]) -> None:
 
 
 def _checked(call: Step) -> None:
-    """Check what torch checks, such as a flag of LAPACK; the code itself must raise the error."""
+    """Repeat a check of torch, such as of LAPACK's flag; after a ChangedError the library raises its own error."""
     try:
         call()
     except RuntimeError as error:
@@ -136,27 +136,27 @@ def _same(call: Step, value: Any) -> None:
 
 
 def are_as_before(tensor: torch.Tensor, before: torch.Tensor) -> None:
-    """Check the numbers of a tensor."""
+    """Raise ChangedError if a tensor has other numbers than before."""
     if not torch.equal(tensor, before):
-        raise ChangedError("a tensor of others has other numbers")
+        raise ChangedError("a tensor from outside of the recording has changed")
 
 
 def stays(func: Any, kind: Kind, args: Sequence[Any], kwargs: Any) -> bool:
-    """Whether an operation would write what is there already."""
+    """Whether an operation would leave the arguments that it writes unchanged."""
     copies = {at: args[at].clone() for at in kind.written if type(at) is int}
     func(*(copies.get(at, one) for at, one in enumerate(args)), **kwargs)
     return len(copies) == len(kind.written) and all(torch.equal(copy, args[at]) for at, copy in copies.items())
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's memory, which is kept, so that no other tensor gets it while one records."""
+    """Return the address of a tensor's storage; recordings keep storages alive, so that no address is reused."""
     if tensor.layout is not torch.strided or type(tensor) not in _TYPES:
-        raise UnrecordedError("a tensor of another kind")
+        raise UnrecordedError("a tensor of another kind: sparse, or of a subclass")
     return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
 
 def apart(value: Any) -> Any:
-    """Return tensors of the same memory whose shape nobody else can change (``squeeze_``)."""
+    """Return aliases of tensors, whose shapes the program cannot change in place (``squeeze_``)."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     return type(value)(map(apart, value)) if type(value) in (list, tuple) else value
@@ -183,10 +183,10 @@ class Replay:
         return len(self._steps)
 
     def run(self) -> None:
-        """Compute again from what the inputs contain now.
+        """Compute the results from the present contents of the inputs.
 
-        ChangedError if the recorded code would compute otherwise: a number that it read is another one, or a tensor
-        that it used was written since.
+        ChangedError if the recorded code would compute differently: a number that Python read has changed, or a
+        constant was written since.
         """
         if any(tensor._version != version for tensor, version in self._constants):
             raise ChangedError("a tensor of the recording was written since")
@@ -196,7 +196,7 @@ class Replay:
 
 
 class Copies:
-    """Copies of parameters, which replays read; a parameter that is a part of other memory is read where it is."""
+    """Copies of parameters, which replays read; a parameter that is a part of a larger storage is read in place."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.by = {memory_of(p): p for p in parameters}
@@ -208,11 +208,11 @@ class Copies:
                 self.memory[memory_of(p)] = own.untyped_storage()
 
     def stay(self, memories: set[int]) -> None:
-        """Take no parameter that leaves one of these memories."""
+        """From now on, let `take` fail if a parameter leaves one of these storages."""
         self._all = [(p, own, p.data_ptr() if memory_of(p) in memories else at) for p, own, at in self._all]
 
     def take(self) -> bool:
-        """Copy the parameters as they are now; false where one is of another kind than before, or elsewhere."""
+        """Copy the present values of the parameters; false if a shape, dtype, device or fixed address has changed."""
         for p, own, at in self._all:
             if p.shape != own.shape or p.dtype is not own.dtype or not p.is_cpu or (at and p.data_ptr() != at):
                 return False
@@ -222,7 +222,7 @@ class Copies:
 
 
 def share(steps: Sequence[Noted], kept: Iterable[int]) -> list[Step]:
-    """Return the steps with their tensors, but those at `kept` addresses, in memory that they take and free in turn."""
+    """Return the steps with tensors in shared memory, each until its last use, except those at `kept` addresses."""
     tensors = [(memory_of(t), t) for step, _, _ in steps for t in _tensors(step)]
     at_kept, any_at = {*kept, *(at for at, t in tensors if t.is_neg())}, dict(tensors)
     last = {memory: at for at, (_, reads, writes) in enumerate(steps) for memory in reads | writes}
@@ -236,7 +236,7 @@ def share(steps: Sequence[Noted], kept: Iterable[int]) -> list[Step]:
 
 
 def _fitting(free: list[torch.UntypedStorage], size: int) -> torch.UntypedStorage:
-    """Take free memory that is about as large, what was freed last first, or new memory."""
+    """Return free memory of about this size, the most recently freed first, or new memory."""
     for at in range(len(free) - 1, -1, -1):
         if size <= free[at].nbytes() <= 2 * size + 64:
             return free.pop(at)
@@ -258,7 +258,7 @@ def _tensors(one: Any) -> Iterator[torch.Tensor]:
 
 
 def moved(one: Any, to: Mapping[int, torch.UntypedStorage]) -> Any:
-    """Return steps, or what one holds, with the tensors at some addresses in other memory, but for parameters."""
+    """Return steps, or parts of one, with the tensors at the addresses in `to` moved there, except parameters."""
     if isinstance(one, functools.partial):
         named = {name: moved(part, to) for name, part in one.keywords.items()}
         args = [moved(part, to) for part in one.args]

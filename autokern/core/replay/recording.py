@@ -1,15 +1,14 @@
 """A computation of small tensors, recorded once below autograd and replayed with other numbers in the same memory.
 
-`Recorder` is a dispatch mode: it sees every operation that torch runs, those of backward passes included. What depends
-on no input is a constant. Views need no work, since all tensors of a recording keep their memory. The rest becomes a
-list of calls that write where they wrote, as CUDA graphs do, without modules and autograd nodes between them. A replay
-computes bit for bit what the recorded code would, but for some derivatives (`prod`) that torch computes otherwise
-while it is recorded.
+`Recorder` is a dispatch mode: it sees every operation that torch runs, those of backward passes included. Tensors that
+depend on no input are constants. Views need no work, since all tensors of a recording keep their memory. All other
+operations become a list of calls that write to the same memory again, as in CUDA graphs, without modules and autograd
+nodes. A replay gives the bits of the recorded code, except for some derivatives (`prod`), which torch computes by
+another formula while a mode is active.
 
-A number that Python has read, such as a flag of LAPACK, must be the same in a replay. What leaves torch
-(``numpy()``) cannot be recorded, nor random draws without the recorder's consent, nor operations that write to memory
-of others, unless writing once more would change nothing, as where norms are limited.
-What an extension in C++ reads is not seen: who records compares replays with the recorded code at other inputs.
+A number that Python has read, such as a flag of LAPACK, must be the same in a replay. Not recorded are numbers that
+leave torch (``numpy()``), random draws without `seeding`, and writes to tensors from outside, unless these would not
+change (a norm within its limit). Reads by extensions in C++ are not seen, so callers compare replays with the code.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from autokern.core.replay import Pairs, operations
 from autokern.core.replay.operations import Kind, Noted, Replay, Step, UnrecordedError, apart, memory_of, tensors_in
 
 _IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 2**21, 2**26, 2**28
-"""Most bytes of tensors that need not share memory, of a recording, and of all recordings of a process."""
-_living: list[tuple[weakref.ref[Any], int]] = []  # what has a recording, with the bytes of it, oldest first
+"""Most bytes of a recording whose tensors share no memory, of any recording, and of all recordings of a process."""
+_living: list[tuple[weakref.ref[Any], int]] = []  # owners of recordings and the bytes of these, oldest first
 _MOST_STEPS = 20_000
 _READ = torch.ops.aten._local_scalar_dense.default
 _BATCH_NORM = torch.ops.aten.native_batch_norm.default
-_FRAMES = 8  # from the record of an operation to the function that called it, at most
+_FRAMES = 8  # most frames between the record of an operation and the function that called it
 _LEAVING = frozenset(("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"))
 
 
 class _Leaving(TorchFunctionMode):
-    """Notices where tensors of a recording are read by others."""
+    """Notices where numbers of a recording leave torch."""
 
     def __init__(self, recorder: Any) -> None:
         super().__init__()
@@ -55,10 +54,10 @@ class _Leaving(TorchFunctionMode):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records what is computed from some tensors while it is entered; the computation runs as without it.
+    """Records the computations from its inputs within the block; these run as without it.
 
-    The inputs are leaves that own their memory. A replay reads whatever they contain then. Unless `seeding` is None, it
-    draws random numbers from torch's own generator, but does not use those that this code draws as a seed.
+    The inputs are leaves that own their memory; a replay reads their contents at its time. Unless `seeding` is None, a
+    replay draws random numbers from torch's default generator. The code object `seeding` draws seeds, which may change.
     """
 
     def __init__(self, *inputs: torch.Tensor, seeding: CodeType | bool | None = None) -> None:
@@ -70,11 +69,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inputs = {memory_of(t) for t in inputs}
         self.copies = operations.Copies([t for t in inputs if isinstance(t, torch.nn.Parameter)])
         self._varying = set(self._inputs)
-        self._made: dict[int, Any] = dict.fromkeys(self._inputs)  # with a tensor that keeps the memory
+        self._made: dict[int, Any] = dict.fromkeys(self._inputs)  # with a tensor that keeps it alive
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
         self._empty: set[int] = set()  # memory that no operation has written yet
         self._restored: list[Step] = []
-        self._begun: set[int] = set()  # memory with contents that are restored
+        self._begun: set[int] = set()  # memory whose contents each replay restores first
         self._steps: list[Noted] = []
         self._bytes, self._reason = 0, ""
         self._middle = 0
@@ -99,7 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._leaving.__exit__(None, None, None)
 
     def fail(self, reason: str) -> None:
-        """Note why nothing can be replayed; the computation itself goes on."""
+        """Record the reason why no replay is possible; the computation itself goes on."""
         self._reason = self._reason or reason
 
     def called(self, function: Callable[..., torch.Tensor], args: Any) -> torch.Tensor:
@@ -121,16 +120,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._steps.append((step, set(memories), {memory_of(found)}))
 
     def leaves(self, tensor: Any) -> None:
-        """Note that something else reads a tensor."""
+        """Refuse a recording of which numbers leave torch, unless they depend on no input."""
         if isinstance(tensor, torch.Tensor) and memory_of(tensor) in self._varying:
             self.fail("numbers leave torch")
 
     def has_read(self, tensor: torch.Tensor) -> bool:
-        """Whether the computation has read memory of others in which a tensor is."""
+        """Whether the computation has read the storage of a tensor that it did not make."""
         return memory_of(tensor) in self._constants
 
     def has_made(self, tensor: torch.Tensor) -> bool:
-        """Whether the computation has made the memory of a tensor."""
+        """Whether the computation has made the storage of a tensor."""
         return memory_of(tensor) in self._made.keys() - self._inputs
 
     def mark(self) -> None:
@@ -138,11 +137,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._middle = len(self._steps)
 
     def replay(self, *results: torch.Tensor) -> Replay:
-        """Return what computes the results again, in their memory; UnrecordedError if that is not possible."""
+        """Return a Replay that computes the results again, in their memory; UnrecordedError if there is none."""
         return self.parts((), *results)[1]
 
     def parts(self, first: Iterable[torch.Tensor], *results: torch.Tensor) -> tuple[Replay, Replay]:
-        """Return what computes `first` before the `mark`, and what computes the results after it."""
+        """Return a Replay that computes `first`, up to the `mark`, and one that then computes the results."""
         if not self._reason and self._varying.isdisjoint(map(memory_of, results)):
             self.fail("no result depends on an input")
         if self._reason:
@@ -161,7 +160,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Replay([*begin, *steps[: len(sooner)]], constants), Replay(steps[len(sooner) :], constants)
 
     def _needed(self, memories: set[int], steps: Sequence[Noted]) -> list[Noted]:
-        """Return the steps that check or write one of these memories, to which what they read is added."""
+        """Return the steps that are checks or write to `memories`; the storages that they read are added to these."""
         found = []
         for noted in reversed(steps):
             _, reads, writes = noted
@@ -185,7 +184,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
 
     def noticed(self, note: Callable[..., Any], *call: Any) -> Any:
-        """Note an operation, or why that is not possible, which is no matter of the computation."""
+        """Call `note` for an operation; if it fails, the recording is refused and the computation goes on."""
         try:
             return note(*call)
         except caught(Exception) as error:
@@ -193,12 +192,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
 
     def _before(self, func: Any, args: Any, kwargs: Any, kind: Kind) -> tuple[dict[int, torch.Tensor], bool, Pairs]:
-        """Note what an operation reads; return whether its result varies, and what of others it writes, with copies."""
+        """Return what an operation reads, whether its result varies, and the outside tensors that it writes, copied."""
         memories = self._read(tensors_in((*args, *kwargs.values())))
         varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
         if kind.seeded and (self._seeding is None or kwargs.get("generator") is not None):
             raise UnrecordedError(f"{func} draws random numbers")
-        if func is _BATCH_NORM and args[3] is not None and args[5]:  # its schema does not say so
+        if func is _BATCH_NORM and args[3] is not None and args[5]:  # which its schema does not state
             raise UnrecordedError(f"{func} updates running statistics")
         self.draws = self.draws or kind.seeded
         if func is _READ and memories.keys() <= self._seeds:
@@ -206,7 +205,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return memories, varies, self._writes(operations.written(kind, args, kwargs), varies)
 
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Return the memory of tensors, after noting what is of others."""
+        """Return tensors by the address of their storage; those from outside are noted as constants."""
         memories = {memory_of(t): t for t in tensors}
         for memory, tensor in memories.items():
             if memory not in self._made and memory not in self._constants:
@@ -219,7 +218,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             memory = memory_of(tensor)
             if memory not in self._made or memory in self._inputs:
                 others.append((tensor, tensor.clone()))
-            elif varies and memory not in self._varying:  # a replay begins with what is there now
+            elif varies and memory not in self._varying:  # a replay begins with the present contents
                 whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
                 self._restored.append(functools.partial(whole.copy_, whole.clone()))
                 self._begun.add(memory)
@@ -250,13 +249,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._steps.append((operations.step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
             if kind.seeded and any(f.f_code is self._seeding for f, _ in islice(traceback.walk_stack(None), _FRAMES)):
                 self._seeds |= writes
-            if kind.shaped or kind.seeded:  # the step checks the shape, which Python may have read, or draws
+            if kind.shaped or kind.seeded:  # keep the step: Python may have read the shape, and draws are repeated
                 self._steps.append((_nothing, writes, set()))
 
     def _rewritten(
         self, func: Any, args: Any, kwargs: Any, kind: Kind, reads: Any, varies: bool, others: Pairs
     ) -> None:
-        """Note an operation that writes to memory of others: to parameters as a replay does, else what is there."""
+        """Note an operation that leaves outside tensors as they are: replays repeat it for parameters, else check."""
         args, kwargs = tuple(map(apart, args)), {name: apart(value) for name, value in kwargs.items()}
         memories = {memory_of(t) for t, _ in others}
         parameters = memories <= self.copies.by.keys()
@@ -265,7 +264,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnrecordedError(f"{func} writes to memory of others")
         if parameters:
             self._steps.append((functools.partial(func, *args, **kwargs), set(reads), set()))
-            for memory in memories:  # a copy of the parameter is written
+            for memory in memories:  # replays write the parameter's copy
                 whole = self.copies.by[memory]
                 self._steps.append((functools.partial(whole.copy_, whole.detach()), {memory}, set()))
         for tensor, before in [] if parameters else others:  # numbers count from now on, not versions
@@ -274,7 +273,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._steps.append((step, {memory_of(tensor)}, set()))
 
     def _check(self, func: Any, fresh: Iterable[torch.Tensor]) -> None:
-        """Refuse results that cannot be written again, and too many."""
+        """Refuse results that cannot be written again, and recordings that are too large."""
         for tensor in fresh:
             self._bytes += tensor.nbytes
             if tensor.is_complex() or tensor._is_zerotensor():
@@ -283,7 +282,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnrecordedError("a large computation")
 
     def limit(self, owner: Any) -> None:
-        """Let the oldest owners of recordings forget theirs where all take more memory than is worth it."""
+        """Let the oldest owners forget their recordings while all recordings exceed the limit of memory."""
         _living[:] = [(ref, n) for ref, n in _living if (found := ref()) not in (None, owner) and found.serves]
         _living.append((weakref.ref(owner), self._bytes))
         while sum(n for _, n in _living) > _MOST_OF_ALL:
@@ -292,4 +291,4 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _nothing() -> None:
-    """Do nothing, as a step that needs others."""
+    """Do nothing: a check that keeps the steps whose results it reads."""
