@@ -207,7 +207,7 @@ def opened(fd: int) -> Iterator[int]:
 
 
 def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
-    """Return the content of an open file; ProfileError if it is not regular, too large, or not `private`."""
+    """Return the content of an open file; ProfileError if it is irregular, too large, or not `private` as asked."""
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         raise ProfileError(f"{name} is no regular file")

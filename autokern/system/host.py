@@ -1,7 +1,6 @@
 """Host: readable fields that describe this machine, and a fingerprint that decides which profile applies.
 
-No field names the machine, its user or a path. Importing this module initialises no device and no threads. Devices,
-threads and free memory are read here and nowhere else.
+No field names the machine, its user or a path. Importing this module initialises no device and no threads.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _hosts: dict[tuple[int, str], Host] = {}
 class Host(msgspec.Struct, frozen=True):
     """Description of a machine."""
 
-    fields: dict[str, Any]  # nested, JSON-able; all but ``"remarks"`` affects timings and is part of the fingerprint
+    fields: dict[str, Any]  # nested, JSON-able; all but ``"remarks"`` affect timings and are part of the fingerprint
     fingerprint: str  # 32 hexadecimal digits; equal for equal hosts, in every process
     devices: tuple[str, ...]  # kinds, the CPU first
 
@@ -99,7 +98,7 @@ def cpu_model() -> str:
 
 
 def compiler() -> str | None:
-    """Return the C++ compiler that torch and KeOps run: the one named in ``CXX``, else the system's; None without."""
+    """Return the C++ compiler that torch and KeOps run: the one named in ``CXX``, else the system's, or None."""
     return _first_of(os.environ.get("CXX"), os.environ.get("PATH"))
 
 
@@ -135,7 +134,7 @@ def available_memory(device: str) -> int:
 
 
 def memory_limited_by(device: str) -> str:
-    """Return the present bound of a device's `available_memory` in words."""
+    """Return in words what bounds the `available_memory` of a device at present."""
     if torch.device(device).type != "cpu":
         return "free memory of the GPU"
     left = memory_left()

@@ -1,10 +1,10 @@
-"""How busy other programs keep the cores that this process may use, read without waiting, and what limits it.
+"""How busy other programs keep the cores that this process may use, and the limits of its control groups.
 
 The load is the difference of two readings of the cores' busy time, less this process's own. A single timing is judged
 by the time that its threads were ready to run and had no core (`/proc/self/task/*/schedstat`).
 
-Containers see their machine, but the limits of their control groups (v1 and v2) throttle or kill them; every group from
-the process's own up to the root counts.
+Processes in containers see the cores and memory of the whole machine, but the limits of their control groups (v1 and
+v2) throttle or kill them; every group from the process's own up to the root counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Load(NamedTuple):
     """How busy a machine was over an interval."""
 
     cores: int  # that this process may use
-    others: float | None = None  # how many of them others kept busy; None if unknown
+    others: float | None = None  # cores that other programs kept busy; None if unknown
 
     def crowded(self, threads: int) -> bool:
         """Whether others disturb a process of so many threads; False if the load is unknown."""
@@ -143,7 +143,7 @@ def cpu_quota(root: Path = _ROOT, proc: Path = _OWN) -> float | None:
 
 
 def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
-    """Return the bytes up to the nearest memory limit, with inactive file cache; None without a limit."""
+    """Return the bytes left below the nearest memory limit, inactive file cache included; None without a limit."""
     left = []
     for folder in _groups("memory", root, proc):
         limit = text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")

@@ -3,8 +3,9 @@
 The limit is the least of the user's order and the available memory (control group, free RAM, free memory of the GPU).
 Reading it costs 0.3 ms, so it is not read for calls below `LARGE`.
 
-128 MB cost 32,768 faults of 4 KiB pages, or 64 of 2 MiB, on Linux (``MADV_HUGEPAGE``). Until a program has freed a
-large block, glibc gives each freed array of 128 KiB and more back to the system, and the next one faults anew.
+Fresh memory of 128 MiB costs 32,768 faults of 4 KiB pages, or 64 of 2 MiB pages on Linux (``MADV_HUGEPAGE``). Until a
+program has freed a large block, glibc returns each freed array of 128 KiB or more to the system, and the next one
+faults anew.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def refusal(
     if dtype.removeprefix("torch.") == "float64" and need <= 2 * found.bytes:
         ways.insert(0, "float32, which takes half of it")
     if of_kernel and tiles:
-        ways.insert(0, "products with tiles of the kernel matrix that is never formed (kernel_matmul)")
+        ways.insert(0, "tiled products, which never form the kernel matrix (kernel_matmul)")
     cause = found.source or host.memory_limited_by(str(device))  # reads the available memory again
     there, instead = f"{sized(found.bytes)} may be taken ({cause})", "; ".join(ways)
     return MemoryBudgetError(f"{asked} needs {sized(need)} at its peak, and {there}. What would work: {instead}")
@@ -91,13 +92,13 @@ def refusal(
 _PAGED = 8 * 2**20  # below this many bytes the C library recycles memory, so huge pages save nothing
 _HUGE = 2 * 2**20
 _SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
-_RECYCLED = 2**25 - 2**16  # A little less than the largest block, 32 MiB, that glibc's thresholds follow
+_RECYCLED = 2**25 - 2**16  # a little less than the largest block, 32 MiB, to which glibc adapts its thresholds
 
 
 def recycle() -> None:
     """Let glibc keep freed blocks for the next ones, as it does once a program has freed a block of 32 MiB.
 
-    This one is never touched, so it takes no memory. Nothing changes where ``MALLOC_...`` variables are set.
+    The block freed here is never touched, so it takes no memory. ``MALLOC_...`` variables make this call void.
     """
     with suppressed(MemoryError):
         np.empty(_RECYCLED, np.uint8)

@@ -1,9 +1,9 @@
 """Ranks: the processes of one distributed job, their collectives, and errors that name the rank at fault.
 
 Autokern has its own gloo process group, apart from any of the program's. In every collective the ranks first exchange
-a small header: the kind of call, its sizes, and checksums of its data. If headers differ, every rank gets an error that
-names the differing ranks before anything is computed. If a collective fails, each rank that waited says so in the
-job's store; a rank that does not has died, hangs, or runs something else.
+a small header: the kind of call, its sizes, and checksums of its data. If headers differ, every rank raises an error
+that names the differing ranks, before anything is computed. If a collective fails, each waiting rank notes that in the
+job's store; a rank without a note has died, hangs, or runs something else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autokern.core.errors import RanksError, suppressed
 
 TIMEOUT = 300.0  # default seconds to wait for another rank before the job fails
 _NUMBERS = 10  # integers in a header: the number of the call, its kind, four sizes and four checksums
-_GRACE = 3.0  # seconds in which the ranks that wait say so in the store, after the first of them
+_GRACE = 3.0  # seconds in which the other waiting ranks must note that they wait, after the first one
 _KINDS = ("objects", "product", "gradients", "barrier", "points")
 _MARK = "_AUTOKERN_RANK"  # environment variable that tells the child processes of a rank that they are not ranks
 
@@ -47,7 +47,7 @@ class Link(NamedTuple):
 
 
 class Ranks:
-    """The ranks of a job, seen by one; `shy` ones share no work once the program has a process group of its own."""
+    """The ranks of a job, as one of them sees it; `shy` ranks stop sharing once the program has a process group."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float, shy: bool = False) -> None:
         self.rank, self.size, self.timeout, self.shy = rank, size, timeout, shy
@@ -105,7 +105,7 @@ class Ranks:
         return flat[:-1]
 
     def leave(self) -> None:
-        """Close the group and refuse further collectives; a forked child cannot close it, as it lacks its threads."""
+        """Close the group and refuse further collectives; not in a forked child, which lacks the group's threads."""
         if os.getpid() != self._pid:
             return
         if self._broken is None:
@@ -153,7 +153,7 @@ class Ranks:
                 asked = [f"{_KINDS[r[1]]} number {r[0]} of sizes {r[2:6]}" for r in (row, first)]
                 raise RanksError(
                     f"autokern: rank {rank} asks for {asked[0]}, rank 0 for {asked[1]}. All ranks must run the same "
-                    "program on the same data, or AUTOKERN_RANKS=off"
+                    "program on the same data; else set AUTOKERN_RANKS=off"
                 )
         differ = [(rank, [n for n, a, b in zip(names, row[6:], first[6:], strict=False) if a != b])
                   for rank, row in enumerate(rows)]  # fmt: skip
@@ -161,7 +161,7 @@ class Ranks:
         if told:
             raise RanksError(
                 f"autokern: ranks hold different data: {'; '.join(told)} is not what rank 0 has. Give all ranks the "
-                "same data, seeds, CPUs, libraries and numbers of threads, or AUTOKERN_RANKS=off"
+                "same data, seeds, CPUs, libraries and numbers of threads; else set AUTOKERN_RANKS=off"
             )
 
     def _wait(self, start: Callable[[], Any]) -> None:
@@ -182,7 +182,7 @@ class Ranks:
         if self.rank in found and not asking.is_alive():
             told = _in_words(found, self.size, error)
             self._say(f"lost {told}")
-        end = f"in collective {self.calls}; it was waited for at most {self.timeout:g} s"
+        end = f"in collective {self.calls}; the timeout is {self.timeout:g} s"
         return RanksError(f"autokern: {told} {end}")
 
     def _say(self, text: str, call: int | None = None) -> None:
@@ -233,7 +233,7 @@ _active: Ranks | None = None
 
 
 def use(ranks: Ranks | None) -> None:
-    """Let these ranks share the work of this process; None: it works alone."""
+    """Share the work of this process with these ranks; with None, work alone."""
     global _active
     _active = ranks
 

@@ -1,9 +1,9 @@
 """Start-up: imports out of the garbage collector's sight, and lazy imports in a process that only prints help.
 
 Importing torch and gpytorch creates some 280,000 objects that live as long as the process. Python's collector would
-traverse them four times meanwhile, now and then later, and once more at the end of the process, where it frees them one
-by one: three quarters of a second in all. A process that only prints help or versions does not import them, which takes
-seconds; it runs no program, so nobody else sees a package without its public names.
+traverse them four times during the import, now and then later, and again at the end of the process, where it frees them
+one by one: three quarters of a second in all. A process that only prints help or versions imports neither, which saves
+seconds; it runs no program that could miss the public names of the package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, M
 _BORN = 1000
 """With fewer frozen objects, `gc.freeze` was not called: Python 3.12 starts with 375, and a call freezes over 4,000."""
 _MANY = 200_000
-"""With more objects before the import, to keep the collector's sight of each would take longer than it saves."""
+"""With more objects before the import, excepting each of them from freezing costs more time than freezing saves."""
 _EXECUTED = ("autokern.__main__", "autokern.cli.commands")
 
 
@@ -62,9 +62,9 @@ def _freeze_all_but(theirs: list[object]) -> None:
 
 
 def _ended(theirs: list[object]) -> bool:
-    """Clear torch's frames that hold themselves, as torch.fx leaves one; false if others may keep the program's frames.
+    """Clear frames of torch that refer to themselves (torch.fx leaves one); false if other frames may stay alive.
 
-    A frame that has ended keeps its callers, up to the program. A collection would find it in a tenth of a second.
+    A frame keeps its callers alive, up to the program's. A garbage collection would take a tenth of a second.
     """
     before = {id(one) for one in theirs if type(one) is FrameType}
     frames = [one for one in gc.get_objects() if type(one) is FrameType and id(one) not in before]
@@ -74,14 +74,14 @@ def _ended(theirs: list[object]) -> bool:
     frames.clear()
     while own:
         last = own.pop()
-        with contextlib.suppress(RuntimeError):  # it runs
+        with contextlib.suppress(RuntimeError):  # the frame still runs
             last.clear()
-        alone = alone and sys.getrefcount(last) == 2  # nobody else has it, and it ends here
+        alone = alone and sys.getrefcount(last) == 2  # no other reference: the frame ends here
     return alone
 
 
 def _with_callers(frames: Iterable[FrameType | None]) -> set[int]:
-    """Return the identities of frames and of their callers: a frame that kept its own would keep the program's, too."""
+    """Return the ids of frames and of all their callers, which a frame keeps alive."""
     found = set[int]()
     for frame in frames:
         while frame is not None:
@@ -95,7 +95,7 @@ def _is_torch(frame: FrameType) -> bool:
 
 
 def _unfreeze_for_finalizers() -> None:
-    """Unfreeze if an object has a finalizer, as open files do: one that a frozen object holds would never run."""
+    """Unfreeze if an object has a finalizer, as open files do: held by a frozen object, it would never be finalized."""
     streams = [stream for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) if stream is not None]
     buffers = [getattr(stream, "buffer", None) for stream in streams]
     standard = {id(one) for one in (*streams, *buffers, *(getattr(buffer, "raw", None) for buffer in buffers))}

@@ -1,11 +1,11 @@
 """Run a function with fewer OpenMP and MKL threads, one for OpenBLAS, or a piece of work in a few Python threads.
 
 `torch.set_num_threads` also writes a process-wide default, which every thread that first uses torch meanwhile keeps for
-good. So OpenMP and MKL are set directly: each keeps a count per thread. OpenBLAS keeps one for the process; at some
+good. So OpenMP and MKL are set directly: each has a count per thread. OpenBLAS has one count for the process; at some
 hundred rows its threads cost more than they save, and many times more where other processes use the cores.
 
-For small pieces (a tile of a kernel matrix that fits a core's cache), independent threads with one thread of torch each
-are faster than OpenMP's, which wait for each other after every operation.
+For small pieces (a tile of a kernel matrix that fits a core's cache), independent Python threads with one thread of
+torch each are faster than OpenMP's, which wait for each other after every operation.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _loaded(path: str) -> ctypes.PyDLL | None:
 
 
 class _OneThread:
-    """The first thread that enters lowers the count, and the last restores it, unless other code has set it since.
+    """One thread for OpenBLAS: the first thread to enter lowers the count, the last to leave restores it if unchanged.
 
     It does not nest. A thread whose exit was interrupted leaves at its next exit.
     """
@@ -178,7 +178,7 @@ def _libraries() -> list[Setting]:
 
 
 def look_for_openblas(path: str) -> None:
-    """Lower the OpenBLAS, too, that an extension is linked with."""
+    """Let `one_thread` also lower the count of the OpenBLAS with which the extension at `path` is linked."""
     _linked.append(path)
     _libraries.cache_clear()
 
@@ -211,7 +211,7 @@ def members(device: torch.device) -> int:
     """Return the most members to use: torch's number of threads within affinity and quota, or one for an accelerator.
 
     A forked process gets one, too: there MKL's allocator may loop for ever as soon as two threads multiply. So does a
-    thread with a dispatch mode, which sees no other thread's operations.
+    thread with a dispatch mode, since the mode sees no other thread's operations.
     """
     alone = device.type != "cpu" or not allowed() or forked() or _get_current_dispatch_mode() is not None
     return 1 if alone else ceiling()

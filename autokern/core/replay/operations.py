@@ -138,7 +138,7 @@ def _same(call: Step, value: Any) -> None:
 def are_as_before(tensor: torch.Tensor, before: torch.Tensor) -> None:
     """Raise ChangedError if a tensor has other numbers than before."""
     if not torch.equal(tensor, before):
-        raise ChangedError("a tensor from outside of the recording has changed")
+        raise ChangedError("a tensor from outside has other numbers")
 
 
 def stays(func: Any, kind: Kind, args: Sequence[Any], kwargs: Any) -> bool:
