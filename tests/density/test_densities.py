@@ -24,14 +24,18 @@ BARE = [name for name, make in KERNELS.items() if not (type(make()) is k.LinearK
 by_arrays = pytest.mark.parametrize("way", ["objective", "arrays"])
 
 
+def known(first, last, *shape, **more):
+    """A likelihood of known noise, from the first to the last number."""
+    noise = torch.linspace(first, last, torch.Size(shape).numel(), dtype=torch.float64)
+    return FixedNoiseGaussianLikelihood(noise.view(shape), **more)
+
+
 CASES = {
     "zero mean": lambda: made(k.RBFKernel(), ZeroMean()),
     "a constraint of the mean": lambda: made(k.RBFKernel(), ConstantMean(constant_constraint=Interval(-1.0, 1.0))),
-    "known noise": lambda: made(
-        k.RBFKernel(), likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.4, N, dtype=torch.float64))
-    ),
+    "known noise": lambda: made(k.RBFKernel(), likelihood=known(0.1, 0.4, N)),
     "a mean without bias": lambda: made(k.RBFKernel(), LinearMean(D, bias=False)),
-    "fixed lengthscale": lambda: fixed(made(k.ScaleKernel(k.RBFKernel()))),
+    "fixed lengthscale": lambda: made(k.ScaleKernel(k.RBFKernel().requires_grad_(False))),
     "a linear mean": lambda: made(k.ScaleKernel(k.RBFKernel(ard_num_dims=D)) + k.MaternKernel(2.5), LinearMean(D)),
     "priors": lambda: made(
         k.ScaleKernel(k.RBFKernel(lengthscale_prior=GammaPrior(3.0, 6.0)), outputscale_prior=LogNormalPrior(0.1, 1.0)),
@@ -39,11 +43,6 @@ CASES = {
         GaussianLikelihood(noise_prior=GammaPrior(1.1, 0.05)),
     ),
 }
-
-
-def fixed(mll):
-    mll.model.covar_module.base_kernel.requires_grad_(False)
-    return mll
 
 
 SQUARE = {"n": 3, "batch": B}
@@ -60,24 +59,16 @@ BATCHES = {
     "common noise": lambda: made(k.MaternKernel(1.5, batch_shape=B), likelihood=GaussianLikelihood(), batch=B),
     "common mean": lambda: made(k.RBFKernel(batch_shape=B), mean=LinearMean(D), batch=B),
     "common targets": lambda: made(k.RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(batch_shape=B)),
-    "known noise of each": lambda: made(
-        k.RBFKernel(batch_shape=B), likelihood=FixedNoiseGaussianLikelihood(torch.full((*B, N), 0.1).double()), batch=B
-    ),
+    "known noise of each": lambda: made(k.RBFKernel(batch_shape=B), likelihood=known(0.1, 0.1, *B, N), batch=B),
     "a batch of one": lambda: made(k.RBFKernel(batch_shape=torch.Size([1])), batch=(1,)),
     "two dimensions": lambda: made(k.RBFKernel(batch_shape=torch.Size([2, 2])), batch=(2, 2)),
     "one point": lambda: made(k.RBFKernel(batch_shape=B), batch=B, n=1),
     "as many points as models": lambda: made(k.RBFKernel(batch_shape=B, ard_num_dims=D), **SQUARE),
     "common noise of as many": lambda: made(k.RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(), **SQUARE),
-    "known noise of as many": lambda: made(
-        k.RBFKernel(batch_shape=B),
-        likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.9, 9).double().view(3, 3)),
-        **SQUARE,
-    ),
+    "known noise of as many": lambda: made(k.RBFKernel(batch_shape=B), likelihood=known(0.1, 0.9, 3, 3), **SQUARE),
     "known and further noise": lambda: made(
         k.RBFKernel(batch_shape=B),
-        likelihood=FixedNoiseGaussianLikelihood(
-            torch.linspace(0.1, 0.9, 3 * N).double().view(3, N), learn_additional_noise=True, batch_shape=B
-        ),
+        likelihood=known(0.1, 0.9, 3, N, learn_additional_noise=True, batch_shape=B),
         batch=B,
     ),
     "classes": lambda: made(
@@ -175,14 +166,10 @@ def swap(mll, name, part):
     setattr(mll.model, name, part.double())
 
 
-class Loss(gpytorch.mlls.AddedLossTerm):
-    def loss(self, *params):
-        return torch.tensor(3.0, dtype=torch.float64)
-
-
 def with_added_loss(mll):
+    term = type("Loss", (gpytorch.mlls.AddedLossTerm,), {"loss": lambda self, *_: torch.tensor(3.0).double()})
     mll.model.register_added_loss_term("more")
-    mll.model.update_added_loss_term("more", Loss())
+    mll.model.update_added_loss_term("more", term())
 
 
 CHANGES = {

@@ -90,6 +90,3 @@ def test_other_models_than_those_on_a_line_are_left_to_others(kernel, d):
     assert "state-space" not in autokern.stats()["exact_log_prob"]
     torch.testing.assert_close(loss, exact, rtol=1e-10, atol=0)
     torch.testing.assert_close(found, truth, rtol=1e-7, atol=1e-7)
-
-
-LOOSE = {"op": "exact_log_prob", "n": 2000}

@@ -25,6 +25,9 @@ NORMAL, LKJ = p.NormalPrior(0.0, 1.0), p.LKJCovariancePrior(3, 1.0, p.SmoothedBo
 pytestmark = pytest.mark.filterwarnings("ignore:Data")
 
 
+RBF = k.RBFKernel().double()
+
+
 def numbers(*values):
     return torch.tensor(values, dtype=torch.float64)
 
@@ -136,47 +139,14 @@ class Shifted(Model):
         return gpytorch.distributions.MultivariateNormal(covar_x, mean_x)
 
 
-class Called(Model):
-    def __call__(self, *args, **kwargs):
-        return super().__call__(*args, **kwargs)
-
-
-class Hidden(Model):
-    @property
-    def covar_module(self):
-        return k.RBFKernel().double()
-
-    @covar_module.setter
-    def covar_module(self, kernel):
-        self._modules["covar_module"] = kernel
-
-
-class OwnTargets(Model):
-    @property
-    def train_targets(self):
-        return 2 * self._train_targets
-
-    @train_targets.setter
-    def train_targets(self, value):
-        self._train_targets = value
-
-
-class Added(Model):
-    def added_loss_terms(self):
-        yield from ()
-
-
-class OwnKernel(k.RBFKernel):
-    pass
+def own(kind=Model, **members):
+    """A class of the user's that has these members anew."""
+    return type("Own", (kind,), members)
 
 
 def changed(mll, change):
     change(mll.model)
     return mll
-
-
-def wanting(*values):
-    return numbers(*values).requires_grad_()
 
 
 def free(*values):
@@ -198,10 +168,14 @@ def twice(kernel):
 UNREAD = {
     "another forward": lambda: made(kind=Doubled),
     "modules in each other's place": lambda: made(kind=Shifted),
-    "a call of its own": lambda: made(kind=Called),
-    "a property": lambda: made(kind=Hidden),
-    "other targets": lambda: made(kind=OwnTargets),
-    "added losses": lambda: made(kind=Added),
+    "a call of its own": lambda: made(kind=own(__call__=lambda *args: None)),
+    "a property": lambda: made(
+        kind=own(covar_module=property(lambda m: RBF, lambda m, kernel: m._modules.update(covar_module=kernel)))
+    ),
+    "other targets": lambda: made(
+        kind=own(train_targets=property(lambda m: 2 * m._targets, lambda m, value: setattr(m, "_targets", value)))
+    ),
+    "added losses": lambda: made(kind=own(added_loss_terms=lambda self: iter(()))),
     "another likelihood": lambda: ExactMarginalLogLikelihood(GaussianLikelihood().double(), made().model),
     "a forward of an instance": lambda: changed(
         made(), lambda m: setattr(m.covar_module, "forward", m.covar_module.forward)
@@ -213,9 +187,11 @@ UNREAD = {
     "a constant for each point": lambda: changed(
         made(), lambda m: setattr(m.mean_module, "raw_constant", free(*[0.0] * 13))
     ),
-    "noise that wants a gradient": lambda: made(likelihood=FixedNoiseGaussianLikelihood(wanting(*[0.1] * 13))),
+    "noise that wants a gradient": lambda: made(
+        likelihood=FixedNoiseGaussianLikelihood(numbers(*[0.1] * 13).requires_grad_())
+    ),
     "another mean": lambda: made(mean=ConstantMeanGrad()),
-    "a subclass of a kernel": lambda: made(OwnKernel()),
+    "a subclass of a kernel": lambda: made(own(k.RBFKernel)()),
     "another kernel": lambda: made(k.PiecewisePolynomialKernel(0, ard_num_dims=D)),
     "dimensions from the end": lambda: made(k.RBFKernel(active_dims=[-1])),
     "a batch of kernels": lambda: made(k.LinearKernel(batch_shape=torch.Size([2]))),
@@ -231,7 +207,7 @@ UNREAD = {
     "a prior of another attribute": lambda: with_prior(lambda m: m.kind),
     "a transform with parameters": lambda: transformed(Warp(D, indices=[0, 1, 2])),
     "more points": lambda: transformed(transforms.AppendFeatures(torch.ones(2, 1).double(), transform_on_train=True)),
-    "a subclass of a transform": lambda: transformed(type("Own", (Normalize,), {})(D)),
+    "a subclass of a transform": lambda: transformed(own(Normalize)(D)),
     "a part that is not known": lambda: transformed(ChainedInputTransform(a=Normalize(D), b=Warp(D, indices=[0]))),
 }
 
@@ -264,7 +240,7 @@ CHANGES = {
         "a forward of the model": lambda m: setattr(m, "forward", lambda x: None),
         "a transform": lambda m: setattr(m.covar_module.raw_lengthscale_constraint, "transform", torch.exp),
         "distances": lambda m: setattr(m.covar_module, "covar_dist", None),
-        "another class": lambda m: setattr(m.covar_module, "__class__", OwnKernel),
+        "another class": lambda m: setattr(m.covar_module, "__class__", own(k.RBFKernel)),
         "points that want gradients": lambda m: m.train_inputs[0].requires_grad_(),
         "an attribute in front": lambda m: m.__dict__.update(covar_module=k.RBFKernel()),
         "a likelihood's call": lambda m: setattr(m.likelihood, "marginal", lambda *args: None),

@@ -151,16 +151,8 @@ def normals(see: See, *shape: int, seed: int = 4) -> torch.Tensor:
 
 
 def regression(
-    see: See,
-    n: int = 30,
-    kernel: Any = "scaled rbf",
-    likelihood: Any = "gaussian",
-    mean: Any = "constant",
-    batch: tuple[int, ...] = (),
-    x: torch.Tensor | None = None,
-    y: torch.Tensor | None = None,
-    kind: Any = None,
-) -> Any:
+    see, n=30, kernel="scaled rbf", likelihood="gaussian", mean="constant", batch=(), x=None, y=None, kind=None
+):
     """An exact model in the dtype of the run; parts by name or as they are."""
     b = torch.Size(batch)
     x = points(see, *b, n) if x is None else x

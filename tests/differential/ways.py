@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import botorch
 import gpytorch
 import linear_operator
 import torch
@@ -23,7 +22,6 @@ from autokern.hooks import install
 from autokern.runtime import dispatch
 
 HOSTS = sorted((Path(__file__).parents[2] / "calibration" / "hosts").glob("*.json"))
-BOTORCH = botorch.__version__
 _ONCE = ("TypedStorage is deprecated", "Sparse invariant checks", "torch.sparse.SparseTensor", "torch.jit")
 """Warnings of torch about itself, of the library's own code."""
 _QUICK = {"gpytorch": (True, 3, 800, 512), "botorch": (False, 6, 4096, 4096)}

@@ -1,5 +1,7 @@
 """Kernels of every form that arrays know, by name, and models of them."""
 
+import functools
+
 import torch
 from botorch.models.kernels.categorical import CategoricalKernel
 from botorch.models.kernels.downsampling import DownsamplingKernel
@@ -10,6 +12,8 @@ from gpytorch import kernels as k
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 from support.densities import D
+
+gamma = functools.partial(GammaPrior, 3.0, 6.0)
 
 
 def periodic(**options):
@@ -53,7 +57,7 @@ KERNELS = {
     ),
     "lognormal": lambda: k.RBFKernel(ard_num_dims=D, lengthscale_prior=LogNormalPrior(0.3, 1.7)),
     "gamma": lambda: k.ScaleKernel(
-        k.MaternKernel(2.5, lengthscale_prior=GammaPrior(3.0, 6.0)), outputscale_prior=GammaPrior(2.0, 0.15)
+        k.MaternKernel(2.5, lengthscale_prior=gamma()), outputscale_prior=GammaPrior(2.0, 0.15)
     ),
     "normal": lambda: k.RBFKernel(lengthscale_prior=NormalPrior(1.0, 0.5)),
     "greater": lambda: k.RBFKernel(ard_num_dims=D, lengthscale_constraint=GreaterThan(2.5e-2)),
@@ -87,15 +91,13 @@ KERNELS = {
         k.AdditiveKernel(k.ProductKernel(k.RBFKernel()), k.ProductKernel(k.MaternKernel()))
     ),
     "a column twice": lambda: k.MaternKernel(0.5, active_dims=[0, 0]) + k.PolynomialKernel(3, active_dims=[1, 1]),
-    "truncated": lambda: k.ScaleKernel(
-        LinearTruncatedFidelityKernel([2], dimension=D, power_prior=GammaPrior(3.0, 3.0))
-    ),
+    "truncated": lambda: k.ScaleKernel(LinearTruncatedFidelityKernel([2], dimension=D, power_prior=gamma())),
     "truncated of two": lambda: LinearTruncatedFidelityKernel([3, 0], dimension=D, nu=1.5),
     "truncated of some": lambda: (
         LinearTruncatedFidelityKernel([1], active_dims=[3, 2, 0], power_constraint=Interval(0.5, 9.0)) + k.RBFKernel()
     ),
     "truncated twice": lambda: k.ProductKernel(
-        *(LinearTruncatedFidelityKernel([0, i], dimension=D, power_prior=GammaPrior(3.0, 3.0)) for i in (1, 3))
+        *(LinearTruncatedFidelityKernel([0, i], dimension=D, power_prior=gamma()) for i in (1, 3))
     ),
     "truncated of its own kernels": lambda: LinearTruncatedFidelityKernel(
         [1, 2],
@@ -105,12 +107,10 @@ KERNELS = {
     ),
     "downsampling": lambda: (
         k.RBFKernel(active_dims=[0, 2])
-        * DownsamplingKernel(power_prior=GammaPrior(3.0, 6.0), offset_prior=GammaPrior(3.0, 6.0), active_dims=[3])
+        * DownsamplingKernel(power_prior=gamma(), offset_prior=gamma(), active_dims=[3])
         * DownsamplingKernel(active_dims=[1])
     ),
-    "decay": lambda: k.ScaleKernel(
-        k.RBFKernel() * ExponentialDecayKernel(power_prior=GammaPrior(3.0, 6.0), active_dims=[1])
-    ),
+    "decay": lambda: k.ScaleKernel(k.RBFKernel() * ExponentialDecayKernel(power_prior=gamma(), active_dims=[1])),
     "constant in a product": lambda: k.RBFKernel() * k.ConstantKernel(constant_prior=GammaPrior(2.0, 1.0)),
 }
 TASKS = {

@@ -291,25 +291,6 @@ def distributions(note: Note) -> Iterator[None]:
 
 
 @part
-def quasi_newton(note: Note) -> Iterator[None]:
-    mll = constrained().mll
-    model = mll.model
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = -mll(model(*model.train_inputs), model.train_targets)
-        loss.backward()
-        return loss
-
-    note("first", optimizer.step(closure))
-    yield
-    note("then", optimizer.step(closure))
-    for of, value in model.named_parameters():
-        note(of, value)
-
-
-@part
 def a_bayesian_loop(note: Note) -> Iterator[None]:
     from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
     from botorch.fit import fit_gpytorch_mll

@@ -4,14 +4,13 @@ import contextlib
 
 import gpytorch
 import torch
-from builders import LIKELIHOODS, noises, points, regression, values
+from builders import noises, points, regression, values
 from gpytorch.constraints import Interval
 from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ZeroMean
-from table import See, cases, scenarios
+from table import cases, scenarios
 
 from scenarios.predictions import under
-from scenarios.training import trained
 
 STALE = "stock keeps the mean's cache (and with fast_pred_var the variances'): those, or a fresh model's"
 
@@ -175,7 +174,7 @@ def of_kernels(*names: str, **more):
     cases(event=[*SEVEN[2:], "active dimensions", "points through NumPy"], m=300, fresh=True),
     cases(event=["outputscale setter", "load_state_dict"], likelihood="fixed", fresh=True),
     cases(event="smoothness", kernel="scaled matern52", fresh=True),
-    cases(event=["outputscale setter", "load_state_dict"], likelihood="counting"),
+    cases(event=["outputscale setter", "load_state_dict", "fused Adam", "trained in between"], likelihood="counting"),
     cases(event=list(OF_NOISE), likelihood="fixed", setting=["defaults", "fast"], fresh=True),
     cases(event="noise in place", likelihood="counting fixed"),
     of_kernels(),
@@ -185,15 +184,7 @@ def of_kernels(*names: str, **more):
     cases(event="nothing", first=["inference", "no_grad"], setting=["fast", "attached"], may=KINDS),
     stale=STALE,
 )
-def between_predictions(
-    see: See,
-    event: str,
-    setting: str = "defaults",
-    kernel: str = "scaled rbf",
-    first: str = "",
-    m: int = 7,
-    likelihood: str = "gaussian",
-):
+def between_predictions(see, event, setting="defaults", kernel="scaled rbf", first="", m=7, likelihood="gaussian"):
     with under(setting):
         model = regression(see, 22, kernel, likelihood).eval()
         x = points(see, m, seed=1)
@@ -210,25 +201,3 @@ def between_predictions(
                 see.grads("variance", p.variance, model)
             if event != "frozen":
                 see.posterior("elsewhere", model(points(see, 5, seed=3)))
-
-
-@scenarios(
-    cases(
-        what=["train, step, predict", "predict, train, predict", "three rounds"],
-        likelihood=[*list(LIKELIHOODS)[:2], "counting"],
-    ),
-    stale=STALE,
-)
-def rounds(see: See, what: str, likelihood: str):
-    """Training and predicting in turns, as users do."""
-    model = regression(see, 19, likelihood=likelihood)
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.1, fused=True)
-    x = points(see, 5, seed=1)
-    for k in range(3 if what == "three rounds" else 1):
-        if what.startswith("predict") and see.first:
-            _ = model.eval()(x).variance
-        optimizer.zero_grad()
-        trained(see, model, f"{k} ").backward()
-        optimizer.step()
-        with torch.no_grad() if k % 2 else contextlib.nullcontext():
-            see.posterior(f"round {k}", model.eval()(x))

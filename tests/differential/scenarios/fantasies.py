@@ -39,15 +39,7 @@ def fantasised(see: See, model, q: int, shape: str = "one", grad: bool = False, 
     cases(shape=["models", "targets of models"], setting=["attached", "defaults"], likelihood=["gaussian", "fixed"]),
 )
 def grown(
-    see: See,
-    kernel: str = "scaled rbf",
-    shape: str = "one",
-    setting: str = "defaults",
-    likelihood: str = "gaussian",
-    n: int = 20,
-    q: int = 3,
-    noise: bool = True,
-    steps: int = 1,
+    see, kernel="scaled rbf", shape="one", setting="defaults", likelihood="gaussian", n=20, q=3, noise=True, steps=1
 ):
     """A model, its fantasy, or fantasies of fantasies; what they and the first predict after it."""
     batch = LEADS[shape] if "models" in shape else ()

@@ -106,14 +106,19 @@ def keyword_arguments(see: See, kernel: str, how: str):
     given = {"tensor": {"task": torch.tensor([1, 2])}, "number": {"task": torch.tensor(2)}, "none": {}}[how]
     kinds = {"tasked": Tasked, "rbf": RBFKernel, "own": Own}
     k = kinds[kernel]() if kernel in kinds else ScaleKernel(Tasked() if kernel == "scaled tasked" else RBFKernel())
-    k, x = k.to(see.dtype), points(see, 12)
+    k, x = k.to(see.dtype), points(see, 50)
     see("square", k(x, **given).to_dense())
     see("across", k(x, points(see, 7, seed=1), **given).to_dense())
     see("product", k(x, **given) @ x)
     with see.attempt("diagonals"):
         see("diagonal", k(x, **given).diagonal())
     with gpytorch.settings.lazily_evaluate_kernels(False):
-        see("eager", k(x, **given).to_dense())
+        eager = k(x, **given)
+        see("type", type(eager).__name__)
+        see("eager", eager.to_dense())
+        see("last", k(x[:7], x, **given).to_dense())
+        with see.attempt("by dimension"):
+            see("of a dimension", k(x[:9], last_dim_is_batch=True, **given).to_dense())
 
 
 @scenarios(cases(kernel=["scaled rbf", "scaled matern32", "own"], m=[30, 600]))
@@ -144,17 +149,3 @@ def products(see: See, kernel: str, grad: bool):
             see(name, value)
             if grad:
                 see.grads(name, value.sin(), k)
-
-
-@scenarios(
-    cases(kernel=["scaled rbf", "own", "doubled"], n=[50]), cases(kernel=["scaled rbf", "own"], n=[600], rare=True)
-)
-def eager_kernels(see: See, kernel: str, n: int):
-    """With lazy evaluation off, kernels are called at once."""
-    k, x = made(see, kernel), points(see, n)
-    with gpytorch.settings.lazily_evaluate_kernels(False):
-        square = k(x)
-        see("type", type(square).__name__)
-        see("square", square.to_dense())
-        see("last", k(x[:7], x).to_dense())
-        see("of a dimension", k(x[:9], last_dim_is_batch=True).to_dense())

@@ -47,19 +47,11 @@ def swapped_parameters(see: See, kernel: str, m: int, setting: str = "defaults",
 
 
 LATE = {"kernel removed": lambda see, m: delattr(m, "covar_module"), "float": lambda see, m: m.float()}
-SOME = [
-    "outputscale setter",
-    "fused Adam",
-    "in place",
-    "lengthscale setter",
-    "load_state_dict",
-    "data copy",
-    "noise setter",
-]
+SOME = ["outputscale setter", "fused Adam", "in place", "load_state_dict", "data copy", "noise setter"]
 
 
 @scenarios(
-    cases(event=[*SOME, "data set", "trained and evaluated"], fresh=True),
+    cases(event=[*SOME, "lengthscale setter", "data set", "trained and evaluated"], fresh=True),
     cases(event=["other parameter", "points in place"]),
     cases(event=SOME[:3], kernel="rbf + linear", fresh=True),
     cases(event=SOME[:3], kernel="own"),
@@ -119,9 +111,7 @@ PRIORS = {
     cases(first=["covariance", "marginal", "density", "variance"], event="Adam", of=["batch", "kronecker"]),
     cases(first=["covariance", "variance"], event="Adam", of="batch", likelihood="fixed"),
 )
-def a_prior_after_a_step(
-    see: See, first: str, event: str, after: str = "marginal", of: str = "one", likelihood: str = "gaussian"
-):
+def a_prior_after_a_step(see, first, event, after="marginal", of="one", likelihood="gaussian"):
     """A prior that is read after its density and a step: what is read first may leave something for the next."""
     if of == "kronecker":
         model, inputs, _ = tasked(see, of)
@@ -176,16 +166,7 @@ CHANGES = ["lengthscale setter", "data copy", "in place", "points in place"]
     cases(how="pickle", read=True, event="outputscale setter", then="outputscale setter", setting=["fast", "attached"]),
     stale=STALE,
 )
-def copied_models(
-    see: See,
-    how: str,
-    read: bool,
-    event: str = "",
-    then: str = "",
-    setting: str = "defaults",
-    kernel: str = "scaled rbf",
-    likelihood: str = "gaussian",
-):
+def copied_models(see, how, read, event="", then="", setting="defaults", kernel="scaled rbf", likelihood="gaussian"):
     """A pickle holds stock's stale caches too: the copy's mean is that one or a fresh one, nothing between."""
     with under(setting):
         model, x = regression(see, 22, kernel, likelihood).eval(), points(see, 8, seed=1)

@@ -37,22 +37,17 @@ def used(see: See, name: str, what: str, model, x):
 
 
 @contextlib.contextmanager
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
+def _having(put, value, before):
+    put(value)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        put(before)
 
 
-@contextlib.contextmanager
 def _default_dtype(see):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64 if see.dtype == torch.float32 else torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    other = torch.float64 if see.dtype == torch.float32 else torch.float32
+    return _having(torch.set_default_dtype, other, torch.get_default_dtype())
 
 
 MODES = {
@@ -63,7 +58,7 @@ MODES = {
     "another default dtype": _default_dtype,
     "another thread": lambda see: contextlib.nullcontext(),
     "anomaly": lambda see: torch.autograd.detect_anomaly(check_nan=True),
-    "deterministic": lambda see: _deterministic(),
+    "deterministic": lambda see: _having(torch.use_deterministic_algorithms, True, False),
     "hooks": lambda see: torch.autograd.graph.saved_tensors_hooks(torch.Tensor.clone, lambda t: t),
 }
 

@@ -74,14 +74,7 @@ def read(see: See, name: str, p, model, by=None, joint=True):
     cases(batch=["model", "points"], likelihood=["fixed", "counting"]),
 )
 def a_posterior(
-    see: See,
-    kernel: str = "scaled rbf",
-    setting: str = "defaults",
-    likelihood: str = "gaussian",
-    mean: str = "constant",
-    n: int = 31,
-    m: int = 9,
-    batch: str = "one",
+    see, kernel="scaled rbf", setting="defaults", likelihood="gaussian", mean="constant", n=31, m=9, batch="one"
 ):
     """Two predictions; gradients of both by hyperparameters, and of the second by points."""
     b = () if batch in ("one", "points") else (2,)
