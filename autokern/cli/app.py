@@ -1,7 +1,6 @@
 """The entry point of the command line, and `autokern run`: run a program with autokern enabled, else as `python` would.
 
-Modules that the program itself does not import, such as those of all other commands (`commands`), are imported only on
-request.
+The modules of all other commands (`commands`) are imported only on request, since the program does not need them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from autokern.system import ranks as system
 from autokern.system.files import write_whole
 
 _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
-_begun = False  # whether the program has started: later exceptions are its own
+_begun = False  # whether the program has started: later exceptions are the program's own
 
 
 def main() -> int:

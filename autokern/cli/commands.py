@@ -3,7 +3,7 @@
 Every command prints tables for people or, with ``--json``, one JSON document on standard output; progress and errors
 go to standard error. Exit status: 0 fine, 1 a finding, 2 a usage error, 130 interrupted.
 
-The command modules import modules, not names from them: help loads modules lazily (`system/start.py`).
+The command modules import modules rather than names from them, since help loads modules lazily (`system/start.py`).
 """
 
 from __future__ import annotations

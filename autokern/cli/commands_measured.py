@@ -1,4 +1,4 @@
-"""The commands on measurements (`calibrate`, `show`, `profile export`, `clear`), and what all commands print by."""
+"""The commands on measurements (`calibrate`, `show`, `profile export`, `clear`), and the output of all commands."""
 
 from __future__ import annotations
 

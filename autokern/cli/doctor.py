@@ -88,7 +88,7 @@ def _versions() -> Finding:
         advice = f"{remedy}, or set AUTOKERN_UNKNOWN=trust; until then stock runs what relies on these"
         return Finding("versions", "problem" if untested else "note", f"{text}; {listed}", advice)
     if untested:
-        text += f"; {', '.join(untested)} not tested, but all that is relied on is known"
+        text += f"; {', '.join(untested)} not tested, but all functions that autokern relies on are known"
     return Finding("versions", "note" if untested else "ok", text)
 
 

@@ -67,7 +67,7 @@ class _Sampler:
 
 
 def _told(frame: FrameType | None) -> tuple[Line, str]:
-    """Return the innermost line of the user's, and who computed within it: autokern or the library."""
+    """Return the innermost line of the user's files, and who computed below it: autokern or the library."""
     by = ""
     while frame is not None:
         code = frame.f_code
@@ -75,14 +75,14 @@ def _told(frame: FrameType | None) -> tuple[Line, str]:
         if owner == "user":
             return (code.co_filename, frame.f_lineno), by
         if owner and not by:
-            by = "library" if code.co_name == "stock" else owner  # each op's candidate of that name is the library's
+            by = "library" if code.co_name == "stock" else owner  # the candidate `stock` of an op is the library's code
         frame = frame.f_back
     return ("", 0), by
 
 
 @functools.cache
 def _owner(file: str) -> str:
-    """Return who wrote a file: ``user``, ``autokern``, ``library``, or nobody of these."""
+    """Return the owner of a file: ``user``, ``autokern``, ``library``, or empty for other packages."""
     if file in ("<string>", "<stdin>") and sys.argv[0] in ("-c", "-"):
         return "user"
     if file.startswith(_OURS + os.sep):

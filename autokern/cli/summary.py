@@ -56,7 +56,7 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True):
 
     problem: Problem
     candidate: str
-    speedup: float  # paired ratio of stock's time to its own
+    speedup: float  # paired ratio of stock's time to this candidate's
     seconds: float
     stock_seconds: float
 

@@ -34,7 +34,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def show(*parts: Table | str, stderr: bool = False) -> None:
-    """Print tables, only the title of empty ones, and lines, which are not wrapped, so that paths can be copied."""
+    """Print tables (of empty ones, the title) and lines, which are not wrapped, so that paths can be copied."""
     console = Console(stderr=stderr, highlight=False)
     for part in parts:
         with console.capture() as captured:

@@ -71,7 +71,7 @@ def calibrate(
     progress : bool
         Whether to show a progress bar on a terminal.
     accuracy : {"same", "approximate"}, optional
-        Whether candidates of lower precision are measured too; default what `AUTOKERN_ACCURACY` says.
+        Whether candidates of lower precision are measured too; default the setting ``AUTOKERN_ACCURACY``.
 
     Returns
     -------
@@ -81,8 +81,8 @@ def calibrate(
     Raises
     ------
     SettingsError
-        For an unknown op, an absent device, an unknown level, or a budget that allows nothing. Also under
-        ``AUTOKERN_DETERMINISTIC=1``, which leaves measurements aside.
+        For an unknown op, an absent device, an unknown level, or a budget that is not positive and finite. Also under
+        ``AUTOKERN_DETERMINISTIC=1``, which ignores measurements.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def calibrate(
     with install.enabled():
         here = dispatch.session()
         if store.leaves_aside(here.settings):
-            raise SettingsError("AUTOKERN_DETERMINISTIC=1 leaves measurements aside; unset it to measure")
+            raise SettingsError("AUTOKERN_DETERMINISTIC=1 ignores measurements; unset it to measure")
         before = here.profile
         options: dict[str, Any] = {"accuracy": accuracy or here.settings.accuracy, "publish": here.adopt}
         seconds = _SHARE * budget if _SHARE * budget >= _LEAST and "cpu" in kinds else 0.0
@@ -214,7 +214,7 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
                 for _ in range(_PASSES):
                     kept = [] if row is None else exam.verdict(row)
                     if not kept:
-                        break  # else again with the better choices: now inner ops of composite ones are dispatched
+                        break  # else again with the better choices, by which inner ops may be dispatched
                     profile = msgspec.structs.replace(profile, kept=[*kept, *profile.kept])
                     row = exam.row(name, profile, each, _ROUNDS[level], kept[0].instead) or row
             except Exception as error:  # a failed exam leaves the measurements valid

@@ -31,7 +31,7 @@ class Compared(msgspec.Struct, frozen=True):
     difference : float or None
         Largest difference of the results, relative to the largest number; None if they have no numbers.
     load : str
-        What other programs used meanwhile, if that was much.
+        The load by other programs meanwhile, if it disturbed the runs; else empty.
     """
 
     off: list[float]
@@ -62,8 +62,8 @@ def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
     Parameters
     ----------
     run : callable
-        A function without arguments, which does the same each time: it sets its own seed and makes its own model. Where
-        autokern is enabled already, the library's turns are without it all the same.
+        A function without arguments, which does the same each time: it sets its own seed and makes its own model. The
+        library's turns run without autokern even where it is enabled.
     rounds : int
         Number of runs of each kind, after one of each that is not counted.
 
@@ -144,7 +144,7 @@ def _numbers(one: Any) -> Iterator[np.ndarray]:
 def load_ipython_extension(shell: Any) -> None:
     """Add the cell magic ``%%autokern``: a notebook's cell runs without and with autokern, and a sentence tells.
 
-    A cell of less than ten seconds first runs once each way uncounted. Its names are those of the last run.
+    A cell of less than ten seconds first runs once each way uncounted. The variables of the last run stay.
     """
 
     def autokern(line: str, cell: str) -> None:
@@ -155,7 +155,7 @@ def load_ipython_extension(shell: Any) -> None:
 
         with _disabled():
             off = seconds(False, dict(shell.user_ns))
-            if off < _SHORT:  # these seconds are those of imports and caches, too
+            if off < _SHORT:  # the first run also pays for imports and caches
                 seconds(True, dict(shell.user_ns))
                 off = seconds(False, dict(shell.user_ns))
             on = seconds(True, shell.user_ns)

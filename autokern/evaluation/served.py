@@ -34,7 +34,7 @@ _HINTS = {
     "a mean ": "read are constant, zero and linear means",
     "a likelihood ": "read are GaussianLikelihood, FixedNoiseGaussianLikelihood and DirichletClassificationLikelihood",
 }
-"""What would change it, by the beginning of a reason."""
+"""Parts that can be read instead, by the beginning of a reason."""
 _INDENT = 18 * " "
 
 

@@ -78,7 +78,7 @@ class Group(NamedTuple):
 
     calls: int
     gain: str  # predicted time of stock over the candidate's, from least to largest; a dash where it is not known
-    ran: str  # op and candidate, indented by no-break spaces where composite calls made these
+    ran: str  # op and candidate, indented by no-break spaces for calls within composite calls
     sizes: str
     why: str
     pairs: list[tuple[Decision, int]]
@@ -157,7 +157,7 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
 def replayed() -> str:
     """Return a sentence on the evaluations that this process has replayed, empty if it has replayed none."""
     count = dispatch.stats().get("optimised function", {}).get("replay", 0)
-    words = "evaluations of losses and acquisition functions were replayed, with none of these calls"
+    words = "evaluations of losses and acquisition functions were replayed; they made none of the calls above"
     return f"{count:,} {words}." if count else ""
 
 
@@ -167,7 +167,7 @@ def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
 
 
 def problem(op: str, **fields: Any) -> Problem:
-    """Return the Problem of the given fields; the others come from the op's first grid problem, or its nearest size."""
+    """Return the Problem of the given fields; the others are those of the op's first grid problem, or the nearest."""
     allowed = [name for name in Problem.__struct_fields__ if name != "op"]
     fields = {"dtype": "float64", **{name: value for name, value in fields.items() if value is not None}}
     for name in {"dtype", "device"} & fields.keys():

@@ -60,7 +60,7 @@ class Entry:
     def serve(self, candidate: Candidate) -> None:
         """Run a candidate from now on; an approximate one is checked on its next call (`checks`)."""
         self.candidate = candidate
-        self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)  # other threads may pass it
+        self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)  # other threads may skip it
         self.parts, own, name = candidate.parts, candidate.run, f"{self.op.name} by {candidate.name}"
 
         def noting(*args: Any) -> Any:  # keeps the reports of iterative solves
@@ -69,7 +69,7 @@ class Entry:
 
         run = noting if self.op.approximates(self.decision.problem) else own
 
-        def around(*args: Any) -> Any:  # counts the calls of parts as its own
+        def around(*args: Any) -> Any:  # names this call to the calls within it
             before = inside.within
             inside.within = (*before, name)
             try:
@@ -240,7 +240,7 @@ class Floor:
         self.cpu = self.cuda = 0
 
     def covers(self, mat: Any) -> bool:
-        """Whether stock serves a call on this matrix; never within a `using` block, which the dispatcher obeys."""
+        """Whether stock serves a call on this matrix; not within a `using` block, which the dispatcher must obey."""
         return (
             not _traced()
             and mat.__class__ is _plain

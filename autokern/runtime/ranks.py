@@ -127,7 +127,7 @@ def ranks(timeout: float | None = None) -> Iterator[None]:
     from torch import distributed
 
     if not (system.is_job() or (distributed.is_available() and distributed.is_initialized())):
-        raise SettingsError("autokern.ranks: this process is one alone; start the program by torchrun")
+        raise SettingsError("autokern.ranks: this process is not one of several ranks; start the program by torchrun")
     begin(timeout=timeout)
     try:
         yield

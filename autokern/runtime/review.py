@@ -1,9 +1,9 @@
-"""Review: what is found out after a key was decided: measurements at first use, and checks at calls that are due.
+"""Review of decided keys: measurements at first use, and checks at calls that are due.
 
-An op without measurements on this machine is measured once its calls have taken long enough; what has taken long will
-probably take as long again. Measuring is deferred while other processes use the cores.
+An op without measurements on this machine is measured once its calls have taken long enough: they will probably take as
+long again. Measuring is deferred while other processes use the cores.
 
-A key is checked when compiling may repay itself, when its op may be measured, or where lower precision may no longer
+A key is checked when compiling may repay itself, when its op may be measured, and where lower precision may no longer
 suffice: errors depend on the data, and grow while training shrinks a lengthscale. So an approximate candidate is
 compared with an exact one at the first, second, fourth, ... call of a problem.
 """
@@ -233,7 +233,7 @@ def _exact(entry: Entry) -> Candidate | None:
 
 
 def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
-    """Return the relative error on the arguments of a call, gradients included, 0 where the comparison fails."""
+    """Return the relative error of result and gradients on the arguments of a call, 0 where the comparison fails."""
     from autokern.tuning.measuring import relative_error, trial
 
     op, problem = entry.op, entry.decision.problem

@@ -1,7 +1,7 @@
 """Session: the settings in force, the profile, and the memo of decided keys, which `dispatch` reads in its hot path.
 
-The modules that measure, predict and choose are imported by the first call that is not in the memo. The names of ops
-and candidates in the user's settings must exist, so that no typing error passes.
+The modules that measure, predict and choose are imported by the first call that is not in the memo. Ops and candidates
+that the user's settings name must exist; a typing error raises SettingsError.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Session:
     def made(self, table: Feasibility, decision: Decision, settings: Settings, count: int = 0) -> Entry:
         """Return the entry of a decided problem, whose key has been called `count` times."""
         ordered = settings
-        while self.errors and self.errors.get(decision.cell, 0.0) > settings.max_error:  # it erred too much before
+        while self.errors and self.errors.get(decision.cell, 0.0) > settings.max_error:  # it has erred too much
             failed = f"{table.op.name}={decision.candidate}"
             ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
             decision = self.decide(table, ordered, count)

@@ -41,7 +41,7 @@ _HOPELESS = math.log(1.6)  # a candidate whose log ratio on other hosts is large
 _PROVEN = 6  # a quick calibration leaves an op after this many problems in a row with a right shipped choice
 _RATES = 4e9, 4e10  # flops and bytes a second of a CPU and an accelerator before the first measurement: pessimistic
 _COMPILING = 0.05  # part of the budget that an op's candidates on a device may spend on compiling
-_SHORT, _LONG = 0.002, 0.2  # parts of the budget: compiling that is as good as none, and that is not begun
+_SHORT, _LONG = 0.002, 0.2  # parts of the budget: shorter compilations count as free, longer ones are not begun
 _ROUNDS, _ONCE = 10.0, 3e-3  # expected calls of each candidate in a trial, and further seconds of a trial
 _OUTERMOST = 10  # nesting of plugins' composite ops that state none
 
@@ -103,7 +103,7 @@ def calibrate(
 
 @contextlib.contextmanager
 def _without_torchs_warning() -> Iterator[None]:
-    """Ignore what the first backward pass on a GPU says; `catch_warnings` would undo what other threads change."""
+    """Ignore torch's warning in the first backward pass on a GPU; `catch_warnings` would undo others' filters."""
     filters: Any = warnings.filters
     entry = ("ignore", re.compile("Attempting to run cuBLAS"), UserWarning, None, 0)
     filters.insert(0, entry)
@@ -166,7 +166,7 @@ class _Calibration:
         return time.perf_counter() - self._measurer.compiling
 
     def measure(self, here: list[_Pool], share: float) -> None:
-        """Measure within a share of the time left; the next problem is of the pool with the least time by weight."""
+        """Measure within a share of the time left; the pool with the least time spent by weight is next."""
         self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
         self._half = 0.5 * self._left
         pending = list(here)
@@ -189,7 +189,7 @@ class _Calibration:
                 self._found.fruitless[group_key(*group)] = dated()
 
     def _may_compile(self, pool: _Pool, candidate: Candidate) -> bool:
-        """Whether to compile: in the second half of an op's time, as the first calls on record were not long."""
+        """Whether to compile a candidate now: at once if that is short on record, else in the second half."""
         told = self._known.setup | self._measurer.setup
         takes = told.get(f"{pool.op.name}.{candidate.name}", _SHORT * self._budget)
         usual = takes <= min(_LONG * self._budget, self._left) and pool.compiling <= _COMPILING * self._budget
@@ -213,7 +213,7 @@ class _Calibration:
         ratios = (math.exp(min(told[c.name].log_ratio, _HOPELESS)) if c.name in told else 1.0 for c in candidates)
         expected = _ONCE + _ROUNDS * once * sum(ratios)
         if pool.slower * expected > min(self._left, share * self._budget):
-            if near is None and problem not in pool.later:  # a measured neighbour may tell that it takes less
+            if near is None and problem not in pool.later:  # a neighbour measured meanwhile may lower the prediction
                 pool.later.add(problem)
                 pool.waiting.append(problem)
             return
@@ -241,7 +241,7 @@ class _Calibration:
 
 
 def _may_win(candidate: Candidate, told: Estimate | None) -> bool:
-    """Whether to measure a candidate: it may win by other hosts' estimate, or is approximate and its error wanted."""
+    """Whether to measure a candidate: it may win by other hosts' estimate, or it is approximate."""
     most = -NOISE if candidate.compiles else _HOPELESS
     return told is None or candidate.accuracy == "approximate" or told.log_ratio - CONFIDENCE * told.sigma < most
 

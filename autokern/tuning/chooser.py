@@ -27,17 +27,17 @@ from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, group_key, k
 
 _WORD, _DTYPE = 2.0, 1.0  # distance in octaves of problems that differ in one word, and in the dtype
 _CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # seconds of a call, flops and bytes a second, to scale times to other sizes
-_FULL_RATE = {"6.0", "7.0", "8.0", "9.0", "10.0"}  # of GPUs with float64 at half the rate of float32
+_FULL_RATE = {"6.0", "7.0", "8.0", "9.0", "10.0"}  # compute capabilities with float64 at half the rate of float32
 HIGHEST = 2**19  # highest floor in elements: larger calls are dispatched, because their memory is checked
-_FEW, _MANY = 4, "/many"  # threads of a CPU, and the suffix of what CPUs with more have measured
+_FEW, _MANY = 4, "/many"  # threads, and the suffix of keys for machines with more
 UNIT = 0.01  # log units of the integers that store stock's seconds, and the ratios of other candidates to them
 
 
 class Shipped(msgspec.Struct, frozen=True):
     """Other machines' trees and compressed trials by ``"op@device"``, and descriptions of these hosts.
 
-    What machines with many threads measured on their CPUs has keys of its own, with a suffix: there the implementations
-    of the libraries gain more by threads than small pieces of work do.
+    CPU measurements with many threads have keys of their own, with a suffix: the libraries' implementations gain more
+    by threads than small pieces of work do.
     """
 
     forests: dict[str, Forest] = {}
@@ -45,7 +45,7 @@ class Shipped(msgspec.Struct, frozen=True):
     hosts: list[dict[str, Any]] = []
 
     def told(self, fields: Mapping[str, Any]) -> Shipped:
-        """Return what is known for a machine, without suffixes."""
+        """Return the trees and trials that apply to a machine, under keys without suffixes."""
         many = _many(fields)
 
         def own(found: dict[str, Any]) -> dict[str, Any]:
@@ -62,13 +62,13 @@ def _many(fields: Mapping[str, Any]) -> bool:
 
 
 def shipped_key(key: str, fields: Mapping[str, Any]) -> str:
-    """Return the key under which what a machine measured is shipped."""
+    """Return the key under which measurements of a machine are shipped."""
     return key + _MANY if key.endswith("@cpu") and _many(fields) else key
 
 
 @functools.cache
 def recorded() -> Shipped:
-    """Return what other machines have measured; empty if the file is missing, as a bundler may drop it."""
+    """Return the measurements of other machines; empty if the file is missing, which a bundler may drop."""
     data = None
     with suppressed(OSError):
         data = pkgutil.get_data("autokern.tuning", "recorded.msgpack")
@@ -76,7 +76,7 @@ def recorded() -> Shipped:
 
 
 def _told(profile: Profile) -> Shipped:
-    """Return what other machines have measured for that of a profile, or for this one."""
+    """Return other machines' measurements that apply to the machine of a profile, or to this one."""
     return recorded().told(profile.host or host.current().fields)
 
 
@@ -103,7 +103,7 @@ class Nearest(NamedTuple):
 
 
 class Chooser:
-    """Answers from a profile, and from trees of other hosts by ``"op@device"``, by default the shipped ones."""
+    """Estimates by a profile, and by trees of other hosts by ``"op@device"``, by default the shipped ones."""
 
     def __init__(self, profile: Profile, shipped: Mapping[str, Forest] | None = None) -> None:
         self.profile = profile
@@ -122,14 +122,14 @@ class Chooser:
         return {} if forest is None else forest.estimates(problem)
 
     def _is_alike(self, problem: Problem) -> bool:
-        """Whether other hosts tell of a problem: float64 on an accelerator is a matter of its kind."""
+        """Whether other hosts' estimates apply to a problem: in float64 on GPUs, only if these compute it fast."""
         if problem.device == "cpu" or problem.dtype != "float64":
             return True
         there = (self.profile.host or host.current().fields).get("accelerators", ())
         return any(gpu.get("capability") in _FULL_RATE for gpu in there)
 
     def instead(self, problem: Problem) -> str:
-        """Return whose choices the exam found faster on a problem: ``"shipped"``, ``"stock"``, or empty for these."""
+        """Return whose choices the exam found faster on a problem: ``"shipped"``, ``"stock"``, or empty for its own."""
         return next((kept.instead for kept in self.profile.kept if kept.holds(problem)), "")
 
     def floor(self, op: str, device: str) -> int:
@@ -146,7 +146,7 @@ class Chooser:
         return trials >= ENOUGH or (trials > 0 and group_key(*problem.group) in self.profile.levels)
 
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
-        """Return a candidate's worst error on the nearest such problems, doubled by each octave to these."""
+        """Return a candidate's worst error on the nearest problems of its kind, doubled for each octave between."""
         trials = (t for t in self._trials.get(key_of(problem), ()) if name in t.timings)
         like = [t for t in trials if (t.problem.dtype, t.problem.words) == (problem.dtype, problem.words)]
         timings, place = [(t.problem, t.timings[name].relative_error) for t in like], op.coordinates(problem)

@@ -98,7 +98,7 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
     met: dict[str, Limits] = {}  # of the own trees' problems by `kind`: a trial says little of another kind
     own: list[Tree] = []  # corrections of the base by this machine's trials; log ratios of candidates not in the base
     trials: dict[str, int] = {}  # number of own trials by dtype
-    floor: int = 0  # elements below which only stock is chosen, by `fitting.floor`
+    floor: int = 0  # elements below which only stock is chosen, by `chooser.floor`
 
     def place(self, problem: Problem, own: Collection[str]) -> list[float]:
         """Return the features of a problem with these words."""

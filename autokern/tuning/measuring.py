@@ -1,4 +1,4 @@
-"""Measuring: draw random problems off the ops' grids, check candidates on one, and time them side by side.
+"""Measuring: draw random problems between those of the ops' grids; check candidates and time them side by side.
 
 A candidate of class ``approximate`` exceeds its op's bound by design. Its error is the largest error of an entry of the
 result, or of a gradient, relative to the largest entry.
@@ -37,7 +37,7 @@ _BESIDE = 2  # multiple of a candidate's memory that must be free, since results
 _EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _MOVES = 3  # number of random perturbations of the arguments, to see how rounding changes a gradient
 _ROUNDINGS = 30  # a candidate's gradient may err by this multiple of that change
-_LARGEST = {"qr": 1500, "cholesky": 3000, "kernel_matrix": 4000}  # n drawn, where not the largest of the op's full grid
+_LARGEST = {"qr": 1500, "cholesky": 3000, "kernel_matrix": 4000}  # largest n drawn, else that of the op's full grid
 _MOST_WORK = {True: (2e10, 1e9), False: (2e11, 2e10)}  # flops and bytes of stock on the CPU (below a second), elsewhere
 _MOST_BATCH = 256
 _MOST_TRUTH = 2**25  # elements of a problem up to which float64 truth is computed to check approximate candidates
@@ -72,7 +72,7 @@ class Measurer:
     def timings(
         self, op: Op, problem: Problem, candidates: list[Candidate], seconds: float, until: float = math.inf
     ) -> dict[str, Timing]:
-        """Time candidates for about so many seconds; empty if not to be trusted, or not all are checked by `until`."""
+        """Time candidates for about `seconds`; empty without trustworthy times, or if checks last beyond `until`."""
         candidates = self.runnable(problem, candidates)
         if len(candidates) < 2:
             return {}
@@ -146,7 +146,7 @@ def trusted(timings: Mapping[str, Timing]) -> dict[str, Timing]:
 
 
 def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
-    """Return a function that runs a candidate, and the backward pass of its canonical result if that is wanted."""
+    """Return a function that runs a candidate and, for a problem with gradients, its backward pass."""
     leaves = tuple({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
     cotangents: list[torch.Tensor] = []
     nested = any(candidate.parts and candidate.run is run for candidate in op.listed)
@@ -212,9 +212,9 @@ def gap(found: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> float:
 def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[[Trialled], float]:
     """Return a function of a Trialled: the error of its gradients in units of their bound.
 
-    The bound is ten times stock's own error against float64 truth, and at least 1000 or 2 n eps of the largest
-    gradient. As stock may share its rounding with the truth, the bound is raised for a candidate beyond it, to 30 times
-    the change of the gradient when every argument moves by one eps: what cancels has no more digits.
+    The bound is ten times stock's error against float64 truth, at least ``max(1000, 2 n) eps`` of the largest gradient.
+    Stock may share its rounding with the truth. So a candidate beyond the bound may err by 30 times the change of the
+    gradient when every argument moves by one eps: cancellation leaves no more digits.
     """
     if not problem.grad:
         return lambda trialled: 0.0

@@ -118,7 +118,7 @@ class _Case:
         return None
 
     def _preferred(self, candidate: Candidate) -> bool:
-        """Whether it is exact where stock approximates, and predicted to take at most `may_cost` of stock's time."""
+        """Whether a candidate is exact where stock approximates, in at most `may_cost` times stock's time."""
         found = self.estimates.get(candidate.name)
         exact = candidate.accuracy == "better" and not candidate.as_stock
         return found is not None and exact and self.may_cost > 1.0 and found.log_ratio <= math.log(self.may_cost)

@@ -89,7 +89,7 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instead: str
 
     def holds(self, problem: Problem) -> bool:
-        """Whether it covers a problem."""
+        """Whether a problem is one of these."""
         like = (*problem.group, problem.grad, problem.batch > 1)
         mine = (self.op, self.dtype, self.device, self.grad, self.batched)
         return like == mine and self.low <= problem.n <= self.high
@@ -154,10 +154,10 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         return f"Profile({len(self.trials)} problems of {ops} ops{when}, host {self.fingerprint[:8] or 'unknown'})"
 
     def merge(self, other: Profile) -> Profile:
-        """Return a profile with the trials of both; for a problem in both, see `Trial.updated`.
+        """Return a profile with the trials of both; `Trial.updated` joins those of the same problem.
 
-        If both have trees of an op, those fitted to more trials stay: a program that began before a calibration saves
-        old ones.
+        If both have trees of an op, those fitted to more trials stay, since a program that began before a calibration
+        may save old trees after it.
         """
         trials = {trial.problem: trial for trial in self.trials}
         for trial in other.trials:

@@ -1,4 +1,4 @@
-"""Profiles in files: private and written atomically; a faulty file costs speed but fails no call.
+"""Profiles in files: private and written atomically; a faulty file costs speed, but no call fails by it.
 
 There is one JSON file for each host fingerprint. Writers take turns: each merges its measurements into the file's and
 replaces it; an unreadable file is set aside. Faults are reported once, or raised as ProfileError under

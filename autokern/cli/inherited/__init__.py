@@ -1,7 +1,7 @@
-"""Inherited: how autokern is enabled in Python processes that nobody starts by `autokern run`.
+"""Inherited: autokern in Python processes that are not started by `autokern run`.
 
-For those that a program starts, a ``sitecustomize`` in this folder, put in front of ``PYTHONPATH``; for all programs of
-an environment, one file in its ``site-packages`` (`autokern everywhere`).
+The child processes of a served program run the ``sitecustomize`` of this folder, which stands in front of
+``PYTHONPATH``; all programs of an environment run one file in ``site-packages`` (`autokern everywhere`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LINE = (
     "import sys; sys.path.insert(0, {folder!r}); exec('try: import autokern_watch\\nexcept Exception: pass'); "
     "sys.path.remove({folder!r})\n"
 )
-"""What Python executes when it starts; without the folder, after autokern was removed, it does nothing."""
+"""The line that Python executes when it starts; once autokern is uninstalled, it does nothing."""
 
 
 def file() -> Path:
@@ -37,13 +37,13 @@ def state() -> str:
 
 
 def switch(on: bool, outside: bool = False) -> None:
-    """Write or remove the file; outside of a virtual environment only if that is asked for.
+    """Write or remove the file; SettingsError outside of a virtual environment, unless `outside`.
 
-    SettingsError otherwise, ProfileError if the folder cannot be written.
+    ProfileError if the folder cannot be written.
     """
     if sys.prefix == sys.base_prefix and not outside:
         raise SettingsError(
-            f"{sys.prefix} is no virtual environment: the file is for all its programs; --yes allows it"
+            f"{sys.prefix} is no virtual environment: the file affects all its programs; --yes allows that"
         )
     if on:
         write_whole(file(), _LINE.format(folder=INHERITED).encode())

@@ -1,8 +1,8 @@
-"""Watch the imports of this process (`autokern_watch`) and tell its first call, and run the ``sitecustomize`` behind.
+"""Watch imports (`autokern_watch`), report the first call of a library, and run the next ``sitecustomize``.
 
 `autokern run` puts the folder of this file in front of ``PYTHONPATH``, and Python imports ``sitecustomize`` when it
-starts. The syntax is that of Python 3.6, because a program may start other versions of Python. `autokern compare` has
-a program without autokern tell when it first calls a library, which is why nothing of autokern is imported here.
+starts. The syntax is that of Python 3.6, because a program may start other versions of Python. The package autokern is
+not imported, because `autokern compare` also times the first call in programs that run without it.
 """
 
 import importlib.machinery
@@ -21,9 +21,9 @@ _RUNNER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def watch(tell: "Callable[[float], object]") -> None:
-    """Call a function with `time.monotonic` of the first call of a library, from another thread.
+    """Call `tell` with the time (`time.monotonic`) of the first call of a library, from another thread.
 
-    What comes before is the program's start-up. The thread looks at the stack of the main thread, so that no function
+    The time until then is the program's start-up. The thread looks at the stack of the main thread, so that no function
     is replaced.
     """
     import threading
@@ -42,7 +42,7 @@ def watch(tell: "Callable[[float], object]") -> None:
 
 
 def _is_call(frame: "Any") -> bool:
-    """Whether a module of the program, in the course of no import, calls a library."""
+    """Whether the program calls a library at present, otherwise than by an import."""
     files = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
     folders = tuple(os.path.dirname(file) + os.sep for file in files if file)
     called = False

@@ -1,7 +1,7 @@
 """Reports on a program or a profile, each one self-contained HTML file, from the template `page.html`.
 
-The seconds saved are, for each key, its calls times the predicted saving of one call. For notebooks, on request of
-`core/output.py`, single values are HTML or data frames.
+The seconds saved are, for each key, its calls times the predicted saving of one call. `core/output.py` calls `html` and
+`frame`, which return single values for notebooks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _templates() -> Any:
 
 
 def without_paths(text: str) -> str:
-    """Return text with each path of this machine replaced by an ellipsis, but no kind of problem (``rbf/same/ard``)."""
+    """Return text with an ellipsis for each path of this machine; variants of problems (``rbf/same/ard``) stay."""
     return _PATH.sub("…", text)
 
 
@@ -145,7 +145,7 @@ def _by_key(served: Served) -> list[Page]:
         head = {"title": str(decision.problem), "words": words, "value": value}
         table = _clean(tables.candidates(decision))
         cards.append({**head, "lines": list(map(without_paths, lines)), "table": table})
-    notes = ["The key names a problem; each opens and says why its candidate was chosen. Largest differences first."]
+    notes = ["Each key names a problem; open it to see why its candidate was chosen. Largest differences first."]
     if rest := rows[_MOST_CARDS:]:
         notes.append(f"{len(rest):,} more keys are not listed (saved, predicted: {gain(rest)}).")
     return [_section("Saved by key", *notes, cards=cards)]
@@ -167,7 +167,7 @@ def _clean(table: Table) -> Table:
 
 
 def _page(kind: str, title: str, fields: Mapping[str, Any], before: str = "", **parts: object) -> Page:
-    """Return a page with the host that its measurements are of: the fields of a Host name no machine, user or path."""
+    """Return a page with the measured host, whose fields name no machine, user or path."""
     gpus = [str(gpu.get("name", gpu.get("kind", ""))) for gpu in fields.get("accelerators", [])]
     cpu, torch_ = fields["cpu"], fields["versions"]["torch"]
     words = [str(cpu["model"]), *gpus, tables.counted(cpu["torch_threads"], "thread"), f"torch {torch_}"]
