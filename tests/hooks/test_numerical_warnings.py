@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpytorch.constraints import GreaterThan
 from linear_operator import settings
-from linear_operator.utils import cholesky
+from linear_operator.utils import cholesky, errors
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel, step
 
@@ -90,3 +90,24 @@ def test_conjugate_gradients_that_were_asked_for_and_end_early_warn(on):
             stack.enter_context(limit)
         step(model)
     assert any(text.startswith("CG terminated in 20 iterations with average residual norm") for text in told)
+
+
+@pytest.mark.skipif(not memory.has_huge(), reason="this system provides no huge pages")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_factor_in_huge_pages_is_the_librarys_and_the_matrix_is_left_alone(dtype):
+    points = torch.rand(1100, 3, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    matrix = torch.exp(-torch.cdist(points, points).square()) + 0.1 * torch.eye(1100, dtype=dtype)
+    for given in (matrix, matrix.T, torch.cat([matrix, matrix], 1)[:, 1100:], torch.full_like(matrix, torch.nan)):
+        found, before = [], given.clone()
+        for on in (False, True):
+            with served(on), autokern.using(force={"cholesky": "huge-pages"}) if on else contextlib.nullcontext():
+                try:
+                    found.append(cholesky.psd_safe_cholesky(given))
+                except errors.NanError as error:
+                    found.append(str(error))
+        if isinstance(found[0], str):
+            assert found[0] == found[1]
+        else:
+            torch.testing.assert_close(*found, rtol=0, atol=100 * torch.finfo(dtype).eps)
+            assert found[1].triu(1).count_nonzero() == 0
+        torch.testing.assert_close(given, before, rtol=0, atol=0, equal_nan=True)
