@@ -41,7 +41,7 @@ from pykeops.torch import LazyTensor
 x = torch.ones(2, 1, device="cuda")
 assert ((LazyTensor(x[:, None]) - LazyTensor(x[None])).exp() @ x).eq(2).all()
 """
-_PATIENCE = 120.0  # seconds for the child
+_PATIENCE = 120.0  # seconds that the trial's process may take
 _lock = Lock()
 _failure = ""
 
@@ -79,7 +79,7 @@ def _obstacle(pykeops: Any, device: str) -> str | None:
 def at_work(device: str = "cpu") -> Iterator[None]:
     """Run KeOps inside the block, without messages.
 
-    KeOpsError if it cannot work here, and in place of any error of KeOps but a lack of memory. After a formula failed
+    Raises KeOpsError if KeOps cannot work here, and for any error of KeOps but a lack of memory. After a formula failed
     to build, KeOps is not tried again in this process.
     """
     global _failure
@@ -100,10 +100,10 @@ def at_work(device: str = "cpu") -> Iterator[None]:
 
 @functools.cache
 def _trial() -> str | None:
-    """Return why KeOps is not tried on a GPU in this process: its first formula ended a child, now or once before.
+    """Return why KeOps is not tried on a GPU: a formula ended a process of its own, now or in an earlier program.
 
     KeOps 2.3 ends a process with a segmentation fault where the compiler links a second, static libstdc++ into what
-    KeOps builds. Another failure may be the moment's, such as a lack of memory, and is not kept.
+    KeOps builds. Other failures may be temporary, such as a lack of memory, and are not stored.
     """
     import pykeops
 

@@ -120,7 +120,7 @@ def forget() -> None:
 
 
 def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Record the launches of a function, cuBLAS's workspace within; return the memory of its result and the replay."""
+    """Record a function's launches, with cuBLAS's workspace; return the memory of its result and the replay."""
     with torch.cuda.device(device), _busy.here():
         here = torch.cuda.current_stream()
         aside = torch.cuda.Stream()
@@ -186,5 +186,5 @@ def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.
     gradients = [next(left).view(t.shape) if want else t for t, want in zip(tensors, wanted, strict=True)]
     out = computed(
         density.view(batch).clone(), gradients, gaussian.plainly(parts), saved=tensors
-    )  # callers change it in place
+    )  # callers may write into the result
     return out if out.shape == shape else out.view(shape)

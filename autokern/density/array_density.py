@@ -3,8 +3,8 @@
 The function takes the raw parameters, so constraints and lengthscales add no nodes to the graph. The forward pass
 computes the gradients and the backward pass scales them. Second derivatives differentiate the plain torch formula.
 
-`log_prob` is of a Gaussian with kernel and noise, `loss` the marginal likelihood with priors too. Any `forward` may
-compute mean and points of the prior.
+`log_prob` returns the density of a Gaussian with kernel and noise, `loss` a marginal likelihood with priors. Any
+`forward` method may compute mean and points of the prior.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KernelReading:
         self._read(Inspected(dtype, batch), kernel, kernel, dims, lambda: (Given(), ()))
 
     def _read(self, seen: Inspected, root: Any, kernel: Any, dims: int, beside: Callable[[], tuple[Any, ...]]) -> None:
-        """Read a kernel, and what `beside` returns for each model (see `Single`); all are modules of `root`."""
+        """Read a kernel and, by `beside`, each model's further arguments of `Single`; all belong to `root`."""
         self._seen, self.ones = seen, []
         seen.relies(*DENSITY)
         seen.dims = dims
@@ -59,7 +59,7 @@ class KernelReading:
         self.parameters = list(seen.parameters.values())
         self.raws = [parameter.tensor for parameter in self.parameters]
         self.kernel, shared = memoized.outline(kernel)
-        still = [seen.still[at] for at in map(id, shared) if at in seen.still]  # its bounds and active dimensions
+        still = [seen.still[at] for at in map(id, shared) if at in seen.still]  # bounds and active dimensions
         self.shared, self.arrays = [*self.raws, *(tensor for tensor, _ in still)], [array for _, array in still]
         names = {id(tensor): name for name, tensor in root.named_parameters()}
         self.names = [names[id(raw)] for raw in self.raws]
@@ -77,7 +77,7 @@ class KernelReading:
         for parameter in self.parameters:
             parameter.refresh()
         dtype, (n, d), batch = x.dtype, x.shape[-2:], self.batch
-        if n == 1 and not np.isfinite(x).all():  # the covariance of one point is computed without it
+        if n == 1 and not np.isfinite(x).all():  # one point's variance is computed without its coordinates
             return None
         points, residual = arranged(x.astype(np.float64), self.raw), value.astype(np.float64) - mean
         by_x = np.zeros((*batch, *points.shape[-2:])) if moving else None
@@ -115,7 +115,7 @@ _readings = Readings(KernelReading)
 def evaluated(
     reading: KernelReading, lazy: Any, scale: float, plainly: Callable[..., torch.Tensor], *tensors: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the log densities of points, mean, value and, if given, noise; None if arrays cannot compute them.
+    """Return the log densities for points, mean, value and, if given, noise; None if arrays cannot compute them.
 
     The lazy covariance remembers the kernel. `plainly` takes the raw parameters after `tensors`.
     """
@@ -164,7 +164,7 @@ class StepReading(KernelReading):
         self, mll: Any, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
         if type(mll) not in OBJECTIVES or dtype not in DTYPES:
-            raise UnreadError("another marginal likelihood")
+            raise UnreadError("an unsupported marginal likelihood or dtype")
         seen = Inspected(dtype, torch.Size(shape[:-1]), None if device.type == "cpu" else Mirrors())
         model, noisy = modules_of(seen, mll)
         if type(noisy) not in (GaussianLikelihood, *FIXED):

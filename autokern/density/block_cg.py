@@ -45,8 +45,8 @@ class Probed(NamedTuple):
 class Preconditioner:
     """A square matrix ``S`` for which ``M = S^T K S`` is near the identity.
 
-    `gradients` are those of ``log |K|`` less the mean of ``(S u)^T dK (S w)`` over the probes: the sum of both is an
-    unbiased estimate, whose variance vanishes as M approaches the identity.
+    `gradients` estimates those of ``log |K|`` less the mean of ``(S u)^T dK (S w)`` over the probes. With this mean
+    added, the estimate is unbiased, and its variance vanishes as M approaches the identity.
     """
 
     logdet: float  # ``-2 log |det S|``, near ``log |K|``
@@ -59,7 +59,7 @@ class Preconditioner:
     def _summed(
         self, elements: float, write: Callable[[list[torch.Tensor], int, int], None], *data: torch.Tensor
     ) -> Gradients:
-        """Return gradients to which `write` adds those of a range of points; ranks share them, given equal `data`."""
+        """Return the gradients that `write` adds for each range of points; ranks with equal `data` share the ranges."""
         shapes = [t.shape for t in (self._noise, *apart(self._tree)[1])]
         sizes = [shape.numel() for shape in shapes]
 

@@ -35,7 +35,7 @@ OBJECTIVES: Any = {
     ExactMarginalLogLikelihood: (density, log_density, ""),
     LeaveOneOutPseudoLikelihood: (leave_one_out, leave_one_out_density, f"/{LEAVE_ONE_OUT}"),
 }
-"""Supported marginal likelihoods: what arrays and torch compute of matrix and residual, and the word of the variant."""
+"""Supported marginal likelihoods: their functions of matrix and residual in NumPy and in torch, and their words."""
 _TRANSFORM = ["botorch.models.model", "Model.transform_inputs"]
 _NEW: Any = object()
 
@@ -50,7 +50,7 @@ class Single:
         self.noise: Any = noise
 
     def on(self, x: Array, targets: Array) -> Single:
-        """Set the points, laid out by `points.arranged`, and the targets; returns itself."""
+        """Set the points, laid out by `arranged`, and the targets; returns itself."""
         self._x, self._targets = x, targets
         return self
 
@@ -87,13 +87,13 @@ def terms_of(seen: Inspected, model: Any) -> list[Term]:
 
 
 def modules_of(seen: Inspected, mll: Any, *inherited: str) -> tuple[Any, Any]:
-    """Return model and likelihood; UnreadError where these are not each other's, or the model overrides a name."""
+    """Return model and likelihood; UnreadError if the model has another one or overrides an attribute of ExactGP."""
     model, likelihood = seen.module(mll, "model"), seen.module(mll, "likelihood")
     if not isinstance(model, ExactGP) or seen.module(model, "likelihood") is not likelihood:
         raise UnreadError("a likelihood that is not the model's")
     names = (*inherited, "added_loss_terms", "named_added_loss_terms", "named_priors")
     if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in names):
-        raise UnreadError("a model that redefines what an exact one is")
+        raise UnreadError("a model that overrides attributes of ExactGP")
     return model, likelihood
 
 
@@ -106,7 +106,7 @@ class Reading:
             raise UnreadError("another likelihood or model class")
         inputs, targets = model.__dict__.get("train_inputs"), model.__dict__.get("_train_targets")
         if type(inputs) is not tuple or len(inputs) != 1 or type(targets) is not torch.Tensor or not targets.dim():
-            raise UnreadError("several inputs, or none")
+            raise UnreadError("training data other than one tensor of inputs and its targets")
         self.dtype, self.device, self.batch = inputs[0].dtype, targets.device, targets.shape[:-1]
         if self.dtype not in DTYPES or not targets.numel():
             raise UnreadError(f"inputs of {self.dtype}, or no targets")
@@ -122,7 +122,7 @@ class Reading:
         x: Array = tensor.cpu().numpy().astype(np.float64)
         tasks, points = numbered(seen, model, x)
         if tasks is not None and x.ndim != 2:
-            raise UnreadError("a batch of models of tasks")
+            raise UnreadError("a batch of multitask models")
         seen.dims = x.shape[-1]
         targets = seen.view(seen.attribute(model, "_train_targets"), fixed=True)
         self._dtype = targets.dtype
@@ -159,9 +159,9 @@ class Reading:
             x = x if transform is None else transformed(seen, transform, x)
         batches = (torch.Size(), self.batch)
         if x.dtype is not self.dtype or x.requires_grad or x.dim() < 2 or x.shape[:-2] not in batches:
-            raise UnreadError("points of another batch")
+            raise UnreadError("points of another dtype or batch shape, or with gradients")
         if x.shape[-2] != model._train_targets.shape[-1]:
-            raise UnreadError("targets of another number")
+            raise UnreadError("another number of targets than of points")
         return cast("torch.Tensor", x)
 
     @property
@@ -186,7 +186,7 @@ class Reading:
         return wanted == {id(tensor) for tensor in parameters.values()}
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
-        """Return the losses and the gradients of their sum, also written to each ``grad``; None if the library must."""
+        """Return the losses and the gradients of their sum, also written to each ``grad``; None if stock must run."""
         if self._lock.entered():
             return None
         with self._lock.here(), np.errstate(all="ignore"):
@@ -240,7 +240,7 @@ class Reading:
 
 
 class Readings:
-    """A cache of readings by their objects, which it does not keep alive; what `make` cannot read is not read again."""
+    """A cache of readings by object, which it does not keep alive; an unsupported object is not read again."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make

@@ -75,7 +75,7 @@ def plainly(parts: Parts) -> Callable[..., torch.Tensor]:
 
 
 def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:
-    """Return a kernel's matrix by plain torch steps; the library's operators may be factorised with jitter."""
+    """Return a kernel's matrix by plain torch steps, since evaluating the library's operators may add jitter."""
     if trees.form(kernel, keops=True) is not None:
         return trees.dense(trees.read(kernel, x, centre_of(x)))
     kind = type(kernel)
@@ -99,7 +99,7 @@ class _Calling(torch.nn.Module):
 def replacing(
     root: torch.nn.Module, names: list[str], function: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
-    """Return a function of the arguments of `function`, then of values for the parameters of `root` called `names`."""
+    """Return `function` with further arguments: the values that the parameters `names` of `root` have in the call."""
 
     def of(*tensors: torch.Tensor) -> torch.Tensor:
         own = len(tensors) - len(names)
@@ -146,7 +146,7 @@ def at_once(
 
 
 def _factorise(tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> torch.Tensor:
-    """Return the lower factor of the noisy covariance; with `keep`, a small matrix keeps what its gradients read."""
+    """Return the lower factor of the noisy covariance; `keep` stores the values of a small matrix for gradients."""
     _assemble(blocks, noise, buffer, keep)
     lower, info = factorised(buffer)
     if not (torch.any(info) if info.dim() else info.item()):
@@ -154,7 +154,7 @@ def _factorise(tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Te
     _assemble(blocks, noise, buffer, keep=False)
     for start, stop in row_blocks(buffer, CACHED)[1:]:
         buffer[:start, start:stop] = buffer[start:stop, :start].mT
-    if buffer.isnan().any():  # the error counts all NaNs, and blocks set the diagonal without computing it
+    if buffer.isnan().any():  # stock's error counts all NaNs, and blocks do not compute the diagonal
         buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
     return psd_safe_cholesky(buffer)  # raises, or warns and adds jitter
 

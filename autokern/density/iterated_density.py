@@ -29,7 +29,7 @@ from autokern.system import memory
 _OF_PROBES = 1e-3  # largest relative residual of probes: such errors are far below the probes' own variance
 _REFINED = 1e-4  # smallest residual of probes for which most products are in single precision
 DENSE = 2**29  # most bytes of a matrix that is held, so that products do not evaluate the kernel again
-_FEW = 8  # products so few that no other preconditioner is tried
+_FEW = 8  # number of products up to which no other preconditioner is tried
 _LONGEST = 100  # most products with a preconditioner before it counts as failed
 _log = logging.getLogger("autokern")
 
@@ -87,8 +87,8 @@ def _solved(
 ) -> tuple[str, Preconditioner, Solution] | None:  # fmt: skip
     """Return the preconditioner that needs the fewest products, with its solutions; None if none converges.
 
-    The other one is tried if the first fails, or needs more than `_FEW` products and more than twice those of the last
-    choice (pivots that explain little are not tried after Vecchia's approximation served), until it needs more.
+    The second one is tried if the first fails, or needs more than `_FEW` products and more than twice those of the last
+    choice; it stops once it needs more than the first. Pivots that explain little are not tried after Vecchia's factor.
     """
     if kept.rests():
         return None
@@ -107,7 +107,7 @@ def _solved(
             if solved.products <= max(_FEW, 2 * kept.products) or (name == "vecchia" and kept.leaves_much(tree, noise)):
                 break
         elif best is None and solved.left > 1:
-            number = int(solved.residual <= tolerance)  # of the targets, or else of the probes
+            number = int(solved.residual <= tolerance)  # 0 if the targets missed their goal, 1 if only probes did
             goal, left = tolerances[number], (solved.residual, solved.left * tolerances[1])[number]
             missed.append(Solved(left, solved.products, name, signs.shape[1], goal=goal, missed=1))
     for report in missed if best is None else ():

@@ -44,11 +44,11 @@ def _sorting(points: torch.Tensor) -> torch.Tensor | None:
 class Conditional(NamedTuple):
     """Values and next state of each block, conditional on the state at its start."""
 
-    seen: torch.Tensor  # coefficients of the values by that state, zero for padding
+    seen: torch.Tensor  # coefficients of the values by the state at the start, zero for padding
     root: torch.Tensor  # ``L^-1`` of the noisy covariances of the values, ``(k, size, size)``
     white: torch.Tensor  # ``L^-1`` times ``[seen, covariances with the next state, residual]``
     element: Element  # the blocks as elements of the scan
-    constant: torch.Tensor  # log density of each block's values if that state is zero, ``(k)``
+    constant: torch.Tensor  # log density of each block's values if the state at its start is zero, ``(k)``
     valid: bool  # whether all factorisations succeeded
 
 
@@ -99,7 +99,7 @@ def _covariances(blocks: Blocks, part: slice) -> torch.Tensor:
 
 
 def density(of: Conditional, beside: Around, n: int) -> torch.Tensor:
-    """Return the log density of n residuals, summed over blocks that are each conditional on all before."""
+    """Return the log density of n residuals: the sum over blocks, each conditional on all blocks before it."""
     _, _, _, h, j = of.element
     mean, covariance = beside.mean, beside.covariance
     later, _ = filtered(mean, covariance, of.element)
@@ -175,7 +175,7 @@ class Responses(NamedTuple):
     curved: torch.Tensor  # negative second derivative by the mean of the next state, ``(k, d, d)``
     mean: torch.Tensor  # of the state at the block's start given the data up to the block's end, ``(k, d, c)``
     covariance: torch.Tensor  # likewise, ``(k, d, d)``
-    carried: torch.Tensor  # covariance of the next state with that state, ``(k, d, d)``
+    carried: torch.Tensor  # covariance of the next state with the state at the block's start, ``(k, d, d)``
 
 
 def responses(of: Conditional, beside: Around) -> Responses:
@@ -198,8 +198,8 @@ def gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Return the derivatives by noise and residual ``(n)``, weights ``(leaves)`` and points, each ``(n)``.
 
-    With the first derivative ``g`` and the second ``-N`` by the mean of a block's values and next state, the one by
-    their covariance is ``(g g^T - N) / 2``; all other derivatives follow by the chain rule.
+    If ``g`` and ``-N`` are the first and second derivative by the mean of a block's values and next state, the
+    derivative by their covariance is ``(g g^T - N) / 2``; all other derivatives follow by the chain rule.
     """
     g, g_next, by_state, gain, curved, mean, covariance, carried = responses(of, beside)
     known, spread = gain @ curved, by_state @ covariance

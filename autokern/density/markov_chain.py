@@ -188,7 +188,7 @@ class Element(NamedTuple):
 
 
 class Around(NamedTuple):
-    """The data before and after each element, and all data."""
+    """Summaries of the data before and after each element, and of all data."""
 
     mean: torch.Tensor  # of the state before an element given the data before it, ``(k, d, c)``
     covariance: torch.Tensor  # of that state, ``(k, d, d)``
@@ -253,7 +253,7 @@ def _side_by_side(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
 
 
 def around(elements: Element, stationary: torch.Tensor) -> Around:
-    """Return the data before and after each element of a chain whose first state is stationary."""
+    """Return the summaries for each element of a chain whose first state is stationary."""
     levels, left, right = [], slice(None, None, 2), slice(1, None, 2)
     of, count = elements, len(elements.b)
     while len(of.b) > 1:

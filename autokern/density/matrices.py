@@ -1,11 +1,11 @@
 """Log densities of covariances that are given as matrices, and solves with their factors.
 
-On small arrays SciPy's bindings of LAPACK serve: at some tens of rows their calls take a third of NumPy's time, and
-NumPy lacks potri, the inverse from a factor. Only SciPy's extension module `_flapack` is loaded, since importing
+Small arrays are passed to SciPy's LAPACK bindings: at some tens of rows a call takes a third of NumPy's time, and NumPy
+lacks potri, the inverse from a factor. Only SciPy's extension module `_flapack` is loaded, since importing
 `scipy.linalg` takes as long as some thousand densities. At some hundred rows torch's MKL takes half the time of SciPy's
 OpenBLAS.
 
-Of several tasks observed at the same points the covariance is ``Kx (x) Kt + I (x) S``. In the basis P of the tasks in
+Several tasks observed at the same points have the covariance ``Kx (x) Kt + I (x) S``. In the basis P of the tasks in
 which ``P' S P = 1`` and ``P' Kt P`` is diagonal, the tasks are independent (Rakitsch et al. 2013, "It is all in the
 noise", section 2): instead of one matrix of all points and tasks, an ``(n, n)`` matrix is factorised per task.
 """
@@ -44,7 +44,7 @@ def fits(n: int, like: Any) -> bool:
 
 
 class _Solved(torch.autograd.Function):
-    """A solve with an existing factor, differentiable without another: ``d(K^-1 b) = K^-1 (db - dK K^-1 b)``."""
+    """A solve with a factor, differentiable without another factor: ``d(K^-1 b) = K^-1 (db - dK K^-1 b)``."""
 
     @staticmethod
     def forward(ctx: Any, matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ def _solution(k: Array, residual: Array) -> tuple[Array, Array] | None:
 
 
 def _inverse(upper: Array) -> Array:
-    """Return the symmetric inverse for a factor, which is overwritten."""
+    """Return the symmetric inverse from a factor, which is overwritten."""
     if _by_torch(upper):
         return cast("Array", _inverted(torch.from_numpy(upper.T)).numpy().T)
     half, _ = _extension().dpotri(upper, lower=0, overwrite_c=1)  # fails with a zero on the diagonal only
@@ -127,8 +127,8 @@ def _inverse(upper: Array) -> Array:
 def leave_one_out(k: Array, residual: Array, factor: float, graded: bool = True) -> Density | None:
     """Return the sum of the log densities of each value given all others, as `density` returns the joint one.
 
-    With ``P = k^-1`` and ``a = P residual`` they are Gaussian in ``a_i / P_ii`` with variances ``1 / P_ii`` (Rasmussen
-    and Williams 2006, equations 5.10 to 5.13).
+    With ``P = k^-1`` and ``a = P residual``, value i has the error ``a_i / P_ii`` and the variance ``1 / P_ii``
+    (Rasmussen and Williams 2006, equations 5.10 to 5.13).
     """
     found = _solution(k, residual)
     if found is None:
@@ -151,7 +151,7 @@ def leave_one_out(k: Array, residual: Array, factor: float, graded: bool = True)
 
 @functools.cache
 def _extension() -> Any:
-    """Return SciPy's LAPACK extension: as imported, or alone without a trace in `sys.modules`, or else with SciPy."""
+    """Return SciPy's LAPACK extension: the imported one, or else loaded alone, or else with all of `scipy.linalg`."""
     name = "scipy.linalg._flapack"
     found: Any = sys.modules.get(name)
     if found is None:
@@ -213,7 +213,7 @@ def of_one(k: Array, noise: Array, mean: Array, value: Array) -> Found:
 
 
 def of_tasks(kx: Array, kt: Array, noise: Array, mean: Array, value: Array) -> Found:
-    """Return the same of values ``(n, t)``: covariances of points and tasks, and that of the noise at one point."""
+    """Return the density of ``(n, t)`` values by covariances of points, tasks and one point's noise, and gradients."""
     n = len(kx)
     if not all(np.isfinite(a).all() for a in (kt, noise)):
         return None
@@ -251,7 +251,7 @@ def of_tasks(kx: Array, kt: Array, noise: Array, mean: Array, value: Array) -> F
 
 
 def plain(matrix: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """Return the log density by torch, from the function of the covariances that returns the matrix with noise."""
+    """Return the log density by torch; `matrix` returns the noisy covariance from the given covariances."""
     *covariances, mean, value = tensors
     k = matrix(*covariances)
     return log_density(k, k.new_zeros(1), (value - mean).flatten())

@@ -28,7 +28,7 @@ _ELEMENTS = 2**24
 _CANDIDATES = 2048
 _LEFT = 1e-3  # largest unexplained variance, in units of the noise, at which no more pivots are chosen
 _COST, _BACKWARD = 8, 4
-"""Pivots for which solves and products of one entry cost as much as evaluating it: forward, and of gradients."""
+"""Numbers of pivots at which solves and products cost as much as evaluating the entries: forward, and gradients."""
 _NEIGHBOURS = 30
 """Neighbours for more than `_SOME` points, where a product costs far more than a small covariance for each point."""
 _FEW = 16  # neighbours for at most `_SOME` points
@@ -76,7 +76,7 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
 
 
 class Pivoted(Preconditioner):
-    """The factor ``S = D^-1/2 (I + B C B^T)`` with ``B = D^-1/2 K_nI L^-T`` and ``L L^T = K_II``; may be unfit."""
+    """``S = D^-1/2 (I + B C B^T)`` with ``B = D^-1/2 K_nI L^-T`` and ``L L^T = K_II``; may raise UnfitError."""
 
     def __init__(self, tree: Tree, noise: torch.Tensor, chosen: torch.Tensor) -> None:
         if not len(chosen):
@@ -185,7 +185,7 @@ class Kept:
         return sorted(("pivoted", "vecchia"), key=lambda name: name != first)
 
     def leaves_much(self, tree: Tree, noise: torch.Tensor) -> bool:
-        """Whether pivots leave as much variance as the noise; Vecchia's approximation needs fewer products then."""
+        """Whether pivots leave so much variance unexplained that Vecchia's approximation needs fewer products."""
         return self._chosen(tree, noise)[1] >= _EXPLAINED
 
     def made(self, name: str, tree: Tree, noise: torch.Tensor) -> Preconditioner:
@@ -217,7 +217,7 @@ _kept: Weak[Kept] = Weak()
 
 
 def kept_for(owner: Any, points: torch.Tensor) -> Kept:
-    """Return the cache of a kernel, an empty one if its points were others."""
+    """Return the cache of a kernel, an empty one if the points have changed."""
     found = _kept.get(owner)
     if found is not None and found.points.dtype is points.dtype and torch.equal(found.points, points):
         return found

@@ -1,6 +1,6 @@
 """Linear systems with a covariance plus noise, solved by preconditioned conjugate gradients to a stated residual.
 
-The final residual is checked by a product of its own. The iteration tracks the residual of the system itself;
+A separate product checks the final residual. The iteration tracks the residual of the system itself;
 `block_cg` tracks that of the preconditioned system, which its probes need, and takes ten times as many products in
 single precision if the noise is small.
 """

@@ -1,1 +1,1 @@
-"""Hooks: the places where calls of gpytorch and linear_operator are routed to the dispatcher."""
+"""Hooks: replacements of the libraries' functions, which pass calls to the dispatcher or to stock."""

@@ -28,7 +28,7 @@ def stay_out() -> bool:
 
 
 def stay_out_of_operators() -> bool:
-    """The same for hooks that only defer a computation: they stay active inside a candidate.
+    """Whether a hook that only defers a computation must stay out; inside a candidate it stays active.
 
     A torch function mode must see torch's calls, so hooks stay out under any mode but that of a default device.
     """
@@ -38,23 +38,23 @@ def stay_out_of_operators() -> bool:
 
 
 def stay_out_of_kernels() -> bool:
-    """The same for gpytorch's functions, which have a trace mode, and constraints whose calls global hooks see."""
+    """Whether hooks of gpytorch must stay out: also in its trace mode, and under global hooks of modules."""
     seen = bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
     return seen or gpytorch.settings.trace_mode.on() or stay_out()
 
 
 def stay_out_of_models() -> bool:
-    """The same for densities and predictions: checkpointed kernels need stock."""
+    """Whether hooks of densities and predictions must stay out: checkpointed kernels need stock."""
     return bool(gpytorch.beta_features.checkpoint_kernel.value()) or stay_out_of_kernels()
 
 
 def stay_out_of_predictions() -> bool:
-    """The same for predictions, which rely on more functions of the library."""
+    """Whether hooks of predictions, which rely on more functions of the library, must stay out."""
     return stay_out_of_models() or not prediction.holds()
 
 
 def may_replay() -> bool:
-    """Whether settings and surroundings allow to replay; orders of candidates are for calls of the library."""
+    """Whether a recording may be replayed; where the user orders candidates, the library's calls are dispatched."""
     order = dispatch.in_force()
     ordered = order.force or order.exclude or order.deterministic or order.random_seed is not None
     plain = torch.is_grad_enabled() and not torch.is_anomaly_enabled() and not host.multi_rank()

@@ -33,9 +33,9 @@ _dispatch_dense = route("dense_log_prob", looked=True)
 _dispatch_tasks = route("task_log_prob", looked=True)
 _MOST = 1000  # number of points above which no candidate is faster than stock, whose parts are ops themselves
 _MOST_VALUES, _MODELS = {torch.float64: 300, torch.float32: 200}, 16
-"""The same of a value without a gradient, and number of models: more of them are faster at once, by torch."""
+"""The same for values without gradients, and the number of models above which torch computes all at once faster."""
 _ENOUGH = 0.15  # seconds of forward passes of a marginal likelihood before it is recorded, which takes some 40 ms
-_ENOUGH_VARIATIONAL = 0.03  # the same of variational ones, whose model and backward pass take longer
+_ENOUGH_VARIATIONAL = 0.03  # the same for variational models, whose calls and backward passes take longer
 _stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
 _Approximate: Any = VariationalELBO.__base__
 
@@ -43,7 +43,7 @@ _Approximate: Any = VariationalELBO.__base__
 @hook(MultivariateNormal, "log_prob", relies=None)
 def _log_prob(self: Any, value: Any) -> Any:
     found = None if self._validate_args or stay_out_of_models() else _described(self)
-    # a covariance that has served before: stock caches its factor, so there the next density is cheap
+    # a covariance seen before is left to stock, which caches a factor for the densities that follow
     if found is None or "_autokern_asked" in self._covar.__dict__ or memoized.names(self._covar):
         return _log_prob.__wrapped__(self, value)
     self._covar._autokern_asked = True
@@ -53,7 +53,7 @@ def _log_prob(self: Any, value: Any) -> Any:
 
 @unless_it_fails
 def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any] | None:
-    """Return the log density, noise of the likelihood added, as a function of the value; either may be None."""
+    """Return a function of the value: the log density, with a likelihood's noise; both may be None if unsupported."""
     if not torch.is_grad_enabled():
         return None
     noise = None if likelihood is None else _same_noise(likelihood, distribution)
@@ -96,11 +96,11 @@ def _served(found: marginal.Marginal | None, exact: bool) -> Callable[[Any], Any
 
 
 _spent: Beside[float] = Beside()
-"""Seconds of the marginal likelihoods whose gradients the library computes, by them or by a variational model."""
+"""Seconds of steps whose gradients the library computes, by marginal likelihood or variational model."""
 
 
 def _training(kind: type, by_modules: Callable[..., Any]) -> None:
-    """Hook a marginal likelihood: arrays compute it, or modules, of which the library's are replayed in long loops."""
+    """Hook a marginal likelihood: arrays compute it, or else modules, which long loops replay."""
     stock = stock_of(kind, "forward")
 
     def ours(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
@@ -158,7 +158,7 @@ def _variational(self: Any, approximate_dist_f: Any, target: Any, **kwargs: Any)
 
 @hook(bernoulli_likelihood, "log_normal_cdf", relies=None)
 def _log_normal_cdf(x: Any) -> Any:
-    """While a step is recorded, compute each of the three cases for all numbers: the library selects, so sizes vary."""
+    """While a step is recorded, compute each of three cases for all numbers, so that sizes do not depend on values."""
     recorder = _get_current_dispatch_mode()
     if recorder is None or type(recorder).__module__ != "autokern.core.replay.recording":
         return _log_normal_cdf.__wrapped__(x)

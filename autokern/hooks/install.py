@@ -40,7 +40,7 @@ class Patch(NamedTuple):
 
 
 class Property(property):
-    """A property that takes the attribute ``__wrapped__``, as `hook` needs."""
+    """A property that can have the attribute ``__wrapped__``, as `hook` needs."""
 
     __wrapped__: property
 
@@ -199,7 +199,7 @@ def enabled() -> Iterator[None]:
 
 
 def is_enabled() -> bool:
-    """Return whether calls of the libraries go through autokern; a wrapper that is still held afterwards runs stock.
+    """Return whether calls of the libraries go through autokern; if not, wrappers that a program still holds run stock.
 
     Examples
     --------

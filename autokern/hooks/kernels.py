@@ -1,4 +1,4 @@
-"""Hooks into gpytorch's kernels: covariance matrices of known ones, and the batch shape of any.
+"""Hooks into gpytorch's kernels: the covariance matrices of known kernels, and the batch shape of all kernels.
 
 Kernels are hooked at `forward`, which ScaleKernel and others call on their base kernel directly. Exact types only (a
 subclass may change the formula); diagonals and batches over input dimensions are unsupported.
@@ -68,7 +68,7 @@ def _hooked(kind: type) -> None:
 
 @hook(MultiDeviceKernel, "forward")
 def _several(self: Any, x1: Any, x2: Any, diag: bool = False, **kwargs: Any) -> Any:
-    """Compute by the base kernel, inside of candidates too, where there is no device: gpytorch fails there."""
+    """Compute by the base kernel, inside candidates too, if no devices are given, where gpytorch fails."""
     if type(self) is not MultiDeviceKernel or self.device_ids or not is_enabled():
         return _several.__wrapped__(self, x1, x2, diag=diag, **kwargs)
     if self.module.active_dims is None:
@@ -82,14 +82,14 @@ for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, ScaleKernel):
 
 
 def _batch_shape(self: Any) -> Any:
-    """Return the batch shape of a kernel, found by one walk if all kernels in it have the same."""
+    """Return a kernel's batch shape, by one walk if all kernels in it have the same; else by the library."""
     shape = self.__dict__.get("_batch_shape")
     plain = type(shape) is torch.Size and not torch.compiler.is_compiling() and _known.holds()
     return shape if plain and _all_have(self, shape, set()) else _stock_shape.fget(self)
 
 
 def _all_have(module: Any, shape: torch.Size, seen: set[Any]) -> bool:
-    """Whether kernels in a module have this batch shape, and the library would find them all."""
+    """Whether all kernels in a module have this batch shape, and are found by the library, too."""
     kind, own = type(module), module.__dict__
     if kind.named_modules is not Module.named_modules or "named_modules" in own:
         return False

@@ -5,7 +5,7 @@ code, under a library setting that the user changed, and for arguments that the 
 
 ``dense + root`` updates a root and an inverse root of the dense matrix (Stanton et al., AISTATS 2021): a Cholesky
 factor or Lanczos iterations, a triangular solve and a full singular value decomposition, each time that a kernel such
-as ``RBFKernel() + LinearKernel()`` is evaluated. A training step or a prediction reads no root: they wait until then.
+as ``RBFKernel() + LinearKernel()`` is evaluated. A training step or a prediction reads no root, so roots are deferred.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
         served = kernel is not None or is_unstructured(linear_op)
     if not served:
         return _solve.__wrapped__(linear_op, rhs)
-    if rhs.dim() == 2 < linear_op.dim() and len(rhs) == linear_op.size(-1):  # shared, as in backward passes
+    if rhs.dim() == 2 < linear_op.dim() and len(rhs) == linear_op.size(-1):  # a batch shares it in backward passes
         rhs = rhs.expand(*linear_op.batch_shape, *rhs.shape[-2:])
     return _dispatch_solve(linear_op, rhs, kernel)
 
@@ -196,7 +196,7 @@ def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _waits(operator: Any) -> bool:
-    """Whether the roots of a kernel's sum may be deferred; never iterations that the user ordered, which draw."""
+    """Whether the roots of a kernel's sum may be deferred; not by ordered iterations, which draw random numbers."""
     rootless = type(operator.__dict__.get(_CACHE)) is _Roots or not memoized.names(operator)
     return rootless and bool(kinds_of_terms(operator)) and regime(operator.shape[-1], ROOT) != ORDERED
 

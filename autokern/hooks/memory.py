@@ -159,9 +159,9 @@ def _evaluate_kernel(self: Any) -> Any:
 @unless_it_fails
 def _instead(lazy: Any) -> tuple[Any, bool]:
     """Return the operator that replaces a kernel matrix (None to form it), and whether the matrix is large."""
-    later.look()  # the first call of a program of models that are not exact
+    later.look()  # programs without exact models reach this hook first
     pairs = lazy.x1.shape[:-1].numel() * lazy.x2.shape[-2]
-    large = pairs * math.prod(lazy.kernel._batch_shape) >= _WORTH_A_LOOK  # it may be a plain tuple
+    large = pairs * math.prod(lazy.kernel._batch_shape) >= _WORTH_A_LOOK  # the shape may be a plain tuple
     keops, ordered = _has_keops(lazy.kernel), dispatch.forced("kernel_matmul") not in (None, "stock")
     if not (keops or ordered or inside.formless or large):
         return None, large
@@ -194,7 +194,7 @@ def _covar_dist(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_bat
 
 
 def _guard_dense(kind: type) -> None:
-    """Put a guard in front of a class's `to_dense`."""
+    """Put a guard before a class's `to_dense`."""
     stock = stock_of(kind, "to_dense")
 
     def idle(self: Any, *args: Any, **more: Any) -> bool:
@@ -207,7 +207,7 @@ def _guard_dense(kind: type) -> None:
 
 
 _HOLD = ("CholLinearOperator", "DenseLinearOperator", "SumBatchLinearOperator", "TriangularLinearOperator")
-"""Classes whose own `to_dense` allocates nothing before that of a part does, which is guarded."""
+"""Classes whose `to_dense` allocates nothing before it calls a part's `to_dense`, which is guarded."""
 
 for _kind in (MatrixFreeKernelOperator, *vars(operators).values()):
     if isinstance(_kind, type) and "to_dense" in vars(_kind) and _kind.__name__ not in _HOLD:
@@ -231,7 +231,7 @@ def matrices_of(operator: Any) -> Matrices:
     if "kernel_eval" in kept or any(name.endswith("to_dense") for name in kept):
         return _NOTHING
     if isinstance(operator, (operators.DiagLinearOperator, operators.IdentityLinearOperator)):
-        return Matrices(1, 1)  # before triangular ones: a diagonal is one
+        return Matrices(1, 1)  # tested before triangular operators, which diagonal ones are, too
     if isinstance(operator, (operators.DenseLinearOperator, operators.TriangularLinearOperator)):
         return _NOTHING
     if kind is LazyEvaluatedKernelTensor:
@@ -287,5 +287,5 @@ def _combined(parts: list[Matrices], grad: bool, product: bool) -> Matrices:
 
 
 def _kept_of_sums(part: Matrices) -> float:
-    """Return the matrices that autograd keeps of an operand after a sum, whose backward reads no operands."""
+    """Return the matrices that autograd keeps for an operand of a sum, whose backward pass reads no operands."""
     return max(1.0, part.live - 1)

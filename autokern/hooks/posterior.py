@@ -1,7 +1,7 @@
 """Hooks into `ExactGP`: posteriors at a few points are computed as a whole.
 
-BoTorch's ``model.posterior(X)`` calls `ExactGP`, whose mean and covariance come from arrays read of the model. Analytic
-acquisition functions also convert the model to the dtype and device of the points at each evaluation, mostly in vain.
+BoTorch's ``model.posterior(X)`` calls `ExactGP`, whose mean and covariance are computed from the model's arrays.
+Analytic acquisition functions also convert the model to dtype and device of the points, mostly without any effect.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ from autokern.runtime.dispatch import route
 _dispatch = route("posterior", looked=True)
 _known: Beside[Posterior] = Beside()  # the arrays read of a model, by its prediction strategy
 _left_alone: Beside[bool] = Beside()
-"""By strategy: True if its model is unsupported (a changed model gets a new strategy).
-
-False: a fantasy that has predicted once. Most predict no more, so it is read at the second prediction.
-"""
+"""By strategy: True for an unsupported model; False for a fantasy after its first prediction, read at the second."""
 _DTYPES = torch.float32, torch.float64
 
 
@@ -86,7 +83,7 @@ def _asked(model: Any, x: torch.Tensor) -> bool:
     n = data.shape[-2]
     if n + x.shape[-2] > settings.max_eager_kernel_size.value() or (settings.debug.on() and data.shape == x.shape):
         return False  # stock returns a lazy covariance, or may warn that these are the training points
-    return regime(n, SOLVE) == EXACT and x.shape[:-1].numel() * x.shape[-2] <= MOST  # whatever is read of the model
+    return regime(n, SOLVE) == EXACT and x.shape[:-1].numel() * x.shape[-2] <= MOST
 
 
 def _made(model: Any, strategy: Any) -> Posterior | None:
@@ -131,7 +128,7 @@ _APPLIES = (torch.nn.Module._apply, Interval._apply, FixedGaussianNoise._apply, 
 
 @unless_it_fails
 def _is_converted(model: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Whether a conversion would leave every tensor of a model as it is; false if a module has its own code for it."""
+    """Whether a conversion would leave every tensor of a model as it is; false if a module overrides `_apply`."""
     future = torch.__future__
     if future.get_overwrite_module_params_on_conversion() or future.get_swap_module_params_on_conversion():
         return False

@@ -145,7 +145,7 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
 
 
 def _is_left(strategy: Any) -> bool:
-    """Whether a strategy is left to the library: of another class, or not adopted, without a factor, and exact."""
+    """Whether a strategy is left to the library: not adopted, without a factor, and exact or of another class."""
     known = strategies.is_ours(strategy) or factor_cache.found(strategy) is not None
     return not known and (type(strategy) not in _OURS or regime(strategy.num_train, SOLVE) == EXACT)
 
@@ -163,7 +163,7 @@ def _untraced() -> Iterator[None]:
 
 
 def _shared(strategy: Any, *cached: str) -> Any:
-    """Return a strategy's factor if one is kept or stock would factorise; None if it has `cached` the result."""
+    """Return a strategy's factor if one is kept or stock would factorise; None if stock has `cached` the result."""
     known = factor_cache.found(strategy)
     if type(strategy) is not DefaultPredictionStrategy or stay_out_of_predictions():
         return known
@@ -237,12 +237,12 @@ def _get_fantasy_strategy(
 
 def _grows(strategy: Any, inputs: Any, targets: Any, kwargs: dict[str, Any]) -> bool:
     """Whether autokern computes a fantasy: its strategy is adopted, and the new model holds all inputs."""
-    noise = kwargs.get("noise")  # of a shape unlike that of points and targets, the library ignores or refuses it
+    noise = kwargs.get("noise")  # the library ignores or refuses noise of a shape unlike that of points and targets
     if noise is not None and (noise.dim() >= inputs[0].dim() or noise.shape[-1:] != targets.shape[-1:]):
         return False
     if not strategies.is_ours(strategy) or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False
-    likelihood = strategy.likelihood  # noise that it does not store exists in the caches only
+    likelihood = strategy.likelihood  # noise that the likelihood does not store exists in the caches only
     keeps = isinstance(likelihood, FixedNoiseGaussianLikelihood) and not getattr(likelihood, "second_noise_covar", None)
     return not kwargs or (kwargs.keys() == {"noise"} and keeps)
 

@@ -81,8 +81,8 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
     known = kernel is not None and is_library(kernel) and is_library(model.likelihood)
     if kernel is not None and not known:
         parts = [*kernel.modules(), *model.likelihood.modules()]
-        own = [type(part).__name__ for part in parts if not is_library(part)]  # each after what holds it
-        left("predictions", f"a class or function of your own ({own[-1]}), which may answer otherwise at each call")
+        own = [type(part).__name__ for part in parts if not is_library(part)]  # a part follows the module that has it
+        left("predictions", f"a class or function of your own ({own[-1]}), whose results may change between calls")
     if type(strategy) is not DefaultPredictionStrategy or not known or not strategy.num_train:
         return False
     code = relied(*PREDICTION, *DISTANCES, *map(type, model.modules()))
@@ -109,7 +109,7 @@ def _unrepeated(covariance: Any) -> Any:
 
 @unless_it_fails
 def keeps_points(strategy: Any, beside: Any) -> bool:
-    """Whether a prior of the strategy's and of new points has the strategy's mean and points: none affects another."""
+    """Whether a prior at training and new points has the strategy's mean and points, unaffected by the new ones."""
     for one, other in zip(*map(_points_of, (strategy.train_prior_dist, beside)), strict=True):
         apart, rounding = other[..., : one.shape[-2], :] - one, _ROUNDED * torch.finfo(one.dtype).eps
         if not (apart.norm(dim=-2) <= rounding * one.norm(dim=-2)).all():
@@ -132,7 +132,7 @@ def ours(model: Any, growing: bool = False) -> Any:
     known = None if strategy is None else _origins.get(strategy)
     if known is not None and known.serves(growing):
         return strategy
-    if strategy is None or known is not None or _ADOPTED in strategy.__dict__:  # the attribute: it was unpickled
+    if strategy is None or known is not None or _ADOPTED in strategy.__dict__:  # an unpickled one has the attribute
         inputs = list(model.train_inputs)
         prior = model._get_train_prior_distribution(inputs)
         strategy = prediction_strategy(inputs, prior, model.train_targets, model.likelihood)

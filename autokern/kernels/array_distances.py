@@ -26,16 +26,16 @@ def arranged(x: Array, raw: bool, centre: Array | None = None) -> Array:
 
 
 class Mapped:
-    """Some columns of the points, mapped by a function of them and of parameters, if there is one.
+    """Columns of the points, transformed by a function with parameters if one is given.
 
-    It returns the mapped points and functions that take their gradient to that by the columns and by each parameter.
+    The function returns the transformed points and its vector-Jacobian products, by the columns and by each parameter.
     """
 
     def __init__(self, columns: Columns, function: Map | None = None, *parameters: Parameter) -> None:
         self._columns, self._function, self.parameters = columns, function, parameters
 
     def of(self, x: Array) -> Evaluated:
-        """Return the points and what `backward` needs."""
+        """Return the transformed points, and the vector-Jacobian products for `backward`."""
         z = x[..., self._columns]
         if self._function is None:
             return z, ()
@@ -70,19 +70,19 @@ def raised(x: Array, power: Array) -> Sequence[Any]:
 
 
 def clamped(x: Array) -> Sequence[Any]:
-    """Return points in [0, 1]."""
+    """Return the points clamped to [0, 1]."""
     z = np.minimum(np.maximum(x, 0.0), 1.0)
     return z, lambda g: g * (z == x)
 
 
 def short(x: Array) -> Sequence[Any]:
-    """Return what points in [0, 1] lack to 1."""
+    """Return 1 minus the points clamped to [0, 1]."""
     z, pull = clamped(x)
     return 1.0 - z, lambda g: -pull(g)
 
 
 def exponential(x: Array, lengthscale: Array) -> Sequence[Any]:
-    """Return exponentials of scaled points, whose products are those of sums."""
+    """Return exponentials of scaled points; a product of two is the exponential of the points' sum."""
     z = np.exp(x / lengthscale)
     return z, lambda g: g * z / lengthscale, lambda g: g * z * x / -np.square(lengthscale)
 

@@ -13,9 +13,9 @@ from autokern.kernels.array_parts import Array, Columns, Evaluated, Parameter, c
 
 _GAUSSIAN = -2 * math.pi**2
 Formula = Callable[[Array], Sequence[Any]]
-"""Maps squared distances, or inner products, to covariance and slope, None for a slope of 1; may overwrite its input.
+"""Maps squared distances or inner products to covariance and slope (None for 1), and may overwrite its input.
 
-A formula with a parameter returns third a function that computes the derivative by that parameter.
+A formula with a parameter has a third result: a function that returns the derivative by this parameter.
 """
 
 
@@ -120,7 +120,7 @@ def polynomial(offset: Parameter, power: float) -> Formula:
 
 
 def powered(power: Parameter, sums: bool = False) -> Formula:
-    """Return ``(1 + s) ** power`` or, of `sums` whose exponentials are s, ``(1 + |log s|) ** -power``."""
+    """Return ``(1 + s) ** power``, or ``(1 + |log s|) ** -power`` if s is the exponential of a sum (`sums`)."""
 
     def formula(s: Array) -> Sequence[Any]:
         t, rate = (np.log(s), -power.value) if sums else (s, power.value)

@@ -2,7 +2,7 @@
 
 At some tens of points a step's time is call overhead: thirty calls on arrays replace hundreds on tensors. A kernel is a
 tree of parts; each evaluates itself, and then adds to the gradients of its parameters (Rasmussen and Williams 2006,
-eq. 5.8 and 5.9). All arrays are float64. This module does not depend on torch modules.
+eq. 5.8 and 5.9). All arrays are float64. No part is a torch module.
 
 Points are ``(..., n, d)``. Parameters of one model have no batch axes; those of several have as many as the points.
 """
@@ -50,10 +50,10 @@ class Part(Protocol):
 
 
 def exponential(a: Array) -> Array:
-    """Return the exponential of an array, in its memory."""
+    """Replace the elements of an array by their exponentials, and return it."""
     if a.size < _MANY:
         return np.exp(a, out=a)
-    exp_(torch.from_numpy(a))  # without AVX-512, NumPy's takes three times as long
+    exp_(torch.from_numpy(a))  # without AVX-512, NumPy's exponential takes three times as long
     return a
 
 
@@ -161,12 +161,12 @@ class Constant:
 
 
 class Same:
-    """A result for an array, kept while it is asked for the same one."""
+    """A function's result, cached while its argument is the same array."""
 
     held: tuple[Array | None, Any] = None, None
 
     def of(self, x: Array, make: Callable[[Array], Any]) -> Any:
-        """Return ``make(x)``."""
+        """Return ``make(x)``, or the cached result."""
         known, found = self.held
         if known is not x:
             found = make(x)
@@ -256,7 +256,7 @@ class Index:
             self.accumulate(by_table if one is two else 0.5 * (by_table + by_table.swapaxes(-1, -2)))
 
     def accumulate(self, by_table: Array) -> None:
-        """Add to the gradients of factor and variances, given the symmetric one by the tasks' covariances."""
+        """Add to the gradients of factor and variances, from the symmetric gradient by the tasks' covariances."""
         by_table = by_table * self._over
         if self._unit is not None:
             by_table[..., self._unit, self._unit, None, None] -= over_pairs(by_table, self.present)
@@ -265,7 +265,7 @@ class Index:
 
 
 class Correlations:
-    """The correlations between the tasks of an `Index`, each pair once, in its last evaluation."""
+    """The correlations between the tasks of an `Index`, as of its last evaluation; each pair occurs once."""
 
     def __init__(self, table: Index, tasks: int) -> None:
         self._of, self._where = table, np.tril_indices(tasks, -1)
@@ -279,7 +279,7 @@ class Correlations:
         return self._all[self._where]
 
     def accumulate(self, grad: Array) -> None:
-        """Add to the gradients of the table's parameters, given the one by the correlations."""
+        """Add to the gradients of the table's parameters, from the gradient by the correlations."""
         each = np.zeros_like(self._all)
         each[self._where] = 0.5 * grad
         each += each.T

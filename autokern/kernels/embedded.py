@@ -53,7 +53,7 @@ def _common(x1: torch.Tensor, x2: torch.Tensor | None) -> torch.Tensor:
 
 
 def read(kernel: Kernel | Embedded, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:
-    """Return the tree of a kernel with the points `x`; `centre` is not used for embedded points, already centred."""
+    """Return the tree of a kernel with the points `x`; embedded points are centred already and ignore `centre`."""
     if isinstance(kernel, Embedded):
         return Tree(kernel.node, list(x.split(kernel.widths, -1)), list(kernel.shapes), list(kernel.weights))
     return trees.read(kernel, x, centre)

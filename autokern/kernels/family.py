@@ -53,12 +53,12 @@ _OF_KERNEL: dict[type, list[Family]] = {}
 class Shape(msgspec.Struct, frozen=True):
     """A positive parameter of a formula besides the distance, such as the alpha of a rational quadratic."""
 
-    read: Callable[[Kernel], torch.Tensor]  # returns it for a gpytorch kernel, shape ``(..., 1, 1)``
+    read: Callable[[Kernel], torch.Tensor]  # returns a gpytorch kernel's parameter, shape ``(..., 1, 1)``
     slope: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ``slope(k, shape)``: derivative at fixed ``u``
 
 
 class Reach(NamedTuple):
-    """Properties of points, from their largest squared norm; by default, of points that were not looked at."""
+    """Properties of points, found from their largest squared norm; the defaults are for points that were not read."""
 
     far: bool = False  # whether double precision is needed
     number: bool | None = None  # whether no coordinate is NaN; None if it was not read
@@ -92,7 +92,7 @@ class Family(msgspec.Struct, frozen=True):
     shape: Shape | None = None  # a further parameter
     make: Callable[..., Kernel] | None = None  # creates a sample's kernel; the first of `kernels` by default
     differences: bool = False  # gpytorch's own code forms the differences of points, without centring them
-    stock_passes: Callable[[int], float] = lambda d: 8.0  # gpytorch's passes over the matrix by dimension, about
+    stock_passes: Callable[[int], float] = lambda d: 8.0  # about how often gpytorch passes over the matrix
     kept: Callable[[int], int] = lambda d: 6  # matrices that autograd keeps for a scaled kernel, its result included
 
     def __post_init__(self) -> None:
@@ -108,12 +108,12 @@ class Family(msgspec.Struct, frozen=True):
     def finish(
         self, u: torch.Tensor, slope: torch.Tensor | None, spare: Spare, shape: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return k by the epilogue, in the memory of u if that works in place; it gets `spare` if it wants memory."""
+        """Return k by the epilogue, in the memory of u if the epilogue works in place; `spare` allocates a matrix."""
         more = () if shape is None else (shape,)
         return self.epilogue(u, slope, *more, **({"spare": spare} if self.wants_spare else {}))
 
     def reach(self, *norms: torch.Tensor) -> Reach:
-        """Return the reach of points by their squared norms; reads one number back from the device."""
+        """Return the reach of points with these squared norms; one number is read back from the device."""
         maxima = [n.max() for n in norms if n.numel()]
         largest = abs(self.gamma) * torch.stack(maxima).sum().item() if maxima else 0.0
         single = norms[0].dtype is torch.float32
@@ -123,7 +123,7 @@ class Family(msgspec.Struct, frozen=True):
         return Reach(single and not largest * _steepness(self.name) <= most, not math.isnan(largest))
 
     def settled(self, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | None = None) -> torch.Tensor:
-        """Clear u of values on the wrong side of zero, in place; a given diagonal becomes 0, or NaN for NaN points."""
+        """Clamp u in place where rounding changed its sign; a given diagonal becomes 0, or NaN for NaN points."""
         if diagonal is not None:
             diagonal.zero_() if seen.number else diagonal.mul_(0)
         if seen.cut > 0:
@@ -177,7 +177,7 @@ def family(name: str) -> Family:
 
 
 def known_family(name: str) -> Family | None:
-    """Return the family of this name, or None, as a profile may name an unknown one."""
+    """Return the family of this name, or None: a profile may name a family that is not registered."""
     return _FAMILIES.get(name)
 
 

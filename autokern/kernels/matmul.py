@@ -29,11 +29,11 @@ Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch
 """A product with the arguments of `products.product`: tree, points of the columns, right-hand sides, plan."""
 
 _rate = 1e8  # elements of a symmetric matrix that the slowest rank multiplies in a second
-_members = 1  # threads that each rank has: quotas and affinities may differ, but all deal the tiles alike
+_members = 1  # the least number of threads of any rank, by which all ranks deal the tiles alike
 
 
 def measure(here: Ranks) -> None:
-    """Measure how many elements each rank multiplies in a second, by how many threads, and share the minima."""
+    """Measure each rank's elements per second, count its threads, and keep the minima over all ranks."""
     global _rate, _members
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(_SAMPLE, 3, generator=generator, dtype=torch.float64, device="cpu")
@@ -53,7 +53,7 @@ def pays(here: Ranks, elements: float, count: int) -> bool:
 
 
 def _sharing(elements: float, count: int, like: torch.Tensor) -> Ranks | None:
-    """Return the ranks that share work on so many matrix elements, with a result of `count` elements, or None."""
+    """Return the ranks that share this work, or None; `elements` are of the matrix, `count` those of the result."""
     here = ranks.active()
     if here is None or like.device.type != "cpu" or not pays(here, elements, count * like.element_size()):
         return None
@@ -104,7 +104,7 @@ def gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan,
     want_rhs: bool = False,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
-    """Return what `products.gradients` returns; ranks share those of one set of points."""
+    """Return the result of `products.gradients`; ranks share the work if rows and columns are the same points."""
     tensors = apart(tree, others)[1]
     sizes = [t.numel() for t in tensors] + [right.numel() * want_rhs]
     here = _sharing(len(left) * len(right), sum(sizes), right) if others is None else None

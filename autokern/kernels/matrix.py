@@ -2,8 +2,8 @@
 
 Temporaries are blocks that fit the cache. With ``W = g k'(u)``, the backward pass accumulates only ``W [x' 1]`` and
 ``W^T [x 1]`` of each leaf, which give the gradient of equal points as ``4 gamma (rows(W) x - W x)``; no ``n x m x d``
-temporary exists. For a single leaf, scaled or not, it keeps the slope, which for some families is the matrix itself;
-both include the scale. All other trees are evaluated again. Second derivatives differentiate `tree.dense`.
+temporary exists. For a single leaf, scaled or not, the forward pass keeps the slope, which for some families is the
+matrix itself, times the scale. All other trees are evaluated again. Second derivatives differentiate `tree.dense`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autokern.kernels.walk import Walk
 from autokern.system import memory
 
 CACHED = 2**21  # bytes of a block of rows that stays in a CPU's cache between the GEMM and its epilogue
-_LAUNCHED = 2**26  # bytes of a block on an accelerator: much work beside a dozen kernel launches, little of its memory
+_LAUNCHED = 2**26  # bytes of a block on an accelerator: its work outweighs a dozen kernel launches
 
 
 def bytes_on(cached: int, device: str) -> int:
@@ -31,7 +31,7 @@ def bytes_on(cached: int, device: str) -> int:
 
 
 def row_blocks(matrix: torch.Tensor, cached: int) -> list[Rows]:
-    """Return the bounds of row blocks of at most `bytes_on` bytes, but at least 16 rows; a batch, or none, is one."""
+    """Return the bounds of row blocks of `bytes_on` bytes, but at least 16 rows; a batch of matrices is one block."""
     n, m = matrix.shape[-2:]
     if matrix.dim() > 2:
         return [(0, n)]
@@ -41,10 +41,10 @@ def row_blocks(matrix: torch.Tensor, cached: int) -> list[Rows]:
 
 
 class Blocks(Walk):
-    """A tree at one or two sets of points, of detached tensors with at most one batch dimension, the same for all.
+    """A tree at one or two sets of points; its tensors are detached and share at most one batch dimension.
 
-    `mirrored` blocks end with their own rows' columns and stand for the upper triangle, too. Without `look`, nothing is
-    read back from the device, as a recorded (CUDA graph) step requires.
+    `mirrored` blocks end at the column of their last row, and also stand for the upper triangle. Without `look`,
+    nothing is read back from the device, as a recorded (CUDA graph) step requires.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: st
 
 
 def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
-    """Return the kernel matrix ``(..., n, m)`` by torch.cdist in its mode without matmul, whose result is not PSD."""
+    """Return the kernel matrix ``(..., n, m)`` by torch.cdist, not in its matmul mode, which gives indefinite ones."""
     pairs = zip(by_leaf(tree), others or tree.points, strict=True)
     way = "donot_use_mm_for_euclid_dist"
     us = (torch.cdist(a, b, compute_mode=way).square() * of.gamma for (of, a, _), b in pairs)

@@ -61,7 +61,7 @@ def product(
         stripes = tiling.bounds(m, plan.tile, members)
         places = functools.partial(tiling.stripes_of, tiling.bounds(n, plan.tile, 1), stripes)
         members = min(members, len(stripes))
-    # allocated before the threads start, which would wait for the interpreter lock
+    # allocated before the threads start: within them, each allocation would wait for the interpreter lock
     workspaces = [(Tiles(known), _buffer(vt, plan.tile)) for _ in range(members)]
 
     def work(member: Member) -> None:
@@ -78,7 +78,7 @@ def product(
 def _gradients(
     known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None, only: list[Pairs] | None = None
 ) -> list[torch.Tensor]:
-    """Return the gradients of a tree; `cotangent` writes ``dL/dK`` of a tile and its mirror, `seen` gets values."""
+    """Return the gradients of a tree; `cotangent` writes ``dL/dK`` of a tile and its mirror, `seen` reads each tile."""
     like = known.tree.points[0]
     members = tiling.members(threads.members(like.device), *known.shape, known.same, tile)
     rounds = tiling.rounds(*known.shape, known.same, tile, members) if only is None else only
@@ -99,7 +99,7 @@ def _gradients(
     threads.together(work, members)
     some = [tiles for tiles in own_tiles if tiles.has_gradients]
     totals = [sum(each[1:], each[0]) for each in zip(*(tiles.totals() for tiles in some), strict=True)]
-    found = some[0].gradients()  # those by points are of all members
+    found = some[0].gradients()  # all members have added to the gradients by points
     return [*found[: len(found) - len(totals)], *totals]
 
 
@@ -109,8 +109,8 @@ def gradients(
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
     """Return the gradients of ``sum(left * (K right))`` by the tree's tensors, and by `right`, None if not wanted.
 
-    The first are ordered as rows' points, columns' points if they are others, shapes, weights. `only`, for the same
-    points, limits the sums to some tiles.
+    The tree's tensors are in this order: rows' points, columns' points if they are others, shapes, weights. `only`, for
+    the same points, limits the sums to some tiles.
     """
     known = sides(tree, others, graph=True, precision=plan.precision)
     left_t, right_t = left.mT.contiguous(), right.mT.contiguous()

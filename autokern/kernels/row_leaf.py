@@ -30,7 +30,7 @@ class RowLeaf:
         self.column = self.row.mT if y is z else torch.linalg.vecdot(y, y).unsqueeze(-2)
 
     def distances(self, at: Rows, out: torch.Tensor) -> torch.Tensor:
-        """Fill `out` with u for some rows and its width of columns; a known diagonal is 0, or NaN for NaN points."""
+        """Fill `out` with u for a block; the diagonal of equal points becomes 0, or NaN for NaN points."""
         start, stop = at
         gamma, z, y, row, width = self.family.gamma, self.z, self.y, self.row, out.shape[-1]
         u = out if out.dtype is z.dtype else torch.empty_like(out, dtype=z.dtype)
@@ -45,7 +45,7 @@ class RowLeaf:
         return out if u is out else out.copy_(u)
 
     def started(self, mirrored: bool = False) -> RowLeaf:
-        """Return this leaf without sums; `mirrored` says that entries left of the diagonal's blocks count twice."""
+        """Return this leaf without sums; if `mirrored`, entries left of the diagonal blocks count twice."""
         self._mirrored = mirrored
         self._rows: list[torch.Tensor] = []
         self._columns: torch.Tensor | None = None

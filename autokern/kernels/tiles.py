@@ -28,7 +28,7 @@ from autokern.system.threads import Member
 
 Bounds = list[tuple[int, int]]
 Pairs = list[tuple[tuple[int, int], tuple[int, int]]]
-_WORK = 2**20  # elements that a thread takes some milliseconds for
+_WORK = 2**20  # elements that keep a thread busy for some milliseconds
 ALIGNED = 16  # blocks begin at multiples of this number of points
 
 
@@ -64,7 +64,7 @@ def bounds(n: int, tile: int, multiple: int) -> Bounds:
 
 
 def round_robin(blocks: Bounds) -> Iterator[Pairs]:
-    """Yield rounds of pairs: every pair of blocks, equal ones too, once; a block occurs at most once in a round."""
+    """Yield rounds of pairs: each block with itself and with every other once; a round has a block at most once."""
     yield [(block, block) for block in blocks]
     places: list[tuple[int, int] | None] = [*blocks, *([None] if len(blocks) % 2 else [])]
     ring = len(places) - 1
@@ -83,7 +83,7 @@ def latin(rows: Bounds, columns: Bounds) -> Iterator[Pairs]:
 
 
 def members(available: int, n: int, m: int, same: bool, tile: int) -> int:
-    """Return how many threads share ``(n, m)`` elements: 16 with tiles of 60 rows take 28 times as long as one."""
+    """Return how many threads share ``(n, m)`` elements; 16 threads on tiles of 60 rows were 28 times slower than 1."""
     most = n * m // ((2 if same else 1) * _WORK)
     return max(1, min(available, most, n // tile if same else most))
 
@@ -146,7 +146,7 @@ class Side(NamedTuple):
     rows: torch.Tensor  # ``[-2 gamma z, gamma |z|^2, 1]``, ``(n, d + 2)``
     columns: torch.Tensor  # ``[z, 1, gamma |z|^2]``, ``(m, d + 2)``
     turned: tuple[torch.Tensor, ...]  # ``[z, 1]^T`` of rows, and of other columns; empty if no gradient is wanted
-    sums: tuple[torch.Tensor, ...]  # for the gradients, as many and as large, to which all members add
+    sums: tuple[torch.Tensor, ...]  # for the gradients, shaped like `turned`; all members add to them
     seen: Reach
 
 

@@ -115,7 +115,7 @@ def by_leaf(tree: Tree) -> Iterator[tuple[Family, torch.Tensor, torch.Tensor | N
 
 
 def peeled(tree: Tree) -> tuple[Tree, torch.Tensor | None]:
-    """Return a tree without the scales at its root, and their product, or None."""
+    """Return a tree without the scales at its root, and the product of these scales, None if there are none."""
     node, weights, scale = tree.node, list(tree.weights), None
     while node.kind == "scale":
         weight = weights.pop(0)
@@ -197,7 +197,7 @@ def by_formula(
     node: Node, us: Iterable[Any], shapes: Iterable[Any], weights: Iterable[Any],
     formula: Callable[[Family], Callable[..., Any]] = lambda of: of.formula,
 ) -> Any:  # fmt: skip
-    """Evaluate a form by formulae of anything with operators: u of one leaf after the other, shapes and weights."""
+    """Evaluate a form on tensors or KeOps' LazyTensors: u of each leaf from left to right, shapes and weights."""
     distances, left, scales = iter(us), iter(shapes), iter(weights)
 
     def value(node: Node) -> Any:

@@ -74,7 +74,7 @@ class Walk:
         return (g if by is None else g * by).sum((-2, -1), keepdim=True)
 
     def fill(self, at: Any, out: torch.Tensor, keep: bool = False) -> None:
-        """Write a block of the kernel matrix into `out`; `keep` stores the values for `backward`, several blocks."""
+        """Write a block of the kernel matrix into `out`; `keep` stores each node's value for `backward`."""
         if keep:
             self._kept = self._tape(self._root, at, out, wanted=True, out=out)
             return

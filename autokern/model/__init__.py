@@ -1,1 +1,1 @@
-"""A model of the libraries: what it consists of, read into arrays, and whether that has changed."""
+"""Models of the libraries: their parts as NumPy arrays, whether these have changed, and functions they rely on."""

@@ -54,7 +54,7 @@ class Inspected:
         self._relied: set[Any] = set()
         self._owners: dict[int, list[Any]] = {}  # each object, its attributes that were read, and the record of `look`
         self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...], bool]] = {}
-        self.still: dict[int, tuple[torch.Tensor, Array]] = {}  # tensors that are no parameters, with their memory
+        self.still: dict[int, tuple[torch.Tensor, Array]] = {}  # tensors other than parameters, with their memory
         self._equal: list[tuple[Callable[[], Any], Any]] = []
         self._priors: list[tuple[weakref.ref[Any], str, weakref.ref[Any], Any]] = []
 
@@ -76,7 +76,7 @@ class Inspected:
         return self._owners.setdefault(id(owner), [owner, {}, (0, ())])
 
     def look(self, *modules: Any) -> None:
-        """Raise UnreadError for modules with hooks or overridden attributes; later ones invalidate the reading."""
+        """Raise UnreadError for modules with hooks or overridden attributes; adding some invalidates the reading."""
         for module in modules:
             own = module.__dict__
             redefined = [name for name in own if name not in _OWN and hasattr(type(module), name)]
@@ -94,7 +94,7 @@ class Inspected:
     def module(self, owner: torch.nn.Module, name: str) -> Any:
         """Record and return a submodule, or None."""
         if owner.__dict__.get(name) is not None:
-            raise UnreadError(f"an attribute {name} in front of a module")
+            raise UnreadError(f"an attribute {name} that hides the module of this name")
         return self._hold(owner, "_modules", name)
 
     def attribute(self, owner: Any, name: str) -> Any:
@@ -117,7 +117,7 @@ class Inspected:
         return seen.copy()
 
     def _memory_of(self, tensor: torch.Tensor, fixed: bool = False) -> Array:
-        """Return a CPU tensor's memory, or that of another's mirror; `fixed` forbids `requires_grad`."""
+        """Return the memory of a CPU tensor, or of another tensor's mirror; `fixed` forbids `requires_grad`."""
         if fixed and tensor.requires_grad:
             raise UnreadError("data, a buffer, a bound or a prior that want gradients")
         here = tensor.detach() if tensor.is_cpu else None if self._mirrors is None else self._mirrors.of(tensor)
@@ -136,7 +136,7 @@ class Inspected:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype is not self.dtype:
             raise UnreadError(f"a tensor of {getattr(tensor, 'dtype', type(tensor))}")
         if tensor.layout is not torch.strided or tensor.grad_fn is not None:
-            raise UnreadError("a tensor that is no leaf")
+            raise UnreadError("a tensor that is not an autograd leaf")
         return self._memory_of(tensor, fixed)
 
     def buffer(self, owner: torch.nn.Module, name: str) -> torch.Tensor:
@@ -150,7 +150,7 @@ class Inspected:
         """Return a constrained parameter by the name of its raw tensor and its shape in one model."""
         tensor = self._hold(owner, "_parameters", name)
         if tensor is None or tensor.shape != (*self.batch, *shape):
-            raise UnreadError(f"a parameter {name} of another shape, or none")
+            raise UnreadError(f"no parameter {name} of the expected shape")
         if tensor.is_inference():
             raise UnreadError(f"a parameter {name} made in inference mode")
         if id(tensor) in self._present:
@@ -193,7 +193,7 @@ class Inspected:
     def constant(self, tensor: torch.Tensor, shape: tuple[int, ...] = ()) -> Array:
         """Return the memory of a bound or of a prior's argument, of any float dtype: NumPy promotes as torch does."""
         if tensor.shape != shape:
-            raise UnreadError("a bound or a prior of several numbers")
+            raise UnreadError("a bound or a prior's argument of another shape")
         return self._memory_of(tensor, fixed=True)
 
     def close(self, root: torch.nn.Module, whole: bool = True) -> None:
@@ -201,12 +201,12 @@ class Inspected:
         self.look(*root.modules())
         for module in root.modules():
             for name in module._modules:
-                self._hold(module, "_modules", name)  # others may bring priors
+                self._hold(module, "_modules", name)  # a replaced submodule may have priors
             for name, (prior, closure, _) in module.__dict__.get("_priors", {}).items():
                 self._priors.append((weakref.ref(module), name, weakref.ref(prior), _function(closure)))
         if whole and {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
-            raise UnreadError("a parameter of something else")
-        several = self._owners.values()  # modules, of which each is an owner, are held weakly
+            raise UnreadError("a trainable parameter of an unsupported part")
+        several = self._owners.values()  # modules are owners, too, and are held weakly
         self._kept = [one for _, held, _ in several for one in held.values() if not isinstance(one, torch.nn.Module)]
         self._checks = [
             (weakref.ref(owner), type(owner), *looked, [(space, name, id(one)) for (space, name), one in held.items()])
@@ -220,7 +220,7 @@ class Inspected:
         self._tensors = [*self._memory.values()]
 
     def _follows(self, index: int) -> bool:
-        """Whether `vector_to_parameters` or the like gave a parameter other memory of the same form; follow it."""
+        """Whether a parameter has new memory of the same shape, as by `vector_to_parameters`; use that from now on."""
         tensor, _, shape, _, fixed = self._tensors[index]
         parameter = self.parameters.get(id(tensor))
         if parameter is None or self.models or not tensor.is_cpu or tensor.shape != shape:

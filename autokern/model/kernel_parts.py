@@ -55,7 +55,7 @@ def _matern(at: _Place) -> Part:
     at.seen.attribute(at.kernel, "nu")
     found = formula_of(at.kernel)
     if found is None:
-        raise UnreadError("a Matérn kernel of another smoothness")
+        raise UnreadError("a Matérn kernel of an unsupported nu, or with overridden methods")
     at.seen.families.append(found.name)
     return _distances(at, found.name, at.parameter())
 
@@ -73,7 +73,7 @@ def _rational(at: _Place) -> Part:
 def _piecewise(at: _Place) -> Part:
     q = at.seen.attribute(at.kernel, "q")
     if type(q) is not int or q not in (1, 2, 3):
-        raise UnreadError("a polynomial that is not smooth where points meet")
+        raise UnreadError("a piecewise polynomial whose q is not 1, 2 or 3")
     at.seen.relies(*(f"{kernels.PiecewisePolynomialKernel.__module__}:{name}" for name in ("_fmax", "_get_cov")))
     return Distances(Mapped(at.columns(), points.scaled, at.parameter()), formulas.piecewise(at.dims, q))
 
@@ -129,7 +129,7 @@ def _mixture(at: _Place) -> Part:
 def _positive_index(at: _Place) -> Part:
     unit, task = (at.seen.attribute(at.kernel, name) for name in ("unit_scale_for_target", "target_task_index"))
     if type(unit) is not bool or type(task) is not int:
-        raise UnreadError("a unit or a task that is none")
+        raise UnreadError("unit_scale_for_target or target_task_index of another type")
     return _table(at, "raw_covar_factor", task if unit else None)
 
 
@@ -169,7 +169,7 @@ _READ: dict[type | str, tuple[str, Callable[[_Place], Part]]] = {
     )),
     "botorch.models.kernels.exponential_decay:ExponentialDecayKernel": ("decay", _decay),
 }  # fmt: skip
-"""Families and readers by class, or by its name: BoTorch may not be imported. The reader of Matérn's finds which."""
+"""Family and reader by class, or by its name, as BoTorch may not be imported; `_matern` adds its family itself."""
 FAMILIES = {name for name, _ in _READ.values()} | {"matern12", "matern32", "matern52"}
 """Names of the supported kernel families."""
 
@@ -182,7 +182,7 @@ def called(seen: Inspected, kernel: Any, columns: Array) -> Part:
     if chosen is None:
         return forwarded(seen, kernel, columns)
     if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(columns):
-        raise UnreadError("active dimensions that there are not")
+        raise UnreadError("active dimensions outside of the points' columns")
     return forwarded(seen, kernel, columns[chosen])
 
 
@@ -191,7 +191,7 @@ def forwarded(seen: Inspected, kernel: Any, columns: Array) -> Part:
     kind = type(kernel)
     seen.attribute(kernel, "_batch_shape")
     if kernel.batch_shape != seen.batch:
-        raise UnreadError("a kernel with another batch")
+        raise UnreadError("a kernel with another batch shape")
     if kind is kernels.ScaleKernel:
         inner = forwarded(seen, seen.module(kernel, "base_kernel"), columns)
         return Scale(inner, seen.parameter(kernel, "raw_outputscale"))
@@ -199,7 +199,7 @@ def forwarded(seen: Inspected, kernel: Any, columns: Array) -> Part:
         several = seen.module(kernel, "kernels")
         children = [called(seen, seen.module(several, name), columns) for name in several._modules]
         if not children:
-            raise UnreadError("a sum or product of nothing")
+            raise UnreadError("a sum or product without kernels")
         return Sum(children) if kind is kernels.AdditiveKernel else Product(children)
     name, read = _READ.get(kind) or _READ.get(f"{kind.__module__}:{kind.__qualname__}") or ("", None)
     if read is None:

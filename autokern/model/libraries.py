@@ -1,9 +1,9 @@
-"""The libraries' own functions, which computations depend on and candidates ``stock`` call, and the user's orders.
+"""The libraries' own functions, on which computations rely and which ``stock`` calls, and the user's orders.
 
 `relied.json` lists the functions that stock runs for a density, a prediction or a fantasy, besides the classes of a
-model; `calibration/record_routes.py` writes it. Ops are imported on first use, when hooks, or a test's mocks, may have
-replaced functions, so these are taken when autokern is imported. A function that a release lacks is None here, and its
-hook is not installed.
+model; `calibration/record_routes.py` writes it. The originals are read when autokern is imported, since ops are
+imported later, when hooks may have replaced them. A function that a release lacks is None here, and its hook is not
+installed.
 
 Orders are the libraries' settings for iterative solvers, where the user changed them. A value is an order if it is less
 accurate than the library's default or asks for another iteration; only candidates that obey an order are eligible. A

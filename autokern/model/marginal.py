@@ -67,7 +67,7 @@ def is_plain(lazy: Any) -> bool:
     """Whether a covariance is one lazy, symmetric kernel matrix that the library has not evaluated and cached yet."""
     if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2:
         return False
-    if lazy._is_grad_enabled != torch.is_grad_enabled():  # the library computes it as it was made
+    if lazy._is_grad_enabled != torch.is_grad_enabled():  # the library evaluates it in the mode of its creation
         return False
     if memoized.is_kept(lazy, "kernel_eval") or memoized.is_past(lazy):
         return False
@@ -195,11 +195,11 @@ def of_tasks(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | N
     several = product.__class__ is KroneckerProductLinearOperator and len(product.linear_ops) > 1
     if not several or not libraries.noise_in_place(likelihood):
         return None
-    if type(likelihood) is GaussianLikelihood and not libraries.tasks.holds():  # the noise of tasks relies on it, too
+    if type(likelihood) is GaussianLikelihood and not libraries.tasks.holds():  # `noise_in_place` checks other classes
         return None
     points, *tasks = product.representation_tree()(*product.representation()).linear_ops  # a copy without caches
     between = functools.reduce(torch.kron, [one.to_dense() for one in tasks])
-    if points.dim() > 2 or between.dim() > 2 or not is_symmetric(between, between.dtype):  # stock says what happens
+    if points.dim() > 2 or between.dim() > 2 or not is_symmetric(between, between.dtype):  # stock serves or raises
         return None
     mean = distribution.mean.reshape(points.shape[-1], len(between))
     noise = _noise_of_tasks(likelihood, len(between))

@@ -1,12 +1,12 @@
-"""What is kept for later, and whether it still holds: cached results, frozen kernels, parameters, a model's `State`.
+"""Results that the libraries cache, frozen copies of kernels, and the `State` of a model by which a cache is valid.
 
 A key of the library's cache is a name, or a tuple of name, positional arguments and pickled keyword arguments. The
 tensors of a frozen kernel are nodes of the caller's graph, so gradients reach the original parameters, also parameters
-that `functional_call` swapped in. Stock caches the prior covariance when it computes the density. A density computed
-without it stores a copy of the kernel and the values of its tensors, as plain objects that unpickle without autokern.
+that `functional_call` swapped in. Stock caches the prior covariance when it computes the density. A density that skips
+this stores a copy of the kernel and the values of its tensors, as plain objects that unpickle without autokern.
 
-A cached factor depends on a model's state. Values are compared: all parameters and buffers, tensor attributes of the
-libraries' own modules, and the training data, some hundreds of numbers.
+A cached factor is valid while the model's state has the same values: those of all parameters and buffers, of tensor
+attributes of the libraries' own modules, and of the training data.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def drop(holder: Any, unwanted: Collection[str]) -> None:
 
 
 def mark(holder: Any, name: str) -> None:
-    """Add a name, which lasts until the library empties the cache, in a backward pass."""
+    """Add a name to the cache, which the library empties in a backward pass."""
     holder.__dict__.setdefault(_CACHE, {})[name] = True
 
 
@@ -82,7 +82,7 @@ def frozen(module: torch.nn.Module, of: Callable[[torch.Tensor], torch.Tensor] =
     """Return a copy of a library module whose tensors are copied by `of`, by default within the present graph.
 
     Unlike `copy.deepcopy`, it supports parameters that are not autograd leaves. Priors are shared, since no covariance
-    reads them. A module that is frozen already is returned unchanged, but for another `of`.
+    reads them. A frozen module is returned unchanged, unless `of` is given.
     """
     if of is torch.clone and _ORIGINAL in module.__dict__:
         return module
@@ -110,29 +110,29 @@ _STATE, _EVALUATED = "_autokern_state", "kernel_eval"
 
 
 def outline(kernel: torch.nn.Module) -> tuple[Any, list[torch.Tensor]]:
-    """Return a copy of a kernel that shares its tensors but does not keep it alive, and those tensors."""
+    """Return a copy of a kernel that has its tensors but does not keep it alive, and a list of the tensors."""
     tensors: dict[int, torch.Tensor] = {}
     copied = frozen(kernel, lambda tensor: tensors.setdefault(id(tensor), tensor))
     for one in copied.modules():
         if one.__dict__.pop(_ORIGINAL, None) is not None:  # a shared prior has none
-            one.__dict__.update(_load_state_dict_pre_hooks={}, _priors={})  # methods of the original
+            one.__dict__.update(_load_state_dict_pre_hooks={}, _priors={})  # these hold methods of the original
     return copied, list(tensors.values())
 
 
 def remember(lazy: Any, kernel: Any, tensors: Sequence[torch.Tensor], values: Sequence[Any] = ()) -> None:
-    """Store the `outline` of a kernel and copies of its tensors' present values, arrays if given, on its covariance."""
+    """Store the `outline` of a kernel on its covariance, and `values`, or else copies of the tensors' present ones."""
     copies = values or [tensor.detach().clone() for tensor in tensors]
     lazy.__dict__[_STATE] = (id(lazy.x1), version(lazy.x1)), kernel, tensors, copies
 
 
 def remember_kernel(lazy: Any) -> None:
-    """Store the present kernel of a covariance, unless that is cached or values are stored."""
+    """Store the present kernel of a covariance, unless the covariance is cached or a kernel is stored already."""
     if _STATE not in lazy.__dict__ and not is_kept(lazy, _EVALUATED):
         remember(lazy, *outline(lazy.kernel))
 
 
 def is_past(lazy: Any) -> bool:
-    """Whether a covariance is that of the time of `remember`, and not evaluated yet."""
+    """Whether a covariance has stored values (`remember`), and is not evaluated yet."""
     return _STATE in lazy.__dict__ and not is_kept(lazy, _EVALUATED)
 
 
@@ -190,10 +190,10 @@ class State:
         self._numbers = Numbers(tensors)
 
     def _present(self) -> tuple[list[Any], list[torch.Tensor | None], list[Any]]:
-        """Return the names and addresses of what the modules have now, their buffers, and what else they have."""
+        """Return the modules' present names and addresses of objects, their buffers, and their other objects."""
         addresses, buffers, found = list[Any](), list[torch.Tensor | None](), list[Any]()
         for ref, read in self._read:
-            own: Any = ref().__dict__  # None has none
+            own: Any = ref().__dict__  # raises AttributeError if the module was freed
             parameters, parts = own["_parameters"], own["_modules"]
             found += (*parameters.values(), *parts.values())
             buffers += own["_buffers"].values()

@@ -114,7 +114,7 @@ def parts_of(kind: Any) -> tuple[str, str, bool]:
     """Return the names of a model class's mean and kernel, and whether `forward` transforms inputs; or UnreadError."""
     names = ("mean_module", "covar_module", True) if _is_mapping(kind) else _modules_of(kind.forward)
     if names is None or any(hasattr(kind, name) for name in names[:2]):
-        raise UnreadError("a forward that is not the plain one")
+        raise UnreadError("a forward method that is not plain")
     return names
 
 
@@ -127,9 +127,9 @@ def _is_mapping(kind: type) -> bool:
 class Tasks(NamedTuple):
     """The tasks of a BoTorch model."""
 
-    column: int  # of the points, which holds a task's value
+    column: int  # of the points, which holds task values
     values: Array  # of the tasks, sorted
-    numbers: Array  # of the tasks, by which mean and kernel know them
+    numbers: Array  # of the tasks in mean and kernel, in the order of `values`
 
     def mapped(self, x: Array) -> Array | None:
         """Return points ``(..., d)`` with task numbers in place of task values; None if a value is no task's."""
@@ -157,12 +157,12 @@ def numbered(seen: Inspected, model: Any, x: Array) -> tuple[Tasks | None, Array
     tasks = Tasks(column, values, numbers)
     points = tasks.mapped(x)
     if points is None:
-        raise UnreadError("tasks that there are not")
+        raise UnreadError("points with unknown task values")
     return tasks, points
 
 
 FIXED = FixedNoiseGaussianLikelihood, DirichletClassificationLikelihood
-"""Likelihoods whose noise is known, with or without a noise that is learned."""
+"""Likelihoods with given noise variances, to which a learned noise may be added."""
 
 
 class Values(NamedTuple):
@@ -263,7 +263,7 @@ def _constant(seen: Inspected, mean: Any) -> Any:
 
 
 def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:
-    """Return the noise that a likelihood adds at points; it sees them before any input transform."""
+    """Return the noise that a likelihood adds at points `x`, which are those before any input transform."""
     covariance = seen.module(likelihood, "noise_covar")
     kinds = type(likelihood), type(covariance)
     if kinds == (GaussianLikelihood, HomoskedasticNoise):
@@ -286,6 +286,6 @@ def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:
         with np.errstate(invalid="ignore"):
             tasks = x[:, column].astype(np.int64)
         by_task = seen.parameter(covariance, "raw_noise", (several,))
-        each = np.equal(tasks[:, None], np.arange(several)).astype(np.float64)  # unknown tasks have no noise, as there
+        each = np.equal(tasks[:, None], np.arange(several)).astype(np.float64)  # as in stock, unknown tasks: no noise
         return Values(lambda: each @ by_task.value, lambda by_noise: by_task.accumulate(by_noise @ each))
     raise UnreadError(f"a likelihood {type(likelihood).__name__}")

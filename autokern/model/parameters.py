@@ -37,7 +37,7 @@ def placed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> list
 
 
 def fetched(tensors: Sequence[torch.Tensor]) -> list[Array]:
-    """Return tensors of one dtype on one device as arrays by one transfer; CPU tensors share their memory."""
+    """Return tensors of one dtype and device as arrays by one transfer; those of CPU tensors share their memory."""
     if tensors[0].is_cpu:
         return [t.detach().numpy() for t in tensors]
     flat = torch.cat([t.detach().reshape(-1) for t in tensors]).cpu()
@@ -46,7 +46,7 @@ def fetched(tensors: Sequence[torch.Tensor]) -> list[Array]:
 
 
 class Mirrors:
-    """CPU copies of tensors on one accelerator, both of which it holds; `pull` updates them unless they are `still`."""
+    """CPU copies of tensors on one accelerator, held with these; `pull` updates the copies unless they are `still`."""
 
     def __init__(self, still: bool = False) -> None:
         self._still = still

@@ -43,7 +43,7 @@ def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> 
     """Return the term of a prior on a module's property; UnreadError for an unsupported prior or closure."""
     known = _known(seen, module, _property(module, closure))
     if known is None:
-        raise UnreadError("a prior of something else")
+        raise UnreadError("a prior on an unsupported property")
     if type(prior) is theirs.SmoothedBoxPrior and type(known) is Element and not known.value.ndim:
         raise UnreadError("a prior that sums over the models of a batch")
     seen.attribute(prior, "_transform")
@@ -80,7 +80,7 @@ def _known(seen: Inspected, owner: Any, name: str) -> Any:
         return Correlations(seen.tables[id(owner)], len(owner.raw_var))
     if name == "noise" and type(owner) is GaussianLikelihood:
         owner = seen.module(owner, "noise_covar")
-    if not isinstance(getattr(type(owner), name, None), property):  # which is of the raw parameter of the same name
+    if not isinstance(getattr(type(owner), name, None), property):  # a property `name` has the parameter `raw_name`
         return None
     return seen.present(owner._parameters.get(f"raw_{name}"))
 
@@ -207,4 +207,4 @@ _MADE: dict[type, tuple[Any, str, tuple[str, ...], tuple[int, ...]]] = {
     theirs.UniformPrior: (_uniform, "", ("low", "high"), ()),
     theirs.SmoothedBoxPrior: (_smoothed_box, "", ("a", "b", "sigma", "loc", "scale"), (1,)),
 }
-"""For each kind, the function of its numbers, the attribute that holds these, their names and their shape."""
+"""For each class, the function of a prior's arguments, the attribute that holds these, their names and their shape."""

@@ -1,4 +1,4 @@
-"""The Ops, in files named after them, but for some that share one; a file is imported when its op is first used."""
+"""The Ops, each in a file of its name or in one of `_SHARED`; a file is imported when its op is first used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Shared by the ops: what candidates can serve, their memory, devices and threads, and ops whose stock iterates.
+"""Shared by the ops: rules of candidates, their memory, devices and threads, and ops whose stock iterates.
 
-Stock's conjugate gradients take more products on real models than on samples, and their gradients have errors. Both
-numbers come from a study, whose counts `calibration/large.py --ship` writes to `iterations.json`.
+Stock's conjugate gradients take more products on real models than on samples, and their gradients have errors. A study
+counts these products and measures these errors; `calibration/large.py --ship` writes them to `iterations.json`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from autokern.system import host, threads
 CG_VECTORS = 150
 """Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
 _SMALL = {"float64": 400, "float32": 255}
-_MAY_COST = 1.3  # exact gradients may take this many times stock's time at least, where stock's own are inaccurate
+_MAY_COST = 1.3  # least share of stock's time that exact gradients may take where stock's gradients are inaccurate
 _REST = 12.0  # time of the rest of a training step, in units of a product
 Rule = Callable[[Problem], "str | None"]  # says why a candidate cannot serve a problem, or None
 LOW_RANK = "the library solves a linear kernel by its rank"
-"""Why a linear kernel alone is left to stock: in a few dimensions this is far cheaper than a factor of all points."""
+"""Why stock serves a linear kernel alone: in few dimensions its solve is far cheaper than a factor of all points."""
 
 
 def only(words: str, serves: Callable[[Problem], bool]) -> Rule:
@@ -43,7 +43,7 @@ def only(words: str, serves: Callable[[Problem], bool]) -> Rule:
 
 
 def every(*rules: Rule) -> Rule:
-    """Return the rule of a candidate that must keep several; the first reason counts."""
+    """Return one rule for several, all of which must hold; the first reason counts."""
     return lambda problem: next((why for rule in rules if (why := rule(problem)) is not None), None)
 
 
@@ -52,7 +52,7 @@ needs_few = only("only for batches of at most 64 matrices", lambda p: p.batch <=
 of_many = only(
     "only for one matrix of 1000 rows or more on the CPU", lambda p: p.n >= 1000 and p.batch <= 1 and p.device == "cpu"
 )
-"""For candidates that iterate, or check themselves; fewer rows are faster factorised."""
+"""For candidates that iterate or check their results; with fewer rows a factorisation is faster."""
 needs_tall = only("only for at least twice as many rows as columns", lambda p: p.m >= 2 * p.n)
 needs_cpu_detour = only("the data is on the CPU already", lambda p: p.device != "cpu")
 needs_accelerator = only("the data is on the accelerator already", lambda p: p.device == "cpu")
@@ -92,8 +92,8 @@ def on_other_devices(
 ) -> None:
     """Register the candidates ``cpu`` and ``accelerator``, whose name stands for ``{}`` in `summary`.
 
-    ``cpu`` is left out where `on_cpu` is None: on two recorded GPUs it hardly ever won there. `read` makes the
-    arguments of `run` of those of the op; the tensors among them move to the device.
+    ``cpu`` is left out if `on_cpu` is None, for ops in which it hardly ever won on two recorded GPUs. `read` maps the
+    op's arguments to those of `run`, whose tensors are moved to the device.
     """
 
     def register(name: str, unsupported: Rule) -> None:
@@ -193,7 +193,7 @@ class Iterated(OpOfParts):
         """Return how many times stock's time on a sample an exact candidate may take.
 
         Real systems take more products than samples, and on a CPU the library by itself takes longer than the candidate
-        `stock`, whose parts are dispatched. For more points than `exact_up_to`, iterations are much faster there.
+        `stock`, whose parts are dispatched. On a CPU with more points than `exact_up_to`, iterations are much faster.
         """
         if not iterates(problem) or (problem.device == "cpu" and problem.n > exact_up_to(problem)):
             return 1.0
@@ -222,7 +222,7 @@ def own_obeys(name: str, value: float, problem: Problem) -> bool:
 def or_iterate(stock: Run, numbers: Callable[[Any], Iterable[torch.Tensor]] = tensors_in) -> Callable[[Run], Run]:
     """Return a decorator of exact candidates: where stock iterates, it serves after a failed factorisation or a NaN.
 
-    The last argument, or its `exact`, says whether stock factorises; `numbers` are what must be finite.
+    The last argument, or its `exact`, says whether stock factorises; `numbers` returns tensors that must be finite.
     """
 
     def decorate(run: Run) -> Run:

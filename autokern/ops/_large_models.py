@@ -106,7 +106,7 @@ def register(op: Op) -> None:
         parts=True,
         as_stock=True,
         obeys=own_obeys,
-        error=to_a_residual("; the log determinant and its gradient by probes, whose standard error calls tell"),
+        error=to_a_residual("; the log determinant and its gradient by probes; calls report the standard error"),
     )
     def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """Conjugate gradients to a stated residual; the preconditioner (neighbours or pivots) is chosen per system."""

@@ -171,6 +171,6 @@ def objective_model(problem: Problem, generator: torch.Generator, priors: bool =
 
 
 def prior_of(model: ExactGP) -> MultivariateNormal:
-    """Return a model's prior, lazy even while another thread runs a kernel, when gpytorch evaluates eagerly."""
+    """Return a model's prior, lazy even if another thread's kernel call makes gpytorch evaluate eagerly."""
     (x,) = model.train_inputs
     return MultivariateNormal(model.mean_module(x), LazyEvaluatedKernelTensor(x, x, kernel=model.covar_module))

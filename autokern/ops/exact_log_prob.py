@@ -4,8 +4,8 @@ Arguments: ``marginal, value, exact``: the description of a Gaussian with the co
 (`model.marginal`), a value ``(..., n)``, and whether stock would factorise instead of running conjugate gradients.
 Gradients must be required. Supported kernels are scales, sums and products of RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic
 and constant kernels (ARD, active dimensions, batches); the candidate ``arrays`` also supports linear, polynomial,
-piecewise polynomial, cosine, spectral mixture, categorical and index kernels. Everything else runs stock, whose parts
-are ops themselves.
+piecewise polynomial, cosine, spectral mixture, categorical and index kernels, and BoTorch's kernels of fidelities. For
+all others stock runs, whose parts are ops themselves.
 
 First and second derivatives are those of the formula.
 """
@@ -41,7 +41,7 @@ _FUSED = 1500  # number of points up to which `fused` was faster than stock's fa
 def in_place(single: float, batched: float) -> shared.Bytes:
     """Return a memory rule: `single` matrices and strips of rows of constant size, or `batched` matrices and more.
 
-    In a batch these are whole: for each family derivative, values and slopes (the same for an RBF), and a product.
+    A batch has no strips: each family holds a derivative, values and slopes (the same for an RBF), and all a product.
     """
 
     def memory(problem: Problem) -> int:
@@ -62,7 +62,7 @@ def _arrays_unsupported(problem: Problem) -> str | None:
         return f"only for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
     if families(problem) == ["linear"]:
         return shared.LOW_RANK
-    return None if set(families(problem)) <= kernel_parts.FAMILIES else "only for kernels that are taken apart"
+    return None if set(families(problem)) <= kernel_parts.FAMILIES else "only for kernels that have a form in NumPy"
 
 
 def _stock_memory(problem: Problem) -> int:

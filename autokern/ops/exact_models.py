@@ -4,8 +4,8 @@
 arguments are ``reading, forward, parameters``: the arrays of a model (`density.exact_objective`), the function that
 computes the loss with modules and autograd, and the parameters, by name, whose gradients are required. The result is
 the loss ``()``, or ``(...)`` for a batch of independent models, and the gradients of its sum in the order of the
-parameters; they are also stored in each ``grad``. Or ``step, None, None``: one call of a marginal likelihood
-(`density.array_density`), whose result is its differentiable value ``()`` or ``(...)`` alone (grad ``theta``).
+parameters; they are also stored in each ``grad``. For the arguments ``step, None, None``, a call of a marginal
+likelihood (`density.array_density`), the result is its differentiable value ``()`` or ``(...)`` (grad ``theta``).
 
 `posterior` is the distribution that the model returns at a batch of small sets of points, with gradients. Its arguments
 are ``reading, x, forward``: the arrays of the model in its present state, points ``(..., m, d)``, and the function that
@@ -97,8 +97,8 @@ class _Objective(OpOfParts):
         return (4 + 3 * _parts(problem) + 3 * (LEAVE_ONE_OUT in problem.words)) * problem.n**2 * 8
 
     def small(self, problem: Problem) -> bool:
-        few = super().small(problem) or LEAVE_ONE_OUT in problem.words  # of which no part is an op
-        if problem.batch > 1:  # of many small models, torch computes a step at once
+        few = super().small(problem) or LEAVE_ONE_OUT in problem.words  # no part of leave-one-out is an op
+        if problem.batch > 1:  # torch computes a step of many small models at once
             at_once = problem.batch > _SEVERAL or (problem.dtype == "float32" and problem.n > _SINGLE)
             few = not (at_once and problem.grad)
         return few and _objective_unsupported(problem) is None
@@ -160,7 +160,7 @@ def objective_by_arrays(reading: Any, forward: Closure | None, parameters: Param
 
 _MOST_ACROSS = 2**22  # covariances between test and training points above which one thread is slower than torch
 _SMALL, _WORK = 2**18, {"float64": 2**27, "float32": 2**26}
-"""Numbers of them, and of multiplications with the factor, up to which `arrays` needs no measurement."""
+"""Numbers of such covariances, and of multiplications with the factor, up to which `arrays` needs no measurement."""
 Call = Callable[[torch.Tensor], Any]
 
 

@@ -1,7 +1,7 @@
 """The Op `fantasy`: the caches of a model after new observations, without a new factorisation.
 
-The argument is an `Update`, the result a new strategy. Measured and checked are its mean cache ``alpha`` and the
-variance ``1^T K^-1 1`` that it explains of a row of ones.
+The argument is an `Update`, the result a new strategy. Trials compute and check its mean cache ``alpha`` and the
+variance ``1^T K^-1 1`` that it explains for a row of ones.
 """
 
 from __future__ import annotations

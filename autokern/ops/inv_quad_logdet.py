@@ -50,7 +50,7 @@ def summed(pair: Pair, reduce: bool) -> Pair:
 
 
 class _ClosedForm(torch.autograd.Function):
-    """One factorisation; the backward pass inverts in the factor's memory, and returns it as the gradient by K."""
+    """One factorisation; the backward pass inverts in the factor's memory, and returns this as the gradient by K."""
 
     @staticmethod
     def forward(ctx, matrix, diagonal, rhs):  # type: ignore[no-untyped-def]
@@ -144,7 +144,7 @@ def dense_and_diagonal(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None
 
 
 def is_system(operator: Any, rhs: torch.Tensor) -> bool:
-    """Whether a covariance of two rows or more and columns ``(..., n, t)`` are of one size, dtype and device."""
+    """Whether a covariance, of two rows or more, and columns ``(..., n, t)`` agree in rows, dtype and device."""
     if not is_ours(rhs) or operator.dim() < 2:
         return False
     same = all(t.dtype is rhs.dtype and t.device == rhs.device for t in tensors_in((operator, rhs)))

@@ -53,7 +53,7 @@ def in_tiles(tile: int) -> Callable[[Problem], int]:
 
 
 def in_matrices(matrices: float) -> Bytes:
-    """Return the memory rule of a product with the whole matrix, with gradients with `matrices` of them."""
+    """Return the memory rule of a product that holds the matrix once, or with gradients `matrices` times."""
 
     def memory(problem: Problem) -> int:
         each = matrices if problem.grad else 1.0

@@ -47,7 +47,7 @@ _EQUAL_BY_AUTOGRAD = _by_family((2, 3, 4, 5), (5, 8, 9, 11))
 
 
 def _stock_memory(problem: Problem) -> int:
-    """Return stock's bytes: with one lengthscale and no gradients by points one function, else what autograd keeps."""
+    """Return stock's bytes: one function's for one lengthscale and no gradients by points, else those of autograd."""
     others = [of for name in families(problem) if name not in _MAIN and (of := known_family(name)) is not None]
     if others:
         kept = [of.kept(problem.d) for of in others]
@@ -145,7 +145,7 @@ def stock(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 
 
 def _of_numbers(run: Run) -> Run:
-    """Let stock serve points that are not finite: its expansion of squares spreads NaN to more entries."""
+    """Let stock serve points that are not finite: stock's expansion of squares spreads NaN to more entries."""
 
     @functools.wraps(run)
     def checked(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:

@@ -154,7 +154,7 @@ def _by_tasks(
 ) -> torch.Tensor:
     eye = DiagLinearOperator(kx.new_ones(len(kx)))
     added = KroneckerProductDiagLinearOperator(eye, DiagLinearOperator(noise.diagonal()))
-    product = KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # it takes views
+    product = KroneckerProductLinearOperator(kx.contiguous(), kt.contiguous())  # the operator takes views
     return libraries.log_prob(MultivariateNormal(mean.flatten(), product + added), value.flatten())
 
 

@@ -1,6 +1,6 @@
 """The Op `predict`: posterior mean and covariance at test points; callers mostly read the variances.
 
-The argument is a `Query`, the result a mean and a covariance operator, whose diagonal is read in measurements too.
+The argument is a `Query`, the result a mean and a covariance operator, whose diagonal trials compute, too.
 Where stock iterates, the first prediction, which fills the caches, and a second one are measured together; else one
 prediction with filled caches, because all candidates share the factor.
 """
@@ -143,7 +143,7 @@ class _Predict(OpOfParts):
             return Features(60.0, flops, bytes + 4.0 * problem.batch * square * problem.itemsize)
         if not iterates(problem):
             return Features(60.0, flops, bytes)
-        # of the Lanczos root, and of conjugate gradients on samples to the tolerance of predictions
+        # operations of a Lanczos root, and of conjugate gradients on samples to the tolerance of predictions
         columns, steps = (1.0, 100) if "fast" in problem.words else (1.0 + problem.m, 30)
         flops += 2.0 * steps * square * columns
         return Features(60.0 + 20.0 * steps, flops, bytes + steps * square * problem.itemsize)
@@ -152,7 +152,7 @@ class _Predict(OpOfParts):
 
     def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         mean, covariance = out
-        if covariance.shape[-1] <= _JOINT:  # which acquisition functions form
+        if covariance.shape[-1] <= _JOINT:  # acquisition functions read these joint covariances
             covariance = DenseLinearOperator(covariance.to_dense())
         return mean, covariance.diagonal(dim1=-2, dim2=-1)
 
@@ -263,7 +263,7 @@ def lazy(query: Query) -> Prediction:
 @PREDICT.candidate(
     "lazy-product",
     accuracy="better",
-    unsupported=only("the inverse factor is all there is", lambda p: "grown" not in p.words),
+    unsupported=only("`lazy` does the same with a grown factor", lambda p: "grown" not in p.words),
     memory=_memory_of(0, 2, 2, kept=1),
     parts=True,
 )

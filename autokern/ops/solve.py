@@ -2,8 +2,8 @@
 
 Arguments: ``operator, rhs, kernel``. The operator is a sum of dense parts and diagonals, as for `inv_quad_logdet`, or
 the sum of a matrix-free covariance and a diagonal; `kernel` is the embedded kernel of the latter, else None. `rhs` is
-``(..., n, t)``. Callers differentiate the solution themselves, so the op supports no gradients. Of a Kronecker product
-plus a constant, which stock factorises, `n` of the problem is the size of the first factor, `d` that of the others.
+``(..., n, t)``. Callers differentiate the solution themselves, so the op supports no gradients. For a Kronecker product
+plus a constant, which stock factorises, a problem's `n` is the size of the first factor, `d` the product of the others.
 
 Solutions are exact, or to a relative residual of 1e-5 (float32 1e-4) or the library's `cg_tolerance`, whichever is
 tighter.
@@ -46,8 +46,8 @@ _COLUMNS = 72  # rows per column up to which a factorisation takes fewer operati
 _POOR = 0.01  # relative residual (the library's tolerance in predictions) from which a factor's solution is discarded
 FREE, PRODUCT = "free", "kronecker"
 _MANY, _SINGULAR = 128, {torch.float64: 1e-9, torch.float32: 1e-3}
-"""Rows from which a product is not factorised, and the smallest eigenvalue, relative to the largest, for that."""
-_LEAST = 4  # rows of the first factor, and of all others, below which one of them has most of the work
+"""Rows from which eigenvalues serve a Kronecker product, and the smallest one, relative to the largest, for that."""
+_LEAST = 4  # least rows of the first factor, and of all others: with fewer, one factor has nearly all of the work
 
 
 def _rows(problem: Problem) -> int:
@@ -59,7 +59,8 @@ class _Solve(Iterated):
     summary = "solutions with a covariance plus noise, which is large or a Kronecker product"
     nesting = 2
     looseness = Error(
-        "residual 1", "stock iterates to the library's tolerance, by default 1, and 0.01 in predictions, on the mean"
+        "residual 1",
+        "stock iterates to the library's tolerance, by default 1, and 0.01 in predictions, on the mean of its columns",
     )
 
     def key(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> Any:
@@ -253,7 +254,7 @@ def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded) -> torch.Tenso
     memory=lambda p: 8 * p.batch * (4 * (p.n**2 + p.d**2) + 5 * p.n * p.d * p.rhs),
 )
 def eigenvalues(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
-    """Eigenvalues of each factor (Bonilla et al. 2008); stock where it may add jitter, near to a singular matrix."""
+    """Eigenvalues of each factor (Bonilla et al. 2008); stock for nearly singular matrices, as it may add jitter."""
     matrices = [one.to_dense().to(torch.float64) for one in operator.linear_op.linear_ops]
     if not all(is_symmetric(one, rhs.dtype) for one in matrices):  # a factorisation reads one triangle
         return stock(operator, rhs, kernel)

@@ -40,7 +40,7 @@ _FAR = 4.0  # distance of points from the origin, in units of their spread, abov
 _MOVING = frozenset(("index", "linear", "polynomial", "truncated", "downsampling", "decay"))
 """Families whose variance depends on the point."""
 _MOST, MOST = 2**22, 2**16
-"""Most elements of the factors of a batch of models; most covariances between test points: torch has more threads."""
+"""Most elements of all factors of a batch, and most covariances between test points: above, torch's threads pay."""
 
 
 class Posterior:
@@ -49,26 +49,26 @@ class Posterior:
     def __init__(self, model: ExactGP, known: Conditioned) -> None:
         kind = type(model)
         if any(getattr(kind, name) is not getattr(ExactGP, name) for name in _INHERITED):
-            raise UnreadError("a model that redefines what an exact one is")
+            raise UnreadError("a model that overrides attributes of ExactGP")
         self._forward, self._code = kind.forward, kind.forward.__code__
         names = parts_of(kind)
         inputs = model.train_inputs
         if type(inputs) not in (tuple, list) or len(inputs) != 1:
-            raise UnreadError("several inputs")
+            raise UnreadError("training data other than one tensor of inputs")
         first = inputs[0]
         self.batch, self.device, self.dtype = first.shape[:-2], first.device, first.dtype
         seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
-        # as `hooks.strategies`, so that one comparison serves both
+        # the same names as in `hooks.strategies`, so that both share one cached comparison
         seen.relies(*PREDICTION, *map(type, model.modules()))
         self.tasks, train = numbered(seen, model, np.asarray(seen.view(first, fixed=True), np.float64))
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
         seen.batch = self._kernel_module.batch_shape  # fantasies of a model share one kernel without a batch
         if seen.batch != self.batch[len(self.batch) - len(seen.batch) :]:
-            raise UnreadError("a kernel of another batch")
+            raise UnreadError("a kernel of another batch shape")
         points = train.reshape(-1, *train.shape[-2:])
         far = (np.abs(points.mean((0, 1))) > _FAR * points.std((0, 1))).any()
         if first.dtype is torch.float32 and far and trees.form(self._kernel_module) is None:
-            raise UnreadError("a covariance of points far from the origin, of which the library loses digits")
+            raise UnreadError("points far from the origin, at which the library's covariance loses digits")
         seen.begin(())
         seen.models, seen.dims = len(points), points.shape[-1]
         self.kernel = called(seen, self._kernel_module, np.arange(seen.dims))
@@ -78,7 +78,7 @@ class Posterior:
         self._raw, self._centre = seen.raw, points.mean((0, 1))
         self.train = self.laid(points[:, None])
         if {*seen.families} == {"constant"}:
-            raise UnreadError("a kernel that knows no points")
+            raise UnreadError("a kernel that does not depend on the points")
         moving = not _MOVING.isdisjoint(seen.families)
         self.alone = None if moving else self.kernel.evaluate(self.train[:, :, :1])
         n = train.shape[-2]
@@ -94,7 +94,7 @@ class Posterior:
         self.key = (len(points), *points.shape[1:], self.device.type, dtype, families)
 
     def _held(self, values: torch.Tensor, *shape: int) -> Array:
-        """Return values in float64 with one batch axis in front: of all models, or of one that they share."""
+        """Return values in float64 with one batch axis in front, of size 1 if all models share the values."""
         lead = values.shape[: values.dim() - len(shape)]
         if values.dtype is not self.dtype or (lead.numel() > 1 and values.numel() > _MOST):
             raise UnreadError("a factor of another dtype, or many large ones")
@@ -103,7 +103,7 @@ class Posterior:
         elif len(lead) <= len(self.batch):
             values = values.expand(*self.batch, *shape)
         else:
-            raise UnreadError("a factor of another batch")
+            raise UnreadError("a factor of another batch shape")
         return np.asarray(values.cpu().numpy(), np.float64).reshape(-1, *shape)
 
     def laid(self, x: Array) -> Array:

@@ -104,7 +104,7 @@ def plain(strategy: Any) -> bool:
 
 
 def kinds_of_terms(operator: Any) -> set[type]:
-    """Return the classes of a sum's terms, constant factors left out, or of a dense matrix; none if any is unformed."""
+    """Return the classes of a sum's terms without constant factors, or of a dense matrix; empty if any is unformed."""
     scaled = getattr(operators, "ConstantMulLinearOperator", None)  # a release may rename it
     several = type(operator) is operators.SumLinearOperator
     listed = operator.linear_ops if several else (operator,)
@@ -163,7 +163,7 @@ def of(strategy: Any, graph: bool = False) -> Conditioned | None:
 def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
     """Cache a result for a strategy; `attached` if gradients pass through it.
 
-    None means that the strategy's own data are factorised when first needed, whatever their size.
+    If `made` is None, the strategy's own data are factorised when a factor is first needed, whatever their size.
     """
     kept = _of(strategy)
     kept.plain = True
@@ -205,13 +205,13 @@ def mean_of(strategy: Any) -> torch.Tensor | None:
 
 
 def is_exact(strategy: Any) -> bool:
-    """Whether a strategy grew from a factorised one, so that iterative solutions must not be mixed in."""
+    """Whether a strategy continues a factorised one, whose predictions must not become iterative."""
     kept = _kept.get(strategy)
     return kept is not None and kept.exact
 
 
 def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torch.Tensor:
-    """Return the dense noisy covariance; in grad mode the kernel is frozen, as `known` or anew, to be read late."""
+    """Return the dense noisy covariance; in grad mode of a frozen kernel (`known` or new), for the backward pass."""
     lazy, diagonal = made_of
     x1, x2 = (lazy.x1, lazy.x2) if attached else (lazy.x1.detach(), lazy.x2.detach())
     if lazy.x1 is lazy.x2:

@@ -99,7 +99,7 @@ class RowBlocks:
 
 
 _LOST = {torch.float64: 1e-8, torch.float32: 3e-4}
-"""A new point loses half of the digits if its variance given the others is a smaller part of its own than this."""
+"""Share of a new point's prior variance: if the other points leave less, half of the digits are lost."""
 
 
 class Conditioned:
@@ -178,7 +178,7 @@ class Conditioned:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether anything here is part of a graph."""
+        """Whether any of its tensors requires a gradient."""
         held = (self.lower, self.border, self._alpha, self._matrix, self._residual)
         return any(t is not None and t.requires_grad for t in held)
 
@@ -209,7 +209,7 @@ class Conditioned:
         return (rows @ alpha.unsqueeze(-1)).squeeze(-1)
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return the diagonal of ``rows K^-1 rows^T``; without L, or to `multiply`, by the inverse factor."""
+        """Return the diagonal of ``rows K^-1 rows^T``; by the inverse factor if `multiply` or if L is not kept."""
         if multiply or self.lower is None:
             return self.whitened(rows).square().sum(-1)
         return _triangular_solve(self.lower, rows.mT).square().sum(-2)

@@ -1,4 +1,4 @@
-"""The lazy covariance of a posterior, of which the diagonal is computed without the matrix, and what explains it.
+"""The lazy covariance of a posterior, with a diagonal that needs no matrix, and ways to compute what data explain.
 
 `PosteriorCovariance` stands for ``K** - K*X K^-1 KX*``. Variances are computed in blocks of test points; every other
 access forms the matrix once. Later changes do not affect the result: kernels are frozen (`frozen`), and grad mode and
@@ -25,11 +25,11 @@ from autokern.prediction.inverse_factor import Conditioned
 
 _BYTES = 2**22  # bytes of a block of rows, so that its temporaries stay in cache
 _OUTPUTS = 256
-"""Points of each diagonal block that an unsupported kernel forms to give its variances; up to as many, the whole."""
+"""Points of the diagonal blocks that an unsupported kernel evaluates for its variances."""
 
 
 class BySolving:
-    """How much of a prior covariance the training data explain, from `solve`, which returns ``K^-1`` times columns."""
+    """The part of a prior covariance that data explain, by `solve`, which returns ``K^-1`` times columns."""
 
     def __init__(self, batch: torch.Size, solve: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.batch, self.solve = batch, solve
@@ -44,11 +44,11 @@ class BySolving:
 
 
 Explains = Conditioned | BySolving
-"""Computes how much of a prior covariance the training data explain: ``rows K^-1 rows^T``."""
+"""Computes the part of a prior covariance that the training data explain: ``rows K^-1 rows^T``."""
 
 
 class Rooted(BySolving):
-    """The same from the root of the inverse that the library caches: ``S S^T = K^-1``, ``(..., n, k)``."""
+    """The explained covariance by the inverse's root that the library caches: ``S S^T = K^-1``, ``(..., n, k)``."""
 
     def __init__(self, root: torch.Tensor) -> None:
         self.batch, self._root = root.shape[:-2], root
@@ -64,9 +64,9 @@ class Rooted(BySolving):
 
 
 class Structured(BySolving):
-    """The same from an operator that the library solves, under the settings at construction.
+    """The explained covariance by the library's solves with an operator, under the settings at construction.
 
-    `factor` is called when the first result is read; if it returns a factor, that is used instead of the operator.
+    `factor` is called when the first result is read; the factor that it returns, if any, replaces the operator.
     """
 
     def __init__(self, operator: Any, factor: Callable[[], Conditioned | None] = lambda: None) -> None:

@@ -22,7 +22,7 @@ class LinePosterior(BySolving):
     """
 
     def __init__(self, data: Chained, most: float = math.inf) -> None:
-        data = data._replace(noise=data.noise.clone())  # read late, for joint covariances, and maybe a buffer
+        data = data._replace(noise=data.noise.clone())  # joint covariances read it later; a buffer may change
         self.batch, self.data, self.n, self.most = torch.Size(), data, len(data.residual), most
         blocks = self._blocks = cut(data.families, data.weights, data.points)
         of = self._of = conditional(blocks, data.noise.expand(self.n), data.residual)
@@ -91,7 +91,7 @@ class LinePosterior(BySolving):
         return torch.empty_like(found).index_copy_(0, order, found)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``, shape ``(m, m)``; up to `_DENSE` training points by Cholesky, more accurate."""
+        """Return ``rows K^-1 rows^T``, shape ``(m, m)``; up to `_DENSE` points by a factor, which is more accurate."""
         columns = rows.mT.double()
         if self.n > _DENSE:
             found = columns.mT @ self.solve(columns)

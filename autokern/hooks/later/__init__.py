@@ -1,6 +1,6 @@
-"""Hooks into BoTorch, which may be imported after `enable`, or never, and what they share with training loops.
+"""Hooks into BoTorch, which may be imported after `enable` or never, and replays, which training loops use, too.
 
-They are declared once its modules are loaded: the hooks of marginal likelihoods and `ExactGP.__call__` look for them.
+Hooks into BoTorch are declared once its modules are imported; hooks into gpytorch look for these modules.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def on_one_thread(optimize: Any) -> bool:
     """Declare the hook of `botorch.optim.optimize`; return False to be called again later."""
     stock = getattr(optimize, "_optimize_acqf_batch", None)
     if type(stock) is not FunctionType or stock.__module__ != optimize.__name__:
-        return stock is None  # a mock may be gone later
+        return stock is None  # a mock may be removed later
     alone = threads.limited(stock, 1)
 
     @hook(optimize, "_optimize_acqf_batch")
@@ -97,7 +97,7 @@ _REASON = "Scipy version"
 _NAMES = ("fmin_l_bfgs_b_batched", "translate_bounds_for_lbfgsb")
 """Functions that BoTorch's module imports only with a SciPy release that it supports."""
 _DTYPES = torch.float32, torch.float64
-_FEW = 0.5  # the largest part of the recorded sets for which fewer are recorded
+_FEW = 0.5  # part of the recorded sets up to which the remaining sets are recorded anew
 _ALIKE = 1e-2  # the largest difference between the library with and without candidates, where only rounding differs
 _HYPERVOLUME = "botorch.acquisition.multi_objective.logei"
 
@@ -169,12 +169,12 @@ def obstacle() -> str | None:
     from scipy.optimize import _lbfgsb_py
 
     if scipy_release() != TRIED:
-        return "autokern has not tried that"
+        return "autokern has not tried this SciPy release"
     return "this SciPy is built with 64-bit integers" if getattr(_lbfgsb_py, "HAS_ILP64", False) else None
 
 
 class _Extension:
-    """A module in C++ whose functions are recorded as operations; in other threads they are called as ever."""
+    """A module in C++ whose functions are recorded as operations; other threads call them as usual."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -224,9 +224,9 @@ class _Acquisition(Repeated):
 
     def consists(self, x: np.ndarray, fixed: Any, rows: Any) -> Held | str:
         if self._called is None:
-            return "it is not an acquisition function alone"
+            return "it is more than an acquisition function"
         if not np.isfinite(x).all() or any(isinstance(v, torch.Tensor) for v in (fixed or {}).values()):
-            return "its points are not finite, or have fixed features of their own"
+            return "its points are not finite, or its fixed features are tensors"
         return held(self._called)
 
     def evaluated(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
@@ -260,7 +260,7 @@ class _Acquisition(Repeated):
         return ours
 
     def outgrown(self, x: np.ndarray, fixed: Any, rows: Any) -> bool:
-        """Whether replays of dropped sets have taken as long as another recording does, as for skis that are rented."""
+        """Whether replays of dropped sets have taken as long as another recording does (the ski-rental problem)."""
         part = self._sets(x) / len(self._points)
         lost = self._seconds - self._running if self.draws and part < 1 else self._running * (1 - part)
         self._wasted += lost if math.isfinite(self.price) else 0.0
@@ -271,7 +271,7 @@ class _Acquisition(Repeated):
         return True
 
     def put(self, x: np.ndarray, fixed: Any, rows: Any) -> bool:
-        """Write points to where the recorded ones were; sets that were dropped keep their last points."""
+        """Copy points into the replay's inputs; sets that were dropped keep their last points."""
         sets, recorded = self._sets(x), len(self._points)
         apart = rows is not None and self._results[0].shape == (recorded,)
         fits = sets == recorded or (sets < recorded and apart and not self.draws)

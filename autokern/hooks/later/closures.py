@@ -1,6 +1,6 @@
 """Hooks into BoTorch's closures, which return loss and gradients of a model to the optimiser of a fit.
 
-Models that are read as arrays are served by them; of others, loss and gradients are replayed (`repeated`).
+Models that can be read are computed by arrays; loss and gradients of other models are replayed (`repeated`).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _reading_of(closure: Any) -> Reading | None:
 
 
 def _read(forward: Any) -> Reading:
-    """Read the marginal likelihood from BoTorch's loss closure of an exact model, its only free variable."""
+    """Read the marginal likelihood that is the only free variable of BoTorch's loss closure of an exact model."""
     cells = {}
     if forward.__module__ == _CLOSURES and is_within(forward):
         cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
@@ -152,7 +152,7 @@ class OfParameters(Repeated):
         super().__init__(kind, [p.dtype for p in self._parameters])
 
     def held(self, *of: Any, **options: Any) -> Held | str:
-        """Return what a function of the parameters consists of, or why it cannot be recorded."""
+        """Return the objects on which a function of the parameters depends, or why it cannot be recorded."""
         if any(p.device.type != "cpu" or not p.is_leaf for p in self._parameters):
             return "parameters on another device"
         if not self.is_plain():
@@ -167,20 +167,20 @@ class OfParameters(Repeated):
         """Return a loss and its gradients by those leaves on which it depends."""
         try:
             slopes = torch.autograd.grad(loss, tuple(leaves), allow_unused=True)
-        except caught(Exception) as error:  # which is for the library to raise
+        except caught(Exception) as error:  # the library raises its own error
             raise UnrecordedError(str(error)) from error
         self._used = [slope is not None for slope in slopes]
         return [loss.detach(), *(slope for slope in slopes if slope is not None)]
 
     def is_plain(self) -> bool:
-        """Whether a backward pass does no more with the parameters than to set their gradients."""
+        """Whether a backward pass only sets the gradients of the parameters."""
         return not any(p.requires_grad for p in self._fixed) and all(
             p.requires_grad and not p._backward_hooks and not getattr(p, "_post_accumulate_grad_hooks", None)
             for p in self._parameters
         )
 
     def put(self, *call: Any) -> bool:
-        """Copy the parameters, which an optimiser may have given other memory, to where a replay reads them."""
+        """Copy the parameters into the replay's inputs: an optimiser may have given them other memory."""
         return self.is_plain() and self.copies.take()
 
 
@@ -208,7 +208,7 @@ class _Closure(OfParameters):
     def consists(self, stock: Any) -> Held | str:
         wanted = {id(p) for one in self._of for p in one.parameters() if p.requires_grad}
         if not self._of or wanted != set(map(id, self._parameters)):
-            return "parameters of which the optimiser has not all"
+            return "parameters that the optimiser does not have"
         self._left.find()
         return self.held(self._forward, without=self._left.names, but=self._left.present())
 

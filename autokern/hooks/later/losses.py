@@ -1,7 +1,7 @@
 """The marginal likelihoods of a training loop whose model is not read as arrays, replayed (`repeated`).
 
-Of ``mll(model(x), y)`` the outer call is replayed with its backward pass. The tensors of the prior are inputs, so the
-model is called as ever, and gradients pass through its graph to whatever made them.
+In ``mll(model(x), y)``, the call of ``mll`` is replayed with its backward pass. The tensors of the prior are inputs of
+the replay: the model itself is called as usual, and gradients pass through its graph.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Given:
 
 
 def _described(prior: Any, target: Any) -> tuple[Any, list[torch.Tensor]] | None:
-    """Return the form of a prior and a target, which equals that of others that differ in numbers only, and tensors."""
+    """Return the form of a prior and a target, equal for all that differ in numbers only, and their tensors."""
     tensors, more = list[torch.Tensor](), dict(vars(prior))
     mean, covariance = more.pop("loc", None), more.pop("_covar", None)
     if not isinstance(covariance, LinearOperator) or not is_library(type(prior).__module__):
@@ -118,7 +118,7 @@ def _form(one: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(one, LinearOperator):
         kept = memoized.is_past(one) or set(memoized.names(one)) - {"size"}
         if kept or not vars(one).get("_is_grad_enabled", True) or not is_library(type(one).__module__):
-            raise _OtherError  # the library would use what it has cached, or computed without a graph
+            raise _OtherError  # the library would use cached results, or results without a graph
         arguments = [_form(part, tensors) for part in one._args]
         return type(one), arguments, {name: _form(part, tensors) for name, part in one._kwargs.items()}
     if type(one) in (list, tuple, dict, np.ndarray):
@@ -149,13 +149,13 @@ class OfLosses(OfParameters):
 
     @abc.abstractmethod
     def computed(self, mll: Any, *call: Any) -> list[torch.Tensor]:
-        """Return the library's marginal likelihood of what a replay reads, and its gradients."""
+        """Return the library's marginal likelihood at the replay's inputs, and its gradients."""
 
     def stock(self, mll: Any, *call: Any) -> None:
-        """Compute the marginal likelihood and its gradients by the library, from what a replay has read."""
+        """Compute the marginal likelihood and its gradients by the library, at the replay's inputs."""
         try:
             self._expected = self.computed(mll, *call)
-        except UnrecordedError:  # the library must say what happens
+        except UnrecordedError:  # the library serves or raises
             self._expected = []
 
     def differentiated(self, loss: Any, leaves: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -170,7 +170,7 @@ class OfLosses(OfParameters):
     def plainly(
         self, mll: Any, values: Mapping[int, torch.Tensor], function: Callable[..., Any], *tensors: torch.Tensor
     ) -> Any:
-        """Call a function of tensors while parameters of a marginal likelihood have the values of their addresses."""
+        """Call a function of tensors while parameters of a marginal likelihood have `values`, keyed by their `id`."""
         from autokern.density.gaussian import replacing
 
         names = {name: values[id(p)] for name, p in mll.named_parameters() if id(p) in values}
@@ -191,14 +191,14 @@ class Loss(OfLosses):
         return ours(mll, prior, target)
 
     def stock(self, mll: Any, *call: Any) -> None:
-        """Compute the marginal likelihood by the library, and time what serves without a replay."""
+        """Compute the marginal likelihood by the library, and time a step without a replay."""
         super().stock(mll, *call)
         first = self._expected and self._compared == 0 and not self._ran.has_warned
         for _ in range(3 if first else 0):  # the first time it takes twice as long
             self._timed(mll, call[1])
 
     def _timed(self, mll: Any, ours: Any) -> None:
-        """Time what serves without a replay, with its backward pass; the caller's graph has hooks that must not run."""
+        """Time a step without a replay, with its backward pass; on copies, since the caller's graph may have hooks."""
         given = self._given
         inside.active = False  # candidates may serve
         began = time.thread_time()
@@ -208,7 +208,7 @@ class Loss(OfLosses):
         self._seconds = min(self._seconds, time.thread_time() - began)
 
     def consists(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Held | str:
-        """Return what a marginal likelihood consists of, or why it cannot be recorded."""
+        """Return the objects on which a marginal likelihood depends, or why it cannot be recorded."""
         given = Given.of(prior, target)
         if given is None:
             return "a prior that is evaluated already, or of another kind"
@@ -227,11 +227,11 @@ class Loss(OfLosses):
         return self.held(mll.likelihood, *kernels, *priors, spaces=spaces, most=MOST)
 
     def evaluated(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Any:
-        """Return prior, target and parameters, and what computes the marginal likelihood and its gradients."""
+        """Return prior, target and parameters, and a function for the marginal likelihood and its gradients."""
         return (*self._given.copies, *self._parameters), lambda: self.computed(mll, stock)
 
     def computed(self, mll: Any, stock: Any, *call: Any) -> list[torch.Tensor]:
-        """Return the library's marginal likelihood of the copies, and its gradients by those and the parameters."""
+        """Return the library's marginal likelihood of the copies, and its gradients by copies and parameters."""
         given = self._given
         with torch.enable_grad():
             loss = stock(mll, given.prior(given.copies), given.copies[-1])
@@ -242,7 +242,7 @@ class Loss(OfLosses):
         return super()._recorded(*call)
 
     def put(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> bool:
-        """Write prior and target to where the recorded ones were; false where they are of another kind."""
+        """Copy prior and target into the replay's inputs; false if their form is another one."""
         same = mll._modules == self._modules and _methods(mll) == self._methods
         return same and super().put() and self._given.take(prior, target)
 

@@ -4,8 +4,8 @@ An evaluation of a small model is several hundred small operations, whose module
 of the time. One is recorded (`core.replay`). The library and the replay compute the next two. If the results agree and
 the replay is faster, it serves. Every 32nd evaluation is compared again.
 
-Recording and comparing take some 30 ms, a replay half the time of an evaluation. So an optimisation has spent 60 ms
-before (the ski-rental problem), or earlier ones of its kind were long enough. Another waits until its time is repaid.
+Recording and comparing take some 30 ms, a replay half the time of an evaluation. So an optimisation is recorded after
+60 ms (the ski-rental problem), or at once if earlier ones of its kind were long enough; again, after this has paid.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from autokern.runtime import dispatch
 from autokern.system import host
 
 _EAGER, _COMPARED, _EVERY = 2, 2, 32  # evaluations before the recorded one, compared after it, and between comparisons
-_SPENT = 0.06  # seconds of evaluations before one is recorded, where nothing is known of their number
+_SPENT = 0.06  # seconds of evaluations before one is recorded, if their number is unknown
 _AGREE = 1e-9  # the largest difference between a replay and the library, relative to the largest compared value
-_SINGLE = 1e-4  # the same in single precision, where BLAS rounds products of fewer sets otherwise
+_SINGLE = 1e-4  # the same in single precision, in which BLAS rounds products of fewer sets differently
 _GAIN = 0.9  # the largest part of an evaluation's time that a replay may take
-_MISSES, _UNFIT = 3, 8  # replays in a row that end at another branch, and misfits, before a recording is dropped
+_MISSES, _UNFIT = 3, 8  # consecutive replays that end at another branch, or that do not fit, before it is dropped
 _histories: dict[Any, _History] = {}
 _log = logging.getLogger("autokern")
 
 
 class _History:
-    """What a process has seen of optimisations of one kind."""
+    """Statistics of a process's optimisations of one kind."""
 
     count = longest = refused = 0
     cost = gain = 0.0
@@ -63,7 +63,7 @@ class Repeated(abc.ABC):
 
     name: str
     repeatable = True  # whether a replay may run twice for one call
-    lasting = False  # whether what an evaluation leaves in its modules is used later, so that no replay may skip it
+    lasting = False  # whether state that an evaluation leaves in its modules is read later, so a replay must leave it
     watched = True  # whether the user's program runs between two calls, and may replace functions then
     seeding: CodeType | bool | None = None  # the code that draws a seed, False for none; None if nothing may be drawn
     _held: Held
@@ -75,7 +75,7 @@ class Repeated(abc.ABC):
         self._replay: Replay | None = None
         self.draws = False  # whether a replay draws random numbers, from the generator's state at the call
         self.state: torch.Tensor | None = None
-        self._count = self.unfit = 0  # calls, and those one after another that the recording did not fit
+        self._count = self.unfit = 0  # calls, and consecutive calls that the recording did not fit
         self.start_anew()
         self._ran = Ran()
         self._sizes: list[float] = []
@@ -95,23 +95,23 @@ class Repeated(abc.ABC):
         """Evaluate by the library."""
 
     def stock(self, *call: Any) -> Any:
-        """Evaluate without any candidate; None if only `numbers` can tell the result."""
+        """Evaluate without any candidate; None if only `numbers` returns the result."""
         return self.library(*call)
 
     @abc.abstractmethod
     def consists(self, *call: Any) -> Held | str:
-        """Return what the function consists of, or why it cannot be recorded."""
+        """Return the objects on which the function depends, or why it cannot be recorded."""
 
     @abc.abstractmethod
     def evaluated(self, *call: Any) -> tuple[tuple[torch.Tensor, ...], Callable[[], Iterable[torch.Tensor]]]:
-        """Return the inputs, and what computes results from them as the library does."""
+        """Return the inputs, and a function that computes the results as the library does."""
 
     def outgrown(self, *call: Any) -> bool:
-        """Whether the recording is of so much more than the calls that another one pays."""
+        """Whether calls have become so much smaller than the recorded one that another recording pays."""
         return False
 
     def made(self, recorder: Recorder) -> Replay:
-        """Return what computes the results again."""
+        """Return the replay that computes the results."""
         return recorder.replay(*self._results)
 
     def is_unchanged(self) -> bool:
@@ -120,7 +120,7 @@ class Repeated(abc.ABC):
 
     @abc.abstractmethod
     def put(self, *call: Any) -> bool:
-        """Write a call's numbers into the inputs; false where the recording is not of such a call."""
+        """Copy a call's numbers into the inputs; false if the recording does not fit the call."""
 
     @abc.abstractmethod
     def result(self, results: tuple[torch.Tensor, ...], *call: Any) -> Any:
@@ -158,7 +158,7 @@ class Repeated(abc.ABC):
             torch.set_rng_state(before)
         if ours is None:
             found = self.library(*call)
-            if self._same and not self.lasting:  # nothing had changed; the library keeps things of its last call
+            if self._same and not self.lasting:  # nothing had changed before the library cached results of its call
                 self._held.renew()
             return found
         if serves:
@@ -210,7 +210,7 @@ class Repeated(abc.ABC):
         return self.earlier + self._running + self._around
 
     def _agree(self, ours: list[np.ndarray], theirs: list[np.ndarray], within: float = 0.0) -> bool:
-        """Whether results agree; where points were dropped, BLAS rounds products of another size otherwise."""
+        """Whether results agree; for products of another size, as after points were dropped, rounding differs."""
         sizes = [float(np.abs(values).max(initial=0.0)) for values in theirs]
         self._sizes = list(map(max, sizes, self._sizes or sizes))
         agreement = within or self.agreement
@@ -221,7 +221,7 @@ class Repeated(abc.ABC):
 
     @unless_it_fails
     def _prepared(self, *call: Any) -> tuple[Recorder, Callable[[], Iterable[torch.Tensor]]] | str:
-        """Return a recorder and what computes the results, or why they cannot be recorded."""
+        """Return a recorder and a function that computes the results, or why they cannot be recorded."""
         held = self.consists(*call)
         if isinstance(held, str):
             return held
@@ -261,7 +261,7 @@ class Repeated(abc.ABC):
         return took
 
     def _by_replay(self, *call: Any) -> Any:
-        """Return the result by the recording, None where the library must say what happens."""
+        """Return the result by the recording, None if the library must evaluate the call."""
         try:
             began = time.thread_time()
             self._same = self.is_unchanged()

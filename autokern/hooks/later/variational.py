@@ -70,7 +70,7 @@ class _Step(OfLosses):
     """A training step of a variational model: of points, targets, and the parameters of model and likelihood."""
 
     name, repeatable, seeding = "training step", False, False
-    again = 0  # how often the library has computed what a replay had
+    again = 0  # how often the library has computed a replay's results again
 
     def __init__(self, mll: Any) -> None:
         super().__init__(mll)
@@ -119,13 +119,13 @@ class _Step(OfLosses):
             return self.differentiated(stock(mll, distribution, self._y), self._parameters)
 
     def _results_of(self, given: Given) -> list[torch.Tensor]:
-        """Return the tensors of a distribution, and of what its evaluation has left."""
+        """Return the tensors of a distribution, and those that its evaluation has left in modules."""
         return [*given.present[:-1], *self._left.tensors()]
 
     def _recorded(self, *call: Any) -> Any:
-        self._seconds = math.inf  # those of a part
+        self._seconds = math.inf  # so far, seconds of a part of the step
         found = self.library(*call)  # it has the graph of the caller's distribution
-        self._served, after = found, host.random_states()  # what follows is not the caller's
+        self._served, after = found, host.random_states()  # the caller's program draws none of the numbers that follow
         try:
             super()._recorded(*call)
         except caught(Exception) as reason:
@@ -140,7 +140,7 @@ class _Step(OfLosses):
         return rest
 
     def predicted(self, model: Any, stock: Call, x: Any) -> Any:
-        """Return the distribution at some points by the first part of the recording, None where the library must."""
+        """Return the distribution at some points by the first part of the recording, None if stock must run."""
         self._latest = None
         with self.lock.here():
             if self._first is None or not self.serves or not may_replay():
@@ -156,7 +156,7 @@ class _Step(OfLosses):
             except caught(Exception):
                 return None
             own, left = self._tensors(model, stock, x)
-            found = self._given.prior(own, frozen)  # what is read late is of this time
+            found = self._given.prior(own, frozen)  # deferred reads see the present values
             self._left.put(left)
             versions = [p._version for p in self._parameters]
             self._latest = weakref.ref(found), found.loc, found.loc._version, found._covar, versions
@@ -164,7 +164,7 @@ class _Step(OfLosses):
         return found
 
     def _tensors(self, model: Any, stock: Call, x: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-        """Yield the tensors of a distribution, and those that are left in the model, without references to that."""
+        """Yield the tensors of a distribution, and those left in the model, which have no reference to the model."""
         unsaved, given = Unsaved(x), len(self._given.copies) - 1
         for of, at in ((lambda one: lambda: one), slice(given)), (weakref.ref, slice(given, None)):
             again = functools.partial(_again, of(self), of(model), stock, unsaved, at)
@@ -174,7 +174,7 @@ class _Step(OfLosses):
             yield [next(found) if has else value for value, has in zip(values, graded, strict=True)]
 
     def _taken(self, model: Any, stock: Call, points: Any) -> Given:
-        """Return the library's distribution as it was recorded; a setting of now, or of another thread, may differ."""
+        """Return the library's distribution as it was recorded; the setting may have changed since."""
         for setting in (contextlib.nullcontext(), lazily_evaluate_kernels(self._lazily)):
             with setting:
                 given = Given.of(stock(model, points), self._y)
@@ -183,11 +183,11 @@ class _Step(OfLosses):
         raise RuntimeError("a variational model's distribution has another form in the backward pass than before")
 
     def is_unchanged(self) -> bool:
-        """Whether everything is as it was recorded; `predicted` has looked at it for this step."""
+        """Whether everything is as it was recorded; for this step, `predicted` may have checked it."""
         return self._latest is not None or super().is_unchanged()
 
     def put(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> bool:
-        """Write targets to where the recorded ones were; false for another distribution than the recording's own."""
+        """Copy targets into the replay's inputs; false for a distribution that `predicted` has not returned."""
         latest, self._latest = self._latest, None
         if latest is None or latest[0]() is not distribution or _attributes(mll) != self._own:
             return False
@@ -219,16 +219,16 @@ class _Step(OfLosses):
 
 
 def _attributes(mll: Any) -> dict[str, Any]:
-    """Return what a marginal likelihood consists of but its caches."""
+    """Return the attributes of a marginal likelihood, without caches."""
     return {k: dict(v) if k == "_modules" else v for k, v in vars(mll).items() if not k.startswith("_autokern")}
 
 
 def _again(step: Call, model: Call, stock: Call, unsaved: Unsaved, at: slice, cotangents: Any) -> Any:
-    """Return gradients by the parameters of some tensors that a replay has computed, by the library."""
+    """Return the gradients by the parameters, computed by the library, of tensors that a replay has computed."""
     (points,), graph, one = unsaved.unchanged(), torch.is_grad_enabled(), step()
     one.again += 1
     if one.again >= max(_OFTEN, one.replays / 2) and one.serves:
-        one.end("the library computes again what is used otherwise")
+        one.end("the library often computes the model's results again, for other uses than the loss")
     with torch.enable_grad(), one._left.aside():
         graded = [t for t in one._results_of(one._taken(model(), stock, points))[at] if t.requires_grad]
         # cotangents may depend on the parameters; but given as such, torch imports sympy (`plain_gradients`)
