@@ -10,24 +10,15 @@ from gpytorch import kernels
 from linear_operator import operators
 from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, DiagLinearOperator, RootLinearOperator
+from support.losses import Own
 from support.models import points
 
 import autokern
 from autokern.core.errors import MemoryBudgetError
-from autokern.system import host
 
 pytestmark = pytest.mark.usefixtures("enabled")
 FEW = 3000
 """Points whose kernel matrix takes 69 MiB in float64."""
-
-
-class Own(kernels.Kernel):
-    """A kernel of the user's, of which nothing is known."""
-
-    has_lengthscale = True
-
-    def forward(self, x1, x2, diag=False, **params):
-        return self.covar_dist(x1, x2, diag=diag, square_dist=True, **params).div(self.lengthscale).neg().exp()
 
 
 def test_a_matrix_that_no_machine_holds_is_refused_at_once():
@@ -69,22 +60,6 @@ def test_refused_at(position):
     assert REFUSED[position]().shape[-1] > 1
 
 
-def test_by_what_is_free_too(monkeypatch):
-    monkeypatch.setattr(host, "memory_left", lambda: 60 * 2**20)
-    with pytest.raises(MemoryBudgetError, match=r"60 MiB may be taken .the memory limit of the control group"):
-        Own().double()(points(FEW)).to_dense()
-
-
-def test_nobody_looks_for_small_calls(monkeypatch):
-    monkeypatch.setattr(host, "available_memory", lambda device: pytest.fail("somebody looked"))
-    x = points(300)
-    for kernel in (kernels.RBFKernel(), kernels.RQKernel() + kernels.PeriodicKernel(), Own()):
-        k = kernel.double()(x).add_jitter(1.0)
-        k.cholesky()
-        k.to_dense()
-    kernels.SpectralMixtureKernel(2, ard_num_dims=2).double()(points(100)).to_dense()
-
-
 def test_what_is_there_or_costs_nothing_is_not_refused():
     a = torch.rand(FEW, FEW, dtype=torch.float64)
     lazy = kernels.RBFKernel().double()(points(FEW))
@@ -97,12 +72,6 @@ def test_what_is_there_or_costs_nothing_is_not_refused():
         lazy.to_dense()
         linear.evaluate_kernel()  # stays a root
         lazy.diagonal()
-
-
-def test_sizes_that_do_not_match_are_the_librarys_to_complain_about():
-    kernel = kernels.RBFKernel(batch_shape=torch.Size([3])).double()
-    with pytest.raises(RuntimeError, match=r"(?i)not broadcastable|size|match"):
-        kernel(torch.rand(2, 500, 1, dtype=torch.float64)).to_dense()
 
 
 def test_transformed_code_is_left_alone():

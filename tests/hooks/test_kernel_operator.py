@@ -7,7 +7,7 @@ import unittest
 import linear_operator
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel
 from linear_operator import settings
 from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
 from support import tiling
@@ -15,7 +15,6 @@ from support.tiling import BATCH, KERNELS, NONE, SOME, assert_near, dense_of, ea
 
 import autokern
 from autokern.core.errors import MemoryBudgetError
-from autokern.hooks import kernel_operator
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 
 pytestmark = tiling.FOR_OPERATORS
@@ -71,15 +70,6 @@ def test_pickles_of_all_kinds_are_read_by_gpytorch_alone():
         assert_near(pickle.loads(data).to_dense(), part.to_dense().detach(), op.dtype)
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, None)])
-def test_no_points(shape):
-    op, leaves, dense = operator(SOME, *shape)
-    out = op @ random(op.shape[-1], 2, seed=4)
-    assert out.equal(dense.to_dense() @ random(op.shape[-1], 2, seed=4))
-    assert op.to_dense().shape == dense.shape
-    assert not any(g.any() for g in torch.autograd.grad(out.sum(), leaves))
-
-
 @pytest.mark.parametrize("size", [1, 1000], ids=["large", "small"])
 @pytest.mark.parametrize("batch", [NONE, BATCH], ids=str)
 def test_elementwise_products_are_exact_and_differentiable(size, batch):
@@ -107,27 +97,6 @@ def test_elementwise_products_are_exact_and_differentiable(size, batch):
     theirs = torch.autograd.grad(sum(t.sum() for t in expected), leaves)
     for one, other in zip(ours, theirs, strict=True):
         assert_near(one, other, torch.float64, 1e3)
-
-
-@pytest.mark.slow
-def test_nothing_is_formed_by_products_rows_diagonals_and_solves(monkeypatch):
-    kernel, x = ScaleKernel(MaternKernel(1.5)).double(), random(900, 2)
-
-    form = kernel_operator.matrix
-
-    def refuse(tree, *args):
-        assert tree.points[0].shape[-2] < 900, "the matrix was formed"
-        return form(tree, *args)
-
-    monkeypatch.setattr(kernel_operator, "matrix", refuse)
-    op = matrix_free(kernel, x, x).add_jitter(1e-1)
-    with settings.max_cholesky_size(10), settings.cg_tolerance(1e-3), settings.min_preconditioning_size(100):
-        quadratic, determinant = op.inv_quad_logdet(random(900, 1), logdet=True)
-        (quadratic + determinant).backward()
-    assert kernel.outputscale.isfinite()
-    assert op.diagonal(dim1=-1, dim2=-2).shape == (900,)
-    assert op[5].shape == (900,)
-    assert used() == {"tiled"}
 
 
 @pytest.mark.slow

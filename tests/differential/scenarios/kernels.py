@@ -14,7 +14,8 @@ def made(see: See, kernel: str, batch: tuple[int, ...] = ()):
     return KERNELS[kernel](torch.Size(batch)).float().to(see.dtype)
 
 
-BATCHES = {"": ((), ()), "2": ((2,), (2,)), "3x1": ((3, 1), (2,)), "2 of points": ((), (2,)), "broadcast": ((2,), ())}
+BATCHES = {"": ((), ()), "2": ((2,), (2,)), "3x1": ((3, 1), (2,)), "2 of points": ((), (2,)), "broadcast": ((2,), ()),
+           "apart": ((3,), (2,))}  # fmt: skip
 """Batch shapes of kernels and points."""
 LAID = {
     "": lambda x: x,
