@@ -11,7 +11,7 @@ LOWEST = ["torch==2.11.*", "gpytorch==1.15.2", "linear_operator==0.6.1"]
 """The lower bounds of pyproject.toml."""
 SELECTION = [
     "tests/core", "tests/runtime/test_api.py", "tests/runtime/test_dispatch.py", "tests/cli/test_cli.py",
-    "tests/hooks/test_shapes.py", "tests/hooks/test_repeated_changes.py",
+    "tests/hooks/test_torch.py", "tests/hooks/test_repeated_changes.py",
 ]  # fmt: skip
 
 nox.options.default_venv_backend = "venv"

@@ -1,0 +1,230 @@
+"""Sums of dense and linear kernels, whose roots wait until they are read; small Toeplitz matrices, multiplied whole."""
+
+import copy
+import pickle
+import sys
+import warnings
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import LinearKernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
+from gpytorch.means import LinearMean
+from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
+from linear_operator.utils import toeplitz
+from linear_operator.utils.warnings import NumericalWarning
+from support.models import ExactModel, points, step
+from support.outcomes import as_stock, assert_close, both
+
+import autokern
+from autokern.hooks import linear_operator as hooks
+from autokern.hooks.linear_operator import _Roots
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning"),
+]
+
+
+def trend():
+    return ScaleKernel(RBFKernel()) + ScaleKernel(LinearKernel(active_dims=[0]))
+
+
+KERNELS = {
+    "trend": trend,
+    "trend first": lambda: LinearKernel() + ScaleKernel(MaternKernel(1.5)),
+    "two trends": lambda: trend() + LinearKernel(active_dims=[1]),
+    "in a scale": lambda: ScaleKernel(RBFKernel() + LinearKernel()),
+    "a polynomial": lambda: ScaleKernel(PolynomialKernel(2)) + RBFKernel() + LinearKernel(),
+}
+each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+
+
+def regression(x, make):
+    torch.manual_seed(0)
+    return ExactModel(x, (2 * x).sum(-1).sin(), make(), mean=LinearMean(2)).to(x)
+
+
+def close(found, wanted, bound=1e-9):
+    assert_close(list(found), list(wanted), rtol=bound, atol=bound)
+
+
+@pytest.fixture
+def updates(monkeypatch):
+    """How often the roots of a sum were updated."""
+    count, ours = [], _Roots.__getitem__
+
+    def read(self, key):
+        count.extend([key] if dict.get(self, key) is None else [])
+        return ours(self, key)
+
+    monkeypatch.setattr(_Roots, "__getitem__", read)
+    return count
+
+
+@each_kernel
+@pytest.mark.parametrize("n", [1, 2, 3, 20])
+def test_roots_samples_and_their_gradients_are_those_of_stock(make, n):
+    def work():
+        kernel = make().double()
+        k = kernel(3 * points(n)).evaluate_kernel()
+        root, inverse = k.root_decomposition().to_dense(), k.root_inv_decomposition().to_dense()
+        gradients = torch.autograd.grad(root.sin().sum(), list(kernel.parameters()), allow_unused=True)
+        torch.manual_seed(1)
+        prior = gpytorch.distributions.MultivariateNormal(torch.zeros(n, dtype=torch.float64), kernel(3 * points(n)))
+        draws = prior.rsample(torch.Size([3]))
+        kept = sorted(key[0] for key in k.__dict__.get("_memoize_cache", ()))
+        return type(k), kept, (root, inverse, draws), gradients
+
+    (*kept, values, slopes), (*our_kept, our_values, our_slopes) = both(work)
+    assert our_kept == kept
+    close(our_values, values)
+    close(our_slopes, slopes, 1e-7)
+
+
+@as_stock()
+def test_copies_pickles_and_grown_matrices_have_the_roots():
+    with torch.no_grad():
+        k = trend().double()(3 * points(12)).evaluate_kernel()
+        row, corner = torch.full((1, 12), 0.1, dtype=torch.float64), torch.full((1, 1), 9.0, dtype=torch.float64)
+        copies = copy.deepcopy(k), pickle.loads(pickle.dumps(k)), k.cat_rows(row, corner)
+        return [c.root_decomposition().root.to_dense() for c in copies]
+
+
+def test_the_library_reads_and_pops_roots():
+    with autokern.enabled():
+        caches = [trend().double()(3 * points(9)).evaluate_kernel().__dict__["_memoize_cache"] for _ in range(2)]
+        key = next(iter(caches[0]))
+        assert all(type(cache) is _Roots and len(cache) == 2 for cache in caches)
+        assert type(caches[0][key]) is type(caches[1].pop(key)) is RootLinearOperator
+    assert len(caches[1]) == 1
+    assert caches[0].pop("nothing", 3) == 3
+
+
+@each_kernel
+@pytest.mark.parametrize("n", [40, 90])
+def test_steps_and_predictions_read_no_root(make, n, updates):
+    stock_updates, stock = [], LinearOperator.add_low_rank.__code__
+
+    def called(frame, event, argument):
+        if event == "call" and frame.f_code is stock:
+            stock_updates.append(frame.f_locals["generate_roots"])
+
+    with autokern.enabled():
+        model = regression(3 * points(n), make)
+        sys.setprofile(called)
+        try:
+            with autokern.using(force={"objective": "stock", "exact_log_prob": "stock"}):
+                step(model)
+            model.eval()
+            with torch.no_grad():
+                found = model(3 * points(7, seed=1))
+                found.variance, found.covariance_matrix
+        finally:
+            sys.setprofile(None)
+    assert not updates
+    assert not any(stock_updates)
+
+
+def test_a_sum_whose_noiseless_matrix_has_no_factor_is_served_without_the_warnings_of_a_root():
+    x = 3 * points(60)
+    x[30:] = x[:30]
+
+    def work():
+        model = regression(x, trend).eval()
+        model.covar_module.kernels[0].base_kernel.lengthscale = 30.0
+        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", NumericalWarning)
+            found = model(3 * points(4, seed=1))
+        return len(told), (found.mean, found.variance)
+
+    (theirs, stock), (told, ours) = both(work)
+    assert theirs
+    assert not told
+    close(ours, stock, 1e-6)
+
+
+def test_what_is_asked_otherwise_or_holds_other_operators_is_stocks():
+    with autokern.enabled():
+        dense = DenseLinearOperator(torch.eye(4, dtype=torch.float64) * 2)
+        thin = torch.ones(4, 1, dtype=torch.float64)
+        asked = dense.add_low_rank(thin, generate_roots=False)
+        kept = DenseLinearOperator(torch.eye(4, dtype=torch.float64))
+        kept.root_decomposition()
+        lazy = RBFKernel().double()(points(4)) + RootLinearOperator(thin)
+        with torch.autocast("cpu"):
+            lowered = dense + RootLinearOperator(thin)
+        some = DenseLinearOperator(RBFKernel().double()(points(4)).to_dense())
+        with gpytorch.settings.max_cholesky_size(0):
+            ordered = some + RootLinearOperator(thin)
+        others = asked, kept + RootLinearOperator(thin), lazy, lowered, ordered
+        assert not any(type(o.__dict__.get("_memoize_cache")) is _Roots for o in others)
+
+
+@pytest.mark.parametrize("written", [0, 1])
+@as_stock()
+def test_roots_of_the_programs_own_tensors_are_of_the_time_of_the_sum(written):
+    tensors = torch.eye(4, dtype=torch.float64) * 2, torch.ones(4, 1, dtype=torch.float64)
+    total = DenseLinearOperator(tensors[0]) + RootLinearOperator(tensors[1])
+    tensors[written].mul_(3.0)
+    return total.root_decomposition().to_dense(), total.root_inv_decomposition().to_dense()
+
+
+FFT = hooks._toeplitz_matmul.__wrapped__
+
+
+@pytest.fixture
+def transforms(monkeypatch):
+    """The Fourier transforms of the library."""
+    calls, transform = [], toeplitz.fft
+    monkeypatch.setattr(toeplitz, "fft", lambda *args: calls.append(args) or transform(*args))
+    with autokern.enabled():
+        yield calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 1), (20, 30), (2, 5, 4), (3, 2, 33, 6)])
+def test_values_and_gradients_to_second_order_are_the_library_s(shape, dtype, transforms):
+    column, right = torch.rand(shape[-2], dtype=dtype), torch.rand(shape, dtype=dtype)
+
+    def all_of(multiply):
+        at = [t.clone().requires_grad_() for t in (column, right)]
+        value = multiply(at[0], at[1])
+        slopes = torch.autograd.grad(value.sin().sum(), at, create_graph=True)
+        return value, *slopes, *torch.autograd.grad(sum(s.square().sum() for s in slopes), at)
+
+    ours = all_of(toeplitz.sym_toeplitz_matmul)
+    assert not transforms
+    near = 1e-4 if dtype is torch.float32 else 1e-12
+    for one, other in zip(ours, all_of(lambda c, t: FFT(c, c, t)), strict=True):
+        assert one.dtype == other.dtype
+        assert_close(one, other, rtol=0, atol=near * other.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "right"),
+    [
+        (torch.rand(3, 5), None, torch.rand(3, 5, 2)),
+        (torch.rand(hooks._FEW + 1), None, torch.rand(hooks._FEW + 1, 2)),
+        (torch.rand(5), None, torch.rand(5, 2).double()),
+        (torch.ones(4), torch.arange(1.0, 5.0), torch.rand(4, 2)),
+    ],
+    ids=["a batch of matrices", "many rows", "another dtype", "not symmetric"],
+)
+def test_other_products_are_the_library_s_own(column, row, right, transforms):
+    row = column if row is None else row
+    ours = toeplitz.toeplitz_matmul(column, row, right)
+    assert transforms
+    assert torch.equal(ours, FFT(column, row, right))
+
+
+@pytest.mark.parametrize("right", [torch.rand(4, 2), torch.rand(5, 2).to_sparse()])
+def test_what_the_library_refuses_raises_its_error(right):
+    def error():
+        with pytest.raises(RuntimeError, match=r"Incompatible dimensions|expand is unsupported") as found:
+            toeplitz.sym_toeplitz_matmul(torch.rand(5), right)
+        return str(found.value)
+
+    theirs = error()
+    with autokern.enabled():
+        assert error() == theirs
