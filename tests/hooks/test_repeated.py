@@ -12,12 +12,21 @@ from botorch.acquisition import active_learning
 from botorch.acquisition import objective as objectives
 from botorch.acquisition.multi_objective import logei as multi_objective
 from botorch.acquisition.risk_measures import VaR
-from botorch.models import KroneckerMultiTaskGP, ModelListGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
+from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
 from botorch.models.transforms import Standardize
 from botorch.models.transforms.input import InputPerturbation
-from botorch.optim.closures import get_loss_closure_with_grads
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from support.acquisitions import DOUBLE, SAMPLER, asked, by_stock, improvement, noisy, points, single, wrapper
+from support.acquisitions import (
+    DOUBLE,
+    SAMPLER,
+    asked,
+    by_stock,
+    improvement,
+    kronecker,
+    noisy,
+    points,
+    single,
+    wrapper,
+)
 from support.losses import replays
 
 from autokern.hooks.later import repeated
@@ -38,10 +47,6 @@ def several():
 def tasks():
     x = torch.cat([points(12), torch.arange(12, dtype=DOUBLE).remainder(2).unsqueeze(-1)], -1)
     return noisy(MultiTaskGP(x, x.sum(-1, keepdim=True).sin(), task_feature=-1, output_tasks=[0]))
-
-
-def kronecker():
-    return noisy(KroneckerMultiTaskGP(points(8), torch.stack([points(8).sum(-1), points(8).prod(-1)], -1)))
 
 
 def of_samples(function):
@@ -213,29 +218,6 @@ def test_long_optimisations_let_the_next_be_recorded_at_once_and_short_ones_do_n
     assert other.spent() == 0.1
     other.refused = 3
     assert other.spent() == np.inf
-
-
-def test_losses_of_kronecker_models_and_their_gradients_are_stock_s():
-    model = kronecker()
-    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
-    closure = get_loss_closure_with_grads(mll, dict(mll.named_parameters()))
-    before, states, found = replays(), [], []
-    for step in range(8):
-        with torch.no_grad():
-            for parameter in mll.parameters():
-                parameter.add_(0.01 * step)
-        loss, gradients = closure()
-        assert all(g is p.grad for g, p in zip(gradients, mll.parameters(), strict=True))
-        states.append([p.detach().clone() for p in mll.parameters()])
-        found.append([loss.item(), *(g.clone() for g in gradients)])
-    assert replays() > before
-    for state, ours in zip(states, found, strict=True):
-        with torch.no_grad():
-            for parameter, value in zip(mll.parameters(), state, strict=True):
-                parameter.copy_(value)
-        with by_stock():
-            loss, gradients = closure()
-        agree(ours, [loss.item(), *gradients], 1e-9)
 
 
 @pytest.mark.parametrize("wrong", [0, -1], ids=["values", "slopes"])

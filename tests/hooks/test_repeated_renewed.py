@@ -1,5 +1,7 @@
 """Losses of models whose modules keep what an evaluation computed: a replay renews it, or the library evaluates."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -12,13 +14,15 @@ from gpytorch.kernels import InducingPointKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
 from gpytorch.variational import UnwhitenedVariationalStrategy
-from support.acquisitions import DOUBLE, points
-from support.outcomes import count
+from support.acquisitions import DOUBLE, kronecker, points
+from support.losses import replays
 
 import autokern
 from autokern.hooks import gpytorch
 
 pytestmark = pytest.mark.usefixtures("third_recorded")
+STOCK = {"objective": "stock", "exact_log_prob": "stock", "posterior": "stock"}
+SIDES = ({}, STOCK)
 
 
 class Reading(OrthogonalAdditiveKernel):
@@ -32,25 +36,46 @@ class Reading(OrthogonalAdditiveKernel):
         return found if before is None else 0.5 * found + 0.5 * before.detach()
 
 
-def made(kind):
+def standardised(x):
+    y = x.sin().sum(-1, keepdim=True)
+    return (y - y.mean()) / y.std()
+
+
+def closed(model, mll=None, loader=None):
+    mll = (mll or ExactMarginalLogLikelihood(model.likelihood, model)).train()
+    return get_loss_closure_with_grads(mll, dict(mll.named_parameters()), data_loader=loader)
+
+
+def additive(kind=OrthogonalAdditiveKernel):
+    """Such a model's closure, and how its normaliser is read, without a copy."""
     x = points(12, 3)
-    model = SingleTaskGP(x, x.sin().sum(-1, keepdim=True), covar_module=kind(dim=3, second_order=True, dtype=DOUBLE))
-    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
-    return model.covar_module, mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters()))
+    model = SingleTaskGP(x, standardised(x), covar_module=kind(dim=3, second_order=True, dtype=DOUBLE))
+    return closed(model), lambda: [model.covar_module._normalizer.detach()], model
 
 
-def evaluated(mll, closure, number=9):
+def filled(parameter, step, at):
+    parameter.fill_(0.1 * step + 0.2 * at + 0.1)
+
+
+def grown(parameter, step, at):
+    parameter.add_(0.01)
+
+
+def moved(parameter, step, at):
+    """It gets other memory."""
+    parameter.data = parameter + 0.01
+
+
+def evaluated(closure, read, number=9, move=filled):
+    """Losses and gradients of some steps, with what is read after the evaluation and after the parameters changed."""
     for step in range(number):
-        with torch.no_grad():
-            for at, parameter in enumerate(mll.parameters()):
-                parameter.fill_(0.1 * step + 0.2 * at + 0.1)
         loss, gradients = closure()
-        yield [loss.item(), *(g.clone() for g in gradients)]
-
-
-def steps(kernel, *of):
-    for found in evaluated(*of):
-        yield [*found, kernel._normalizer.detach()]  # no copy
+        assert all(g is p.grad for g, p in zip(gradients, closure.parameters.values(), strict=True) if g is not None)
+        found = [loss.item(), *(g.clone() for g in gradients), *read()]
+        with torch.no_grad():
+            for at, parameter in enumerate(closure.parameters.values()):
+                move(parameter, step, at)
+        yield [*found, *read()]
 
 
 def agree(ours, theirs):
@@ -60,174 +85,117 @@ def agree(ours, theirs):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * size)
 
 
-def by_stock(kind):
-    with autokern.using(force={"objective": "stock", "posterior": "stock"}):
-        return list(steps(*made(kind)))
-
-
-@pytest.mark.parametrize(("kind", "replays"), [(OrthogonalAdditiveKernel, 4), (Reading, 0)])
-def test_loss_gradients_and_what_the_kernel_keeps_are_stock_s(kind, replays):
-    before = count("optimised function", "replay")
-    kernel, *rest = made(kind)
-    ours = list(steps(kernel, *rest))
-    assert count("optimised function", "replay") - before == replays
-    agree(ours, by_stock(kind))
-    assert kernel._normalizer.requires_grad
-    with pytest.raises(RuntimeError, match="second time"):  # the library has freed that graph as well
-        kernel._normalizer.sum().backward()
-
-
-def test_predictions_after_replays_use_what_the_last_evaluation_left():
-    ours, theirs = [], []
-    for found in (ours, theirs):
-        order = {} if found is ours else {"objective": "stock", "posterior": "stock"}
-        with autokern.using(force=order):
-            kernel, mll, closure = made(OrthogonalAdditiveKernel)
-            list(steps(kernel, mll, closure))
-            posterior = mll.model.eval().posterior(points(4, 3, seed=7))
-            found.append([posterior.mean.detach(), posterior.variance.detach()])
-    agree(ours, theirs)
-
-
-def test_a_tensor_that_the_program_has_taken_is_not_written():
-    kernel, mll, closure = made(OrthogonalAdditiveKernel)
-    before = count("optimised function", "replay")
-    taken = steps(kernel, mll, closure, 12)
-    held = [(kernel._normalizer, kernel._normalizer.detach().clone()) for _ in taken]
-    assert all(torch.equal(*pair) for pair in held)
-    assert count("optimised function", "replay") - before == 7
-
-
-def test_another_value_in_place_of_a_kept_tensor_is_overwritten_as_by_the_library():
-    kernel, mll, closure = made(OrthogonalAdditiveKernel)
-    ours = []
-    for found in steps(kernel, mll, closure):
-        ours.append(found)
-        kernel._normalizer = torch.ones(3, 1, 1, dtype=DOUBLE)
-    agree(ours, by_stock(OrthogonalAdditiveKernel))
-
-
-def of_warped(change, order):
+def warped(change=lambda scaled: None):
+    """Buffers that each evaluation makes anew, with the same numbers unless they are changed."""
     x = points(12, 3)
-    model = SingleTaskGP(x, x.sin().sum(-1, keepdim=True), input_transform=Warp(d=3, indices=[0, 1, 2]))
-    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
-    scaled, found, before = model.input_transform._normalize, [], count("optimised function", "replay")
-    with autokern.using(force=order):
-        for one in evaluated(mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters()))):
-            found.append([*one, scaled._coefficient.clone(), scaled._offset.clone()])
-            change(scaled)
-    return found, count("optimised function", "replay") - before
+    model = SingleTaskGP(x, standardised(x), input_transform=Warp(d=3, indices=[0, 1, 2]))
+    scaled = model.input_transform._normalize
+
+    def read():
+        found = [scaled._coefficient.clone(), scaled._offset.clone()]
+        change(scaled)
+        return found
+
+    return closed(model), read
 
 
-CHANGES = {
-    "none": lambda scaled: None,
-    "in place": lambda scaled: scaled._coefficient.mul_(2.0),
-    "another": lambda scaled: setattr(scaled, "_offset", torch.full((1, 3), 0.3, dtype=DOUBLE)),
-}
+def contexts():
+    """Parameters whose norms an evaluation limits."""
+    x = points(12, 6)
+    model = LCEAGP(x, standardised(x), None, {"a": [0, 1], "b": [2, 3], "c": [4, 5]})
+    return closed(model), lambda: [model.covar_module.emb_layers[0].weight.detach().clone()]
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_buffers_that_each_evaluation_makes_anew_with_the_same_numbers_are_as_in_stock(change):
-    theirs, _ = of_warped(change, {"objective": "stock", "exact_log_prob": "stock"})
-    ours, replays = of_warped(change, {})
-    agree(ours, theirs)
-    assert replays
+def inducing():
+    """A loss that a kernel adds."""
+    x, likelihood = points(12, 3), GaussianLikelihood().double()
+    kernel = InducingPointKernel(ScaleKernel(RBFKernel()), points(4, 3, seed=3), likelihood)
+    model = SingleTaskGP(x, standardised(x), None, likelihood, kernel)
+    return closed(model), lambda: [term.loss().detach() for term in model.added_loss_terms()]
 
 
-def standardised(x):
-    y = x.sin().sum(-1, keepdim=True)
-    return (y - y.mean()) / y.std()
-
-
-def of_variational(size, order, like=None, moves=False, **options):
-    """Losses and gradients, and of what the model keeps a divergence and a tensor that the program takes."""
-    torch.manual_seed(0)
+def variational(size=0, like=None, **options):
+    """Of what the model keeps a divergence and a tensor that the program takes."""
     x = points(12, 3)
     y = standardised(x)
     model = SingleTaskVariationalGP(x, y, likelihood=like and like(), inducing_points=points(4, 3, seed=3), **options)
     model.model.train_targets = y[:, 0]
-    mll, found = VariationalELBO(model.likelihood, model.model, num_data=12).train(), []
-    data = torch.utils.data.TensorDataset(x, y[:, 0])
+    data, strategy = torch.utils.data.TensorDataset(x, y[:, 0]), model.model.variational_strategy
     loader = torch.utils.data.DataLoader(data, size, shuffle=True) if size else None
-    closure = get_loss_closure_with_grads(mll, dict(mll.named_parameters()), data_loader=loader)
-    before, strategy = count("optimised function", "replay"), model.model.variational_strategy
-    with autokern.using(force=order):
-        for _ in range(24):
-            loss, gradients = closure()
-            with torch.no_grad():
-                for parameter in mll.parameters():
-                    parameter.data = parameter + 0.01 if moves else parameter.add_(0.01).data
-            taken = strategy.variational_distribution.lazy_covariance_matrix.to_dense()
-            assert taken.requires_grad
-            found.append([loss.detach(), *(g.clone() for g in gradients), strategy.kl_divergence().detach(), taken])
-    return [[t.detach() for t in one] for one in found], count("optimised function", "replay") - before
+
+    def read():
+        taken = strategy.variational_distribution.lazy_covariance_matrix.to_dense()
+        assert taken.requires_grad
+        return [strategy.kl_divergence().detach(), taken.detach()]
+
+    return closed(model, VariationalELBO(model.likelihood, model.model, num_data=12), loader), read
 
 
-VARIATIONAL = {
-    "plain": (0, {}),
-    "inducing points that are not learned": (0, {"learn_inducing_points": False}),
-    "another likelihood": (0, {"like": StudentTLikelihood}),
-    "unwhitened": (0, {"variational_strategy": UnwhitenedVariationalStrategy}),
-    "parameters that get other memory": (0, {"moves": True}),
-    "parts of the data": (6, {}),
-    "parts of several sizes": (5, {}),
-}
+UNWHITENED = {"variational_strategy": UnwhitenedVariationalStrategy}
+CASES = {
+    "a normaliser": (additive, 9, filled, 4),
+    "one that reads what it keeps": (functools.partial(additive, Reading), 9, filled, 0),
+    "buffers": (warped, 9, filled, 4),
+    "buffers in place": (lambda: warped(lambda scaled: scaled._coefficient.mul_(2.0)), 9, filled, 4),
+    "another buffer": (
+        lambda: warped(lambda scaled: setattr(scaled, "_offset", torch.full((1, 3), 0.3, dtype=DOUBLE))), 9, filled, 4,
+    ),
+    "limited norms": (contexts, 14, filled, 9),
+    "an added loss": (inducing, 9, grown, 4),
+    "kronecker": (lambda: (closed(kronecker()), list), 9, grown, 4),
+    "variational": (variational, 24, grown, 19),
+    "inducing points that are not learned": (
+        lambda: variational(learn_inducing_points=False), 24, grown, 19,
+    ),
+    "another likelihood": (lambda: variational(like=StudentTLikelihood), 24, grown, 19),
+    "unwhitened": (lambda: variational(**UNWHITENED), 24, grown, 19),
+    "parameters that get other memory": (variational, 24, moved, 19),
+    "views of parameters that get other memory": (lambda: variational(**UNWHITENED), 24, moved, 0),
+    "parts of the data": (lambda: variational(6), 24, grown, 16),
+    "parts of several sizes": (lambda: variational(5), 24, grown, 8),
+}  # fmt: skip
 
 
-def test_views_that_a_model_keeps_of_parameters_are_those_of_the_library():
-    options = {"moves": True, "variational_strategy": UnwhitenedVariationalStrategy}
-    agree(of_variational(0, {}, **options)[0], of_variational(0, {"objective": "stock"}, **options)[0])
-
-
-@pytest.mark.parametrize(("size", "options"), VARIATIONAL.values(), ids=VARIATIONAL.keys())
-def test_losses_of_variational_models_and_what_these_keep_are_stock_s(size, options, monkeypatch):
+@pytest.mark.parametrize(("make", "number", "move", "served"), CASES.values(), ids=CASES)
+def test_losses_gradients_and_what_modules_keep_are_stock_s(make, number, move, served, monkeypatch):
     monkeypatch.setattr(gpytorch, "_ENOUGH_VARIATIONAL", 0.0)
-    ours, replays = of_variational(size, {}, **options)
-    assert replays >= 8
-    agree(ours, of_variational(size, {"objective": "stock"}, **options)[0])
+    found, before = [], replays()
+    for order in SIDES:
+        torch.manual_seed(0)
+        closure, read, *_ = make()
+        with autokern.using(force=order):
+            found.append(list(evaluated(closure, read, number, move)))
+        assert replays() - before == served
+    agree(*found)
 
 
-def of_contexts(order):
-    torch.manual_seed(0)
-    x = points(12, 6)
-    model = LCEAGP(x, standardised(x), None, {"a": [0, 1], "b": [2, 3], "c": [4, 5]})
-    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
-    weights, before = model.covar_module.emb_layers[0].weight, count("optimised function", "replay")
-    with autokern.using(force=order):
-        each = evaluated(mll, get_loss_closure_with_grads(mll, dict(mll.named_parameters())), 14)
-        found = [[*one, weights.detach().clone()] for one in each]
-    return found, count("optimised function", "replay") - before
+def test_predictions_after_replays_use_what_the_last_evaluation_left():
+    found = []
+    for order in SIDES:
+        with autokern.using(force=order):
+            *of, model = additive()
+            list(evaluated(*of))
+            posterior = model.eval().posterior(points(4, 3, seed=7))
+            found.append([posterior.mean.detach(), posterior.variance.detach()])
+    agree(*found)
 
 
-def test_parameters_whose_norms_an_evaluation_limits_are_as_in_stock():
-    ours, replays = of_contexts({})
-    theirs, _ = of_contexts({"objective": "stock"})
-    agree(ours, theirs)
-    assert replays == 9
-    assert theirs[0][-1].norm() < theirs[-1][-1].norm() == pytest.approx(3**0.5, rel=1e-6)
+def test_a_tensor_that_the_program_has_taken_is_not_written_and_its_graph_is_freed_as_by_the_library():
+    *of, model = additive()
+    kernel, before = model.covar_module, replays()
+    held = [(kernel._normalizer, kernel._normalizer.detach().clone()) for _ in evaluated(*of, 12)]
+    assert all(torch.equal(*pair) for pair in held)
+    assert replays() - before == 7
+    assert kernel._normalizer.requires_grad
+    with pytest.raises(RuntimeError, match="second time"):
+        kernel._normalizer.sum().backward()
 
 
-def of_inducing_points(order):
-    x = points(12, 3)
-    likelihood = GaussianLikelihood().double()
-    kernel = InducingPointKernel(ScaleKernel(RBFKernel()), points(4, 3, seed=3), likelihood)
-    mll = ExactMarginalLogLikelihood(likelihood, SingleTaskGP(x, standardised(x), None, likelihood, kernel)).train()
-    closure, before = (
-        get_loss_closure_with_grads(mll, dict(mll.named_parameters())),
-        count("optimised function", "replay"),
-    )
-    with autokern.using(force=order):
-        found = []
-        for _ in range(9):
-            loss, gradients = closure()
-            (term,) = mll.model.added_loss_terms()
-            found.append([loss.detach(), *(g.clone() for g in gradients), term.loss().detach()])
-            with torch.no_grad():
-                torch._foreach_add_(list(mll.parameters()), 0.01)
-    return found, count("optimised function", "replay") - before
-
-
-def test_losses_that_a_kernel_adds_are_stock_s():
-    ours, replays = of_inducing_points({})
-    agree(ours, of_inducing_points({"objective": "stock"})[0])
-    assert replays == 4
+def test_another_value_in_place_of_a_kept_tensor_is_overwritten_as_by_the_library():
+    *of, model = additive()
+    ours = []
+    for found in evaluated(*of):
+        ours.append(found)
+        model.covar_module._normalizer = torch.ones(3, 1, 1, dtype=DOUBLE)
+    with autokern.using(force=STOCK):
+        agree(ours, list(evaluated(*additive()[:2])))

@@ -5,7 +5,7 @@ import functools
 import botorch.generation.gen as gen
 import torch
 from botorch.acquisition import qLogExpectedImprovement
-from botorch.models import SingleTaskGP
+from botorch.models import KroneckerMultiTaskGP, SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 
 import autokern
@@ -27,6 +27,10 @@ def noisy(model):
     """Let a model that is not fitted have a covariance that is well conditioned."""
     model.likelihood.noise = 0.1
     return model.eval()
+
+
+def kronecker():
+    return noisy(KroneckerMultiTaskGP(points(8), torch.stack([points(8).sum(-1), points(8).prod(-1)], -1)))
 
 
 def by_stock():
