@@ -16,7 +16,6 @@ from gpytorch.means import ConstantMean
 from support.botorch_models import KNOWN, ROUGH, closure, data, of_categories, of_tasks, single
 from support.botorch_models import MODELS as COMMON
 from support.outcomes import assert_close, serving
-from support.programs import said
 
 import autokern
 
@@ -172,26 +171,3 @@ def test_hooks_of_gradients_and_modes_are_obeyed(enabled):
     mll.eval()
     with pytest.warns(gpytorch.utils.warnings.GPInputWarning):
         assert evaluate()[0].requires_grad
-
-
-@pytest.mark.slow
-def test_botorch_may_come_later():
-    program = """
-import autokern.auto
-import torch
-from botorch.fit import fit_gpytorch_mll
-from botorch.models import SingleTaskGP
-from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
-from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from botorch.optim.closures.core import ForwardBackwardClosure
-x = torch.rand(12, 2, dtype=torch.float64)
-stock = ForwardBackwardClosure.__call__
-with autokern.using(force={"objective": "arrays"}):
-    model = SingleTaskGP(x, x.sum(-1, keepdim=True).sin())
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-print(autokern.stats()["objective"]["arrays"] > 3, ForwardBackwardClosure.__call__ is stock)
-autokern.disable()
-print(ForwardBackwardClosure.__call__ is stock)
-"""
-    assert said(program)[-3:] == ["True", "False", "True"]

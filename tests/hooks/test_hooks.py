@@ -59,9 +59,13 @@ def each_candidate(op: str):
     return pytest.mark.parametrize("name", get(op).names())
 
 
-def test_enable_puts_in_and_disable_takes_out():
+def test_enable_puts_in_what_looks_like_what_it_wraps_and_disable_takes_it_out():
     autokern.enable()
-    assert all(vars(p.owner)[p.name] is p.replacement for p in PATCHES)
+    for patch in PATCHES:
+        original = ORIGINALS[patch.owner, patch.name]
+        assert vars(patch.owner)[patch.name] is patch.replacement
+        assert isinstance(original, property) or patch.replacement.__name__ == original.__name__
+        assert patch.replacement.__wrapped__ is original
     assert len(PATCHES) >= 10
     autokern.disable()
     assert installed() == ORIGINALS
@@ -90,13 +94,6 @@ def test_many_threads():
 
     in_threads(work, range(16))
     assert not install.is_enabled()
-
-
-def test_wrappers_look_like_what_they_wrap():
-    for patch in PATCHES:
-        original = ORIGINALS[patch.owner, patch.name]
-        assert isinstance(original, property) or patch.replacement.__name__ == original.__name__
-        assert patch.replacement.__wrapped__ is original
 
 
 @pytest.mark.parametrize(
@@ -192,7 +189,7 @@ def test_cholesky_ex_is_called_once_by_name():
 USE = """
 import warnings; warnings.simplefilter("{warned}"); warnings.filterwarnings("ignore", "`torch.jit.script`")
 {imports}
-import autokern, gpytorch, linear_operator, torch
+import autokern, gpytorch, linear_operator, sys, torch
 assert autokern.hooks.install.is_enabled()
 x = torch.rand(20, 2, dtype=torch.float64)
 kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
@@ -201,8 +198,17 @@ with autokern.using(force={{"cholesky": "stock"}}):  # or so small a matrix is l
     assert isinstance(torch.linalg.cholesky(operator), linear_operator.LinearOperator)
 assert set(autokern.stats()) == {{"cholesky", "kernel_matrix"}}, autokern.stats()
 from linear_operator.utils import stable_pinverse
+if fits := "botorch" in sys.modules:
+    from botorch.fit import fit_gpytorch_mll
+    from botorch.optim.closures.core import ForwardBackwardClosure
+    with autokern.using(force={{"objective": "arrays"}}):
+        model = botorch.models.SingleTaskGP(x, x.sum(-1, keepdim=True).sin())
+        fit_gpytorch_mll(gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model))
+    assert autokern.stats()["objective"]["arrays"] > 3
+    assert hasattr(ForwardBackwardClosure.__call__, "__wrapped__")
 autokern.disable()
 assert not autokern.hooks.install.is_enabled()
+assert not fits or not hasattr(ForwardBackwardClosure.__call__, "__wrapped__")
 print("as it should be")
 """
 

@@ -160,14 +160,6 @@ def test_one_alpha_for_all_threads_that_ask_at_once():
             assert_close(alpha, torch.full_like(alpha, 0.5))
 
 
-@pytest.mark.parametrize("candidate", ["stock", "rows"])
-def test_noise_of_more_dimensions_than_points_is_refused_as_in_the_library(candidate):
-    model = predicted(regression(likelihood=exact_models.fixed_noise()))
-    several = torch.full((5, 2), 0.1).double()
-    with ours(candidate, "fantasy"), pytest.raises(RuntimeError, match="same number of dimensions"):
-        fantasy(model, points(2, seed=7), several, noise=several)
-
-
 @exact_models.stock_s(rtol=1e-06, atol=1e-07)
 def test_noise_of_one_update_stays_with_it():
     """A Gaussian likelihood has no place for it, so that it must not be computed anew."""

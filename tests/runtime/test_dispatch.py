@@ -135,17 +135,23 @@ def faked(call):
         assert call(mode.from_tensor(matrix())).shape == (4, 4)
 
 
+def under_autocast(call):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        call(matrix())
+
+
 MODES = {
     "vmap": lambda call: torch.func.vmap(call)(torch.ones(3, 2, 2)),
     "grad": lambda call: torch.func.grad(lambda a: call(a).sum())(matrix()),
     "jvp": lambda call: torch.func.jvp(call, (matrix(),), (matrix(),)),
     "trace": traced,
     "fake tensors": faked,
+    "autocast": under_autocast,
 }
 
 
 @pytest.mark.parametrize("way", MODES.values(), ids=MODES)
-def test_transforms_traces_and_fake_tensors_run_stock(toy, way):
+def test_transforms_traces_fake_tensors_and_autocast_run_stock(toy, way):
     way(toy.call)
     assert toy.runs == ["stock"]
     assert autokern.stats() == {}
