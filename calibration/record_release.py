@@ -46,15 +46,14 @@ MODULES = {
     "botorch.models.utils.priors": "", "botorch.models.multitask": "",
     "botorch.models.gp_regression": "", "botorch.models.model": "Model.*", "botorch.optim.closures.*": "",
     "botorch.optim.optimize": "_optimize_acqf_batch", "botorch.optim.utils.common": "_handle_numerical_errors",
-    "botorch.optim.utils.acquisition_utils": "fix_features", "botorch.optim.utils.numpy_utils": "as_ndarray",
-    "botorch.utils.context_managers": "zero_grad_ctx",
+    "botorch.optim.utils.numpy_utils": "as_ndarray", "botorch.utils.context_managers": "zero_grad_ctx",
     "torch.distributions.transforms": "Transform.*|_InverseTransform.*|ExpTransform.*",
     "torch.distributions.[bdghlntmu]*":
         "*.log_prob|MultivariateNormal.mean|*lazy_property*|_batch_mahalanobis|_sum_rightmost",
     "torch.nn.modules.activation": "Softplus.*", "torch.functional": "broadcast_shapes",
     "torch.optim.optimizer": "*._use_grad|Optimizer.add_param_group|Optimizer.*state_dict|Optimizer.zero_grad",
     "torch._compile": "",
-    "torch.nn.modules.module": "Module._apply|Module.to|Module.train|Module.eval|Module._*call_impl",
+    "torch.nn.modules.module": "Module.train|Module.eval|Module._*call_impl",
     "torch.utils._contextlib": "",
 }  # fmt: skip
 """Modules that are recorded, and which functions of each: patterns, empty for all."""

@@ -1,26 +1,22 @@
 """Hooks into `ExactGP`: posteriors at a few points are computed as a whole.
 
 BoTorch's ``model.posterior(X)`` calls `ExactGP`, whose mean and covariance are computed from the model's arrays.
-Analytic acquisition functions also convert the model to dtype and device of the points, mostly without any effect.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import gpytorch
 import torch
-from gpytorch.constraints import Interval
-from gpytorch.likelihoods.noise_models import FixedGaussianNoise
 from gpytorch.models import ExactGP
 
 from autokern.core.autograd import has_duals
 from autokern.core.errors import left, unless_it_fails
 from autokern.core.state import Beside
 from autokern.hooks import later, strategies
-from autokern.hooks.bypass import stay_out, stay_out_of_models
+from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook
 from autokern.model.arrays import UnreadError
 from autokern.model.libraries import EXACT, SOLVE, regime
@@ -106,38 +102,3 @@ def _made(model: Any, strategy: Any) -> Posterior | None:
         _left_alone.put(strategy, True)
         return None
     return _known.put(strategy, made)
-
-
-_RELIES = (
-    "torch.nn.modules.module:Module._apply", "torch.nn.modules.module:Module.to",
-    "gpytorch.constraints.constraints:Interval._apply", "gpytorch.likelihoods.noise_models:FixedGaussianNoise._apply",
-)  # fmt: skip
-
-
-@hook(ExactGP, "_apply", relies=_RELIES)
-def _apply(self: Any, fn: Any) -> Any:
-    if getattr(fn, "__code__", None) in _CONVERSIONS and not stay_out() and _is_converted(self, fn):
-        return self
-    return _apply.__wrapped__(self, fn)
-
-
-_CONVERSIONS = [c for c in torch.nn.Module.to.__code__.co_consts if getattr(c, "co_name", "") == "convert"]
-"""The code of the inner function by which `torch.nn.Module.to` converts a tensor."""
-_APPLIES = (torch.nn.Module._apply, Interval._apply, FixedGaussianNoise._apply, _apply.__wrapped__, _apply)
-
-
-@unless_it_fails
-def _is_converted(model: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Whether a conversion would leave every tensor of a model as it is; false if a module overrides `_apply`."""
-    future = torch.__future__
-    if future.get_overwrite_module_params_on_conversion() or future.get_swap_module_params_on_conversion():
-        return False
-    tensors = [*model.train_inputs, model.train_targets]
-    for module in model.modules():
-        own, kind = module.__dict__, type(module)
-        if kind._apply not in _APPLIES or "_apply" in own:
-            return False
-        parameters = own["_parameters"].values()
-        tensors += [*parameters, *own["_buffers"].values(), *([module.noise] if kind is FixedGaussianNoise else ())]
-        tensors += [p.grad for p in parameters if p is not None and p.is_leaf]
-    return all(t is None or convert(t) is t for t in tensors)

@@ -20,12 +20,10 @@ from botorch.generation import gen
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms.input import InputPerturbation
 from botorch.optim import optimize_acqf
-from support.outcomes import outcome
 from support.programs import QUIET, python, said
 
 import autokern
 from autokern.cli import doctor
-from autokern.hooks import later
 from autokern.hooks.later import acquisition as acquisition_hook
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -212,23 +210,6 @@ def test_starts_are_a_batch_while_autokern_is_enabled_and_not_after():
     assert found["other method"] == found["stock's other method"]
     assert 1.5 * found["enabled"][0] < found["before"][0]
     assert found["enabled"][1] == pytest.approx(found["before"][1], abs=1e-4)
-
-
-@pytest.mark.parametrize("replaces", [True, False], ids=["replaced", "inserted"])
-@pytest.mark.parametrize("features", [{}, {1: 2.0}, {7: 1.0}, {0: torch.ones(2)}], ids=str)
-def test_fixed_features_are_those_of_stock(features, replaces):
-    def run():
-        x = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(0)).mT.requires_grad_()
-        fixed = gen.fix_features(x, features, replaces)
-        fixed.mul_(2.0)  # an acquisition may write
-        (slope,) = torch.autograd.grad((fixed**2).sum(), x)
-        return fixed.tolist(), slope.tolist(), fixed.stride(), fixed.requires_grad, x.tolist()
-
-    later.look()
-    stock, function = outcome(run), gen.fix_features
-    with autokern.enabled():
-        assert gen.fix_features is not function
-        assert outcome(run) == stock
 
 
 RELEASES = [

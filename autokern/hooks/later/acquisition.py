@@ -1,8 +1,7 @@
 """Hooks into BoTorch's optimisation of acquisition functions: one thread, replayed evaluations, starts as a batch.
 
 Small acquisition functions do not gain from more threads on a quiet machine. Beside another busy process, the threads
-wait for each other at every operation, which takes 4 to 40 times as long. With no features to fix, points are copied at
-once instead of column by column, each with an autograd node.
+wait for each other at every operation, which takes 4 to 40 times as long.
 BoTorch 0.18.1 optimises the starts as a batch by internals of SciPy's L-BFGS-B, which it supports up to SciPy 1.17.
 With a later SciPy, all starts become one problem of many variables, and the posterior is evaluated two to four times
 as often. The internals of SciPy 1.18 take the same arguments, unless it is built with 64-bit integers.
@@ -119,15 +118,6 @@ def replayed(gen: Any) -> bool:
                 return one.call(x, fixed_features, batch_indices)
 
             return f_np_wrapper
-
-    fix = getattr(gen, "fix_features", None)
-    if type(fix) is FunctionType:
-
-        @hook(gen, "fix_features")
-        def fixed(X: Any, fixed_features: Any = None, replace_current_value: Any = True) -> Any:
-            if fixed_features == {} and type(X) is torch.Tensor and X.layout is torch.strided and not stay_out():
-                return X.clone(memory_format=torch.contiguous_format)
-            return fix(X, fixed_features, replace_current_value)
 
     why = getattr(gen, "get_reasons_against_fast_path", None)
     if not leaves_batch(gen) or type(why) is not FunctionType:
