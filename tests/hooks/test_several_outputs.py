@@ -146,25 +146,20 @@ def solved(*of, **options):
         sys.setprofile(None)
 
 
-def test_a_large_product_is_not_factorised_and_a_singular_or_small_one_is():
+def test_a_large_product_is_not_factorised_unless_it_is_ordered_and_a_singular_or_small_one_is():
     def warned():
         with pytest.warns(NumericalWarning, match="jitter"):
             return solved(-1e-9, missing=1)
 
     with autokern.enabled():
         assert solved(0.3)[1] == 0
+        assert [d.candidate for d, _ in autokern.explain().decisions if d.problem.op == "solve"] == ["eigenvalues"]
+        with autokern.using(force={"solve": "stock"}):
+            assert solved(0.3)[1] == 1
         assert solved(0.3, sizes=(5, 4, 3))[1] == 1
     theirs, ours = both(warned)
     assert ours[1] == theirs[1] == 1
     assert_close(ours[0], theirs[0], rtol=0, atol=0)
-
-
-def test_an_order_of_stock_is_obeyed_and_a_decision_is_told():
-    with autokern.enabled():
-        assert solved(0.3)[1] == 0
-        assert [d.candidate for d, _ in autokern.explain().decisions if d.problem.op == "solve"] == ["eigenvalues"]
-        with autokern.using(force={"solve": "stock"}):
-            assert solved(0.3)[1] == 1
 
 
 @pytest.mark.parametrize("rows", [(), (2,), (3, 2)], ids=str)
