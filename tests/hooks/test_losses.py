@@ -9,10 +9,9 @@ import weakref
 
 import pytest
 import torch
-from gpytorch import variational
+from gpytorch import likelihoods, variational
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import RBFKernel, RBFKernelGrad, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, MultitaskGaussianLikelihood, StudentTLikelihood
 from gpytorch.means import ConstantMeanGrad, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, PredictiveLogLikelihood
 from gpytorch.variational import NaturalVariationalDistribution, UnwhitenedVariationalStrategy
@@ -30,7 +29,9 @@ def derivatives(dtype=DOUBLE):
     x = points(6, 1, dtype)
     y = torch.cat([(3 * x).sin(), 3 * (3 * x).cos()], -1)
     kind, mean = MultitaskMultivariateNormal, ConstantMeanGrad()
-    model = Model(x, y, MultitaskGaussianLikelihood(num_tasks=2), ScaleKernel(RBFKernelGrad()), mean, kind).to(dtype)
+    model = Model(
+        x, y, likelihoods.MultitaskGaussianLikelihood(num_tasks=2), ScaleKernel(RBFKernelGrad()), mean, kind
+    ).to(dtype)
     return ExactMarginalLogLikelihood(model.likelihood, model)
 
 
@@ -46,7 +47,9 @@ CASES = {
     "no mean": lambda: single(mean=ZeroMean()),
     "linear mean": lambda: single(mean=LinearMean(2)),
     "features": deep,
-    "fixed noise": lambda: single(likelihood=FixedNoiseGaussianLikelihood(torch.full((12,), 0.05, dtype=DOUBLE))),
+    "fixed noise": lambda: single(
+        likelihood=likelihoods.FixedNoiseGaussianLikelihood(torch.full((12,), 0.05, dtype=DOUBLE))
+    ),
     "leave one out": lambda: single(ScaleKernel(Own()), kind=LeaveOneOutPseudoLikelihood),
     "sum": lambda: single(ScaleKernel(Own()) + RBFKernel(active_dims=[0])),
     "elbo": sparse,
@@ -55,7 +58,8 @@ CASES = {
     "mean field": lambda: sparse(kind=variational.MeanFieldVariationalDistribution),
     "natural": lambda: sparse(kind=NaturalVariationalDistribution),
     "fixed points": lambda: sparse(learn=False, mean=functools.partial(LinearMean, 2)),
-    "student": lambda: sparse(StudentTLikelihood()),
+    "student": lambda: sparse(likelihoods.StudentTLikelihood()),
+    "classes, of which each step selects other numbers": lambda: sparse(likelihoods.BernoulliLikelihood()),
 }
 
 

@@ -270,20 +270,23 @@ def test_a_model_with_a_tensor_without_memory_is_the_librarys(place):
     return [called(mll)[0] for _ in range(8)]
 
 
-@pytest.mark.parametrize("frozen", [False, True, "a buffer"])
-@as_library(served=1)
-def test_a_covariance_is_that_of_its_time(frozen):
+@pytest.mark.parametrize("case", ["a kernel of the user's", "frozen", "a buffer", "variational"])
+@as_library(served=4)
+def test_a_covariance_is_that_of_its_time(case):
     """A step, or a change of what a kernel of the user's holds, comes before it is read."""
-    mll = plain() if frozen == "a buffer" else single()
-    kernel_of(mll).raw_lengthscale.requires_grad_(not frozen)
-    optimizer = torch.optim.Adam(mll.parameters(), lr=0.1)
-    for _ in range(8):
-        loss, prior = called(mll)
-        loss.backward()
+    mll, found = {"a buffer": plain, "variational": sparse}.get(case, single)(), []
+    kernel_of(mll).raw_lengthscale.requires_grad_(case != "frozen")
+    optimizer = torch.optim.Adam(mll.parameters(), lr=0.05)
+    for at in range(12):
+        optimizer.zero_grad()
+        loss, prior = called(mll, at)
+        loss.neg().backward()
         optimizer.step()
-    if frozen == "a buffer":
-        kernel_of(mll).factor.mul_(1.1)
-    return [prior.covariance_matrix.detach()]
+        if case == "a buffer" and at == 11:
+            kernel_of(mll).factor.mul_(1.1)
+        late = prior.variance if case == "variational" else prior.covariance_matrix
+        found += [prior.mean.detach(), late.detach()]
+    return found
 
 
 def test_a_loop_that_no_recording_fits_makes_one(monkeypatch):

@@ -5,7 +5,7 @@ import functools
 import gpytorch
 import pytest
 import torch
-from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import VariationalELBO
 from support.losses import DOUBLE, Sparse, as_library, batch, called, once, prepared, replays, sparse, trained
@@ -18,11 +18,6 @@ pytestmark = pytest.mark.usefixtures("at_once")
 @as_library(served=4)
 def test_batches_of_another_size_are_left_to_the_library():
     return trained(sparse, size=lambda at: 30 if at % 3 else 17)
-
-
-@as_library(served=8)
-def test_classification_is_replayed_though_each_step_selects_other_numbers():
-    return trained(lambda: sparse(BernoulliLikelihood()))
 
 
 @as_library()
@@ -70,19 +65,6 @@ def test_steps_that_use_the_divergence_otherwise_are_soon_the_library_s():
             loss = mll(mll.model(x), y)
             (mll.model.variational_strategy.kl_divergence() - loss).backward()
         assert replays() - before <= 9
-
-
-@as_library(served=4)
-def test_a_variance_that_is_read_after_a_step_is_that_of_its_call():
-    mll, found = sparse(), []
-    optimizer = torch.optim.Adam(mll.parameters(), lr=0.05)
-    for at in range(12):
-        optimizer.zero_grad()
-        loss, output = called(mll, at)
-        loss.neg().backward()
-        optimizer.step()
-        found += [output.mean.detach(), output.variance.detach()]
-    return found
 
 
 CALLS = []
