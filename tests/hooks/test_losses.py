@@ -28,10 +28,8 @@ pytestmark = pytest.mark.usefixtures("at_once")
 def derivatives(dtype=DOUBLE):
     x = points(6, 1, dtype)
     y = torch.cat([(3 * x).sin(), 3 * (3 * x).cos()], -1)
-    kind, mean = MultitaskMultivariateNormal, ConstantMeanGrad()
-    model = Model(
-        x, y, likelihoods.MultitaskGaussianLikelihood(num_tasks=2), ScaleKernel(RBFKernelGrad()), mean, kind
-    ).to(dtype)
+    kind, likelihood = MultitaskMultivariateNormal, likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
+    model = Model(x, y, likelihood, ScaleKernel(RBFKernelGrad()), ConstantMeanGrad(), kind).to(dtype)
     return ExactMarginalLogLikelihood(model.likelihood, model)
 
 
@@ -47,9 +45,7 @@ CASES = {
     "no mean": lambda: single(mean=ZeroMean()),
     "linear mean": lambda: single(mean=LinearMean(2)),
     "features": deep,
-    "fixed noise": lambda: single(
-        likelihood=likelihoods.FixedNoiseGaussianLikelihood(torch.full((12,), 0.05, dtype=DOUBLE))
-    ),
+    "fixed noise": made_losses.noisy,
     "leave one out": lambda: single(ScaleKernel(Own()), kind=LeaveOneOutPseudoLikelihood),
     "sum": lambda: single(ScaleKernel(Own()) + RBFKernel(active_dims=[0])),
     "elbo": sparse,

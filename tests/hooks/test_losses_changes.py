@@ -8,12 +8,12 @@ import torch
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, RBFKernel, RQKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.mlls.added_loss_term import AddedLossTerm
 from gpytorch.priors import GammaPrior
-from support.losses import DOUBLE, Model, Own, Sparse, as_library, called, once, points, single, sparse, trained
+from support.losses import DOUBLE, Model, Own, Sparse, as_library, called, noisy, once, points, single, sparse, trained
 
 from autokern.core.replay import recording
 from autokern.hooks import install
@@ -58,10 +58,6 @@ def restored():
 def plain():
     restore()
     return single(ScaleKernel(Plain()))
-
-
-def noisy():
-    return single(likelihood=FixedNoiseGaussianLikelihood(torch.full((12,), 0.05, dtype=DOUBLE)))
 
 
 def leave_one_out():
@@ -237,7 +233,7 @@ def test_random_numbers_are_drawn_once(batch):
 
 def test_a_warning_that_was_filtered_while_recording_comes():
     with install.enabled():
-        mll = single(likelihood=FixedNoiseGaussianLikelihood(torch.full((1,), 0.05, dtype=DOUBLE)))
+        mll = noisy(1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for _ in range(8):
@@ -248,7 +244,7 @@ def test_a_warning_that_was_filtered_while_recording_comes():
 
 def test_a_warning_of_each_step_comes_twice_more_at_most():
     def shown():
-        mll = single(likelihood=FixedNoiseGaussianLikelihood(torch.full((5,), 0.05, dtype=DOUBLE)))
+        mll = noisy(5)
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             for _ in range(8):

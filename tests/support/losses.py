@@ -5,7 +5,7 @@ import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
 from gpytorch.priors import GammaPrior
@@ -60,6 +60,11 @@ def single(kernel=None, mean=None, dtype=DOUBLE, likelihood=None, kind=ExactMarg
     likelihood = likelihood or GaussianLikelihood(noise_prior=GammaPrior(2.0, 5.0))
     model = Model(x, y, likelihood, kernel or ScaleKernel(Own()), mean or ConstantMean(), features=features).to(dtype)
     return kind(model.likelihood, model)
+
+
+def noisy(n=12):
+    """With so many levels of noise that are known."""
+    return single(likelihood=FixedNoiseGaussianLikelihood(torch.full((n,), 0.05, dtype=DOUBLE)))
 
 
 MANY = torch.rand(90, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(5))
