@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import pytest
 from support.fakes import as_if_of_autokern
@@ -59,14 +60,6 @@ def test_the_compiler_is_found_by_the_rule_of_torch_and_keops(monkeypatch, tmp_p
     assert host.compiler() == str(tmp_path / "mine")
 
 
-def _timed_out():
-    raise subprocess.TimeoutExpired("python", 120)
-
-
-def _not_started():
-    raise OSError("no more processes")
-
-
 @pytest.mark.parametrize(
     ("ends", "says", "children"),
     [
@@ -74,8 +67,8 @@ def _not_started():
         (lambda: types.SimpleNamespace(returncode=-11), "LD_PRELOAD", 1),
         (lambda: types.SimpleNamespace(returncode=-6), "status -6", 1),
         (lambda: types.SimpleNamespace(returncode=1), "status 1", 2),  # memory may be there another time
-        (_timed_out, "TimeoutExpired", 2),
-        (_not_started, "OSError", 2),
+        (mock.Mock(side_effect=subprocess.TimeoutExpired("python", 120)), "TimeoutExpired", 2),
+        (mock.Mock(side_effect=OSError("no more processes")), "OSError", 2),
     ],
 )
 @pytest.mark.parametrize("begun", [False, True])  # a mark that another process has not written yet counts as none

@@ -8,6 +8,7 @@ import pytest
 import regret
 import torch
 from regret import AGAIN, apart, random_problems
+from support.clocks import Clock
 
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
@@ -35,8 +36,7 @@ def test_problems_come_in_turns_of_op_and_dtype():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that only moves when it is told to: `clock.now`."""
-    made = SimpleNamespace(now=1000.0)
+    made = Clock()
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=lambda: made.now))
     return made
 
@@ -44,20 +44,9 @@ def clock(monkeypatch):
 def test_regret_of_a_good_of_a_bad_and_of_a_failing_choice(make_op, clock):
     op = make_op("probe", grid=lambda level, dtype, device: [Problem(op="probe", m=4, n=4)])
 
-    @op.candidate("stock")
-    def stock(a):
-        clock.now += 1e-3
-        return 2 * a
-
-    @op.candidate("other")
-    def other(a):
-        clock.now += 0.5e-3
-        return 2 * a
-
-    @op.candidate("broken")
-    def broken(a):
-        raise RuntimeError("no")
-
+    for name, seconds in (("stock", 1e-3), ("other", 0.5e-3)):
+        op.candidate(name)(clock.takes(lambda seconds=seconds: seconds))
+    op.candidate("broken")(lambda a: 1 / 0)
     (row,) = regret.timed([Problem(op="probe", m=4, n=4)], math.inf, rounds=(3, 5))
     assert row.fastest == row.best(0) == row.best(1) == "other"
     assert (row.regret("other"), row.over_stock("other")) == (1.0, pytest.approx(0.5))

@@ -83,12 +83,9 @@ def test_each_field_but_the_seed_has_a_row_and_is_tried():
     assert set(inspect.signature(autokern.using).parameters) <= {row.field for row in ROWS}
 
 
-def test_nothing_set_orders_nothing():
+def test_nothing_set_orders_nothing_and_unknown_variables_are_named():
     assert from_environment({}) == Settings()
     assert from_environment({"PATH": "/bin", **dict.fromkeys(VARIABLES, "  ")}) == Settings()
-
-
-def test_unknown_variables_are_named():
     with pytest.raises(SettingsError, match="AUTOKERN_FROCE") as caught:
         from_environment({"AUTOKERN_FROCE": "qr=cpu"})
     assert all(name in str(caught.value) for name in VARIABLES)

@@ -87,10 +87,6 @@ def _model(n: int, kernel, dtype=torch.float64, fixed=False):
     return ExactModel(x.to(dtype), ((6 * x[:, 0]).sin() + 0.1 * draw).to(dtype), kernel, likelihood).to(dtype)
 
 
-def _sum():
-    return ScaleKernel(MaternKernel(2.5)) + ScaleKernel(ScaleKernel(MaternKernel(0.5)) + MaternKernel(1.5))
-
-
 def test_a_singular_covariance_and_missing_numbers_are_left_to_stock():
     n = 100
     points, residual = torch.zeros(n, 1, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
@@ -131,7 +127,8 @@ def test_posterior_of_points_anywhere_is_that_of_the_dense_covariance(families, 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("fixed", [False, True])
 def test_predictions_of_models_are_those_of_exact_stock(dtype, fixed):
-    model = _model(810, _sum(), dtype, fixed=fixed).eval()
+    kernel = ScaleKernel(MaternKernel(2.5)) + ScaleKernel(ScaleKernel(MaternKernel(0.5)) + MaternKernel(1.5))
+    model = _model(810, kernel, dtype, fixed=fixed).eval()
     x = torch.linspace(-1, 2, 600, dtype=dtype).unsqueeze(-1)
     bound = 1e-8 if dtype is torch.float64 else 1e-3
 

@@ -12,12 +12,6 @@ from table import FORMULAE, See
 NONE = torch.Size()
 
 
-def _set(kernel: Any, **values: Any) -> Any:
-    for name, value in values.items():
-        setattr(kernel, name, torch.as_tensor(value, dtype=torch.float32))
-    return kernel
-
-
 def _mixture(b: torch.Size) -> Any:
     made = k.SpectralMixtureKernel(num_mixtures=3, ard_num_dims=2, batch_shape=b)
     made.mixture_means = torch.tensor([[[0.2, 0.9]], [[0.5, 0.1]], [[1.0, 0.4]]])
@@ -40,7 +34,9 @@ def _rbf(**options: Any) -> Any:
 
 
 def _ard(b: torch.Size, **more: Any) -> Any:
-    return _set(_rbf(ard_num_dims=2, batch_shape=b, **more), lengthscale=[0.4, 0.7])
+    made = _rbf(ard_num_dims=2, batch_shape=b, **more)
+    made.lengthscale = torch.tensor([0.4, 0.7])
+    return made
 
 
 def _kiss(b: torch.Size) -> Any:

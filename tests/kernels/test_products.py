@@ -1,5 +1,7 @@
 """Products tile by tile, and what is pulled back through them, against the plain formula in float64."""
 
+import threading
+
 import pytest
 import torch
 from gpytorch import kernels as gp
@@ -30,6 +32,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.tiles import Plan
 from autokern.runtime import dispatch
 from autokern.system import threads
+from autokern.system.threads import Member
 
 
 @pytest.fixture(autouse=True)
@@ -167,18 +170,6 @@ def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypa
         assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4, fast_mode=True)
 
 
-class Alone:
-    """A member who waits for nobody."""
-
-    def __init__(self, number, count):
-        self.number, self.count = number, count
-
-    def check(self):
-        pass
-
-    wait = check
-
-
 @pytest.mark.parametrize(
     ("n", "m", "same", "told"),
     [(500, 500, True, 1), (1400, 1400, False, 1), (1500, 1500, False, 2), (1800, 1800, True, 1), (3000, 3000, True, 3),
@@ -202,7 +193,7 @@ def test_tiles_cover_the_matrix_once_and_members_add_to_different_sums(n, m, sam
     for turn in tiles.rounds(n, m, same, tile, members):
         writers = torch.full((2, max(n, m)), -1)  # who adds to the sums of a row, and of a column
         for number in range(members):
-            for at in tiles.tiles_of([turn], tile, same, Alone(number, members)):
+            for at in tiles.tiles_of([turn], tile, same, Member(number, members, threading.Barrier(1))):
                 mirrored = same and at.top != at.left
                 covered[at.top : at.bottom, at.left : at.right] += 1
                 covered[at.left : at.right, at.top : at.bottom] += int(mirrored)

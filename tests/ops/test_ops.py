@@ -310,40 +310,19 @@ class Subclass(torch.Tensor):
 
 def _tensors(a: torch.Tensor) -> Iterator[torch.Tensor]:
     """A matrix as autokern serves it, and in every way in which it might not."""
-    yield a
-    yield a.float()
-    yield a.clone().requires_grad_()
-    yield torch.nn.Parameter(a.clone())
-    yield torch.nn.Parameter(a.clone(), requires_grad=False)
-    yield a.clone().as_subclass(Subclass)
-    yield a.mT.contiguous().mT
-    yield a.expand(2, *a.shape)
-    yield a[None]
-    yield a[..., :1, :]
-    yield a[..., :1]
-    yield a[..., :0, :]
-    yield a.to(torch.complex128)
-    yield a.to("meta")
-    yield a.to_sparse()
-    yield a.tril()
-    yield a.triu()
-    yield torch.eye(*a.shape[-2:], dtype=a.dtype)
-    yield a.clone().to(torch.int64)
+    yield from (a, a.float(), a.clone().requires_grad_(), torch.nn.Parameter(a.clone()))
+    yield from (torch.nn.Parameter(a.clone(), requires_grad=False), a.clone().as_subclass(Subclass))
+    yield from (a.mT.contiguous().mT, a.expand(2, *a.shape), a[None], a[..., :1, :], a[..., :1], a[..., :0, :])
+    yield from (a.to(torch.complex128), a.to("meta"), a.to_sparse(), a.tril(), a.triu())
+    yield from (torch.eye(*a.shape[-2:], dtype=a.dtype), a.clone().to(torch.int64))
 
 
 def _kernels(kernel: gpytorch.kernels.Kernel, d: int) -> Iterator[gpytorch.kernels.Kernel]:
-    yield kernel
-    yield RBFKernel()
+    yield from (kernel, RBFKernel(), RBFKernel().requires_grad_(False).double(), RBFKernel(ard_num_dims=d).double())
     for made in (RBFKernel(), MaternKernel(0.5), MaternKernel(1.5), MaternKernel(2.5), RQKernel()):
-        yield made.double()
-        yield ScaleKernel(made).double()
-    yield RBFKernel().requires_grad_(False).double()
-    yield RBFKernel(ard_num_dims=d).double()
-    yield RBFKernel(batch_shape=torch.Size([2])).double()
-    yield ScaleKernel(ScaleKernel(RBFKernel())).double()
-    yield type("Own", (RBFKernel,), {})().double()
-    half = ScaleKernel(RBFKernel().double())
-    yield half
+        yield from (made.double(), ScaleKernel(made).double())
+    yield from (RBFKernel(batch_shape=torch.Size([2])).double(), ScaleKernel(ScaleKernel(RBFKernel())).double())
+    yield from (type("Own", (RBFKernel,), {})().double(), ScaleKernel(RBFKernel().double()))
 
 
 def _some(choices: Iterable[Any], most: int = 3000) -> list[Any]:

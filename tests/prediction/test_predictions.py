@@ -13,6 +13,7 @@ import torch
 from gpytorch import kernels, settings
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
 from support import exact_models
@@ -112,16 +113,28 @@ def test_a_covariance_without_a_factor_is_predicted_from_where_stock_iterates(ca
     "make", [regression, exact_models.batched, lambda: Several("kronecker")], ids=["one", "batch", "tasks"]
 )
 def test_models_and_distributions_are_pickled_and_copied_without_autokern(make):
-    with ours("lazy"), torch.no_grad():
+    with ours("lazy"):
         model = make()
-        posterior = model(points(300, seed=5))
-        assert unpickled_without_autokern(pickle.dumps(model)) is not None
-        for distribution in (posterior, model.likelihood(posterior), posterior.add_jitter(1e-3), posterior * 2):
-            packed, twin = pickle.dumps(distribution), copy.deepcopy(distribution)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+        mll(model(*model.train_inputs), model.train_targets).sum().backward()
+        with torch.no_grad():
+            prior, posterior = model(*model.train_inputs), model.eval()(points(300, seed=5))
+            targets = torch.ones(model.train_targets[..., :2].shape)
+            grown = model if isinstance(model, Several) else exact_models.fantasy(model, points(2), targets)
+    with ours("lazy"), torch.no_grad():
+        for one in (model, grown):
+            packed = pickle.dumps(one)
             assert unpickled_without_autokern(packed) is not None
-            for other in (pickle.loads(packed), twin):
-                assert_close(other.variance, distribution.variance)
-                assert_close(other.covariance_matrix, distribution.covariance_matrix)
+            assert_close(pickle.loads(packed)(points(9)).variance, one(points(9)).variance)
+        likely = model.likelihood(posterior)
+        for distribution in (prior, posterior, likely, posterior.add_jitter(1e-3), posterior * 2):
+            packed, twin = pickle.dumps(distribution), copy.deepcopy(distribution)
+            _ = distribution.variance
+            for data in (packed, pickle.dumps(distribution)):  # before it was read, and afterwards
+                assert unpickled_without_autokern(data) is not None
+                for other in (pickle.loads(data), twin):
+                    assert_close(other.variance, distribution.variance)
+                    assert_close(other.covariance_matrix, distribution.covariance_matrix)
 
 
 @pytest.mark.parametrize("op", ["predict", "fantasy"])

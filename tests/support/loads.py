@@ -8,8 +8,6 @@ import pytest
 
 from autokern.system.load import Snapshot, Waited
 
-__all__ = ["busy", "quiet"]
-
 _now = SimpleNamespace(seconds=0.0, busy=0.0, others=0.0)
 
 

@@ -40,14 +40,9 @@ def definite(*shape, seed=0, dtype=torch.float64):
     return (a @ a.mT / shape[-1] + torch.eye(shape[-1], dtype=torch.float64)).to(dtype)
 
 
-def rough_model(x, y):
-    """One of which iterations are long."""
-    return ExactModel(x, y, ScaleKernel(MaternKernel(1.5)))
-
-
 def rough(n, dtype=torch.float64, noise=1e-2, seed=0):
-    """One of a sine and a slope, with a short lengthscale."""
+    """One of a sine and a slope, with a short lengthscale, of which iterations are long."""
     x = points(n, dtype=dtype, seed=seed)
-    model = rough_model(x, (6 * x[:, 0]).sin() + x[:, 1]).to(dtype)
+    model = ExactModel(x, (6 * x[:, 0]).sin() + x[:, 1], ScaleKernel(MaternKernel(1.5))).to(dtype)
     model.likelihood.noise, model.covar_module.base_kernel.lengthscale = noise, 0.3
     return model

@@ -8,8 +8,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["started", "told"]
-
 LIMIT = 240
 _FOLDER = Path(__file__).parent
 _KEOPS = tempfile.TemporaryDirectory()

@@ -84,15 +84,12 @@ def test_a_long_text_leaves_room_for_the_bar(monkeypatch, columns, title):
 
 
 @pytest.mark.parametrize("show", [True, False])
-def test_without_a_terminal_one_line_is_shown(monkeypatch, show):
+def test_without_a_terminal_one_line_is_shown_and_without_standard_error_nothing(monkeypatch, show):
     monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
     with display("measuring", show) as progress:
         assert shown.getvalue() == "measuring\n" * show, "before the pause"
         progress(0.5, "x")
     assert shown.getvalue() == "measuring\n" * show
-
-
-def test_without_standard_error_nothing_is_shown(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    with display("measuring") as progress:
+    with display("measuring", show) as progress:
         progress(0.5, "x")

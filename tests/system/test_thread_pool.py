@@ -85,16 +85,15 @@ def test_each_of_several_members_has_one_thread_of_torch_and_a_single_one_all(se
     assert in_threads(lambda _: torch.get_num_threads(), [0]) == [several], "new threads get what the user set"
 
 
-def test_a_crew_is_as_large_as_torch_uses_threads(several):
+def test_a_crew_is_as_large_as_torch_uses_threads_and_affinity_and_quota_allow(several, monkeypatch):
     assert threads.members(CPU) == several
     assert threads.members(torch.device("cuda")) == threads.members(torch.device("meta")) == 1
-    torch.set_num_threads(1)
-    assert threads.members(CPU) == 1
-
-
-def test_a_crew_is_no_larger_than_affinity_and_quota_allow(several, monkeypatch):
+    with TorchDispatchMode():  # it sees all operations of its thread
+        assert threads.members(CPU) == 1
     monkeypatch.setattr(threads.host, "thread_ceiling", lambda: 2)
     assert threads.members(CPU) == 2 < torch.get_num_threads() == several
+    torch.set_num_threads(1)
+    assert threads.members(CPU) == 1
 
 
 @each_count
@@ -221,9 +220,7 @@ def test_crews_of_several_threads_do_not_meet():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_afterwards_works_with_one_thread():
-    code = (
-        BARE
-        + """
+    code = f"""{BARE}
 import os, torch
 torch.set_num_threads(2)
 from autokern.system import threads
@@ -237,8 +234,7 @@ if not child:
     threads.together(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), count)
     os._exit(0 if len(done) == 3 and count == 1 else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """
-    )
+"""
     assert said(code, timeout=60) == ["0"]
 
 
@@ -276,9 +272,3 @@ def test_an_interrupted_wait_before_a_fork_leaves_no_number_that_was_looked_at(m
         with pytest.raises(KeyboardInterrupt):
             threads._wait_for_ended()
         assert len(threads._ended) == left
-
-
-def test_a_dispatch_mode_sees_all_operations_of_its_thread(several):
-    assert threads.members(CPU) == several
-    with TorchDispatchMode():
-        assert threads.members(CPU) == 1

@@ -14,7 +14,8 @@ from support.threads import in_threads
 import autokern
 from autokern.system import host, threads
 
-REAL = (threads._setters, lambda: (torch.set_num_threads, int))
+SETTERS = {"openmp": threads._setters, "fallback": lambda: (torch.set_num_threads, int)}
+"""As on this system, and as where the libraries' own functions cannot be found."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +28,6 @@ def _three():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=REAL, ids=["openmp", "fallback"])
-def _each_way(request, monkeypatch):
-    """As on this system, and as where the libraries' own functions cannot be found."""
-    monkeypatch.setattr(threads, "_setters", request.param)
-
-
-each_way = pytest.mark.usefixtures("_each_way")
-
-
 def elsewhere(work):
     """Do some work in a thread that has not used torch before."""
     return in_threads(lambda _: work(), [0])[0]
@@ -45,10 +37,12 @@ def wrapped(count):
     return threads.limited(threads.current, count)()
 
 
-@each_way
+@pytest.mark.parametrize("setters", SETTERS.values(), ids=SETTERS)
 @pytest.mark.parametrize("error", [None, ZeroDivisionError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize(("count", "inside"), [(1, 1), (2, 2), (3, 3), (4, 3), (10**6, 3)])
-def test_lowered_inside_and_never_raised_and_restored(count, inside, error):
+def test_lowered_inside_and_never_raised_and_restored(count, inside, error, setters, monkeypatch):
+    monkeypatch.setattr(threads, "_setters", setters)
+
     def work():
         assert threads.current() == inside
         if error:

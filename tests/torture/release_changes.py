@@ -12,8 +12,7 @@ from types import CodeType, MethodType
 from typing import Any, NamedTuple
 
 import release_edits as edits
-from release_sources import LIBRARIES, Function, functions, modules, renamed
-from release_trace import Ran
+from release_sources import LIBRARIES, Function, Ran, functions, modules, renamed
 
 HERE = Path(__file__).parent
 WHEN = ("before", "after", "amid")

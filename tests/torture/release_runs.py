@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from forks import ended, forked
 from release_changes import Change
-from release_sources import LIBRARIES, Function, functions, modules
-from release_trace import Trace, traced
+from release_sources import LIBRARIES, Function, Trace, functions, modules, traced
 
 TOLERANCE = 1e-8
 """Of the largest entry, in float64: that of `tests/differential/compare.py`."""

@@ -1,20 +1,21 @@
-"""The sources of the libraries, where their functions stand, and copies with one thing changed."""
+"""The libraries' sources, where their functions stand, copies with one thing changed, and what a program executes."""
 
 import ast
 import functools
 import importlib.util
 import re
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
 LIBRARIES = ("linear_operator", "gpytorch", "botorch")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Function(NamedTuple):
-    """A function of a library."""
-
     module: str
     holder: str  # qualified name of its class, or of the function that it is nested in; empty for one of the module
     name: str
@@ -28,7 +29,6 @@ class Function(NamedTuple):
 
     @property
     def qualified(self) -> str:
-        """Module, class and name."""
         return ".".join(filter(None, (self.module, self.holder, self.name)))
 
 
@@ -47,18 +47,15 @@ def modules() -> dict[str, Path]:
 
 @functools.cache
 def text(module: str) -> str:
-    """Return the source of a module."""
     return modules()[module].read_text(encoding="utf-8")
 
 
 def tree(module: str) -> ast.Module:
-    """Parse a module anew, to be changed."""
     return ast.parse(text(module))
 
 
 @functools.cache
 def functions(module: str) -> dict[int, Function]:
-    """Return the functions of a module by their first line."""
     return {one.line: one for one, _ in _walk(module, tree(module), "", False)}
 
 
@@ -81,7 +78,6 @@ def _walk(module: str, node: ast.AST, holder: str, nested: bool) -> Iterator[tup
 
 @functools.cache
 def naming(name: str) -> tuple[str, ...]:
-    """Return the modules in whose source a name occurs."""
     return tuple(module for module in modules() if name in text(module))
 
 
@@ -89,3 +85,52 @@ def renamed(name: str, to: str) -> dict[str, str]:
     """Return the sources in which a name is another one, as identifier and in lists of names."""
     word = re.compile(rf"\b{name}\b")
     return {module: word.sub(to, text(module)) for module in naming(name) if word.search(text(module))}
+
+
+class Ran(NamedTuple):
+    """How a function of a library ran."""
+
+    calls: int
+    returned: str  # "one" number, tensor, operator or distribution, "several" of them, or nothing of the kind
+
+
+Trace = dict[Function, Ran]
+
+
+def traced(run: Callable[[], None]) -> Trace:
+    """Run a function; return the functions of the libraries that it executed."""
+    where = {str(path): module for module, path in modules().items()}
+    seen: dict[Any, str] = {}
+    calls: Counter[Any] = Counter()
+
+    def look(frame: FrameType, event: str, value: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename in where:
+            calls[code] += 1
+            seen.setdefault(code, "")
+        elif event == "return" and code in seen and not seen[code]:
+            seen[code] = _numbers(value)
+
+    sys.setprofile(look)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    found = {}
+    for code, kind in seen.items():
+        function = functions(where[code.co_filename]).get(code.co_firstlineno)
+        if function is not None and function.name == code.co_name:
+            found[function] = Ran(calls[code], kind)
+    return found
+
+
+def _numbers(value: Any) -> str:
+    """Say whether a value is one that times 1.5 is another, or several of which the first is."""
+    if isinstance(value, tuple):
+        return "several" if value and _numbers(value[0]) == "one" else ""
+    kind = type(value)
+    if kind is float:
+        return "one"
+    own = hasattr(kind, "__mul__") and kind.__module__.startswith(("torch", "linear_operator", "gpytorch"))
+    real = getattr(getattr(value, "dtype", None), "is_floating_point", True)
+    return "one" if own and real and not isinstance(value, (list, dict, int)) else ""

@@ -12,7 +12,7 @@ from support.programs import PATH, python
 SOURCE = """
 import warnings
 warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
-import sys, os, copy, pathlib, pickle, subprocess, threading
+import sys, threading
 import torch, gpytorch, linear_operator
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator.operators import DenseLinearOperator
@@ -49,18 +49,6 @@ class Data(torch.utils.data.Dataset):
 
 def near(one, other, bound=1e-8):
     torch.testing.assert_close(one, other, rtol=bound, atol=bound)
-
-def values(things):
-    # numbers that tell what each thing is
-    found = {}
-    for name, thing in things.items():
-        if isinstance(thing, gpytorch.distributions.MultivariateNormal):
-            found[name] = torch.cat([thing.mean, thing.covariance_matrix.flatten()]).detach()
-        elif isinstance(thing, torch.nn.Module):
-            found[name] = torch.cat([predict(thing), step(thing) if name == "model" else predict(thing)]).detach()
-        else:
-            found[name] = thing.to_dense().detach()
-    return found
 
 def spd(n, b=()):
     a = torch.randn(*b, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
@@ -103,49 +91,6 @@ CASES = {
         same(lambda: torch.compile(lambda a: DenseLinearOperator(a)._matmul(a).sum(), **whole)(spd(5)))
         same(lambda: torch.compile(lambda z: kernel.forward(z, z).sum(), **whole)(x))
         same(lambda: torch.compile(lambda z: kernel(z).to_dense().sum(), backend="eager")(x))
-        """,
-    "models and distributions pickled while enabled are read in a process without autokern": """
-        def made():
-            model = Model()
-            step(model)
-            predict(model)
-            with torch.no_grad():
-                prior = model.train()(*model.train_inputs)
-                model.eval()
-                lazy = model.covar_module(POINTS)
-                return {
-                    "model": model, "posterior": model(POINTS), "predictive": model.likelihood(model(POINTS)),
-                    "prior": prior, "lazy": lazy, "jittered": lazy.add_jitter(0.1),
-                    "fantasy": model.get_fantasy_model(POINTS[:2], torch.ones(2, dtype=torch.float64)),
-                }
-        with autokern.enabled():
-            things, copied = made(), made()
-            pickles = {name: pickle.dumps(thing) for name, thing in things.items()}  # nothing was read of it
-            told = values(things)
-            copies = {name: copy.deepcopy(copied[name]) for name in ("model", "lazy", "prior")}
-            with autokern.using(memory="90MiB"):  # too little for the matrix: it stays a product with it
-                free = RBFKernel().double()(torch.rand(3500, 2, dtype=torch.float64)).evaluate_kernel()
-                pickles["matrix-free"] = pickle.dumps(free.detach())
-                large = Model(3500)
-                step(large)
-                mean = predict(large)[:7]
-                pickles["large"] = pickle.dumps((large, mean))
-        for others in (copies, {name: pickle.loads(pickles[name]) for name in told}):
-            for name, value in values(others).items():
-                near(value, told[name])
-        pathlib.Path("pickles").write_bytes(pickle.dumps((pickles, told)))
-        code = '''if True:
-            from program import *
-            sys.modules["autokern"] = None  # it cannot be imported
-            pickles, told = pickle.loads(pathlib.Path("pickles").read_bytes())
-            found = {name: pickle.loads(data) for name, data in pickles.items()}
-            free, (large, mean) = found.pop("matrix-free"), found.pop("large")
-            assert free.shape == (3500, 3500) and bool(free.to_dense().diagonal().allclose(free.diagonal()))
-            near(predict(large)[:7], mean, 1e-3)
-            for name, value in values(found).items():
-                near(value, told[name])
-        '''
-        subprocess.run([sys.executable, "-c", code], check=True)
         """,
     "forked and spawned workers of a DataLoader": """
         models = [Model(20 + index) for index in range(4)]

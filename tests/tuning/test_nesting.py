@@ -103,12 +103,6 @@ def nested(make_op, clock):
     return make
 
 
-def calibrated(ops: list[Op]) -> Profile:
-    found = calibrate(ops, "quick", 10.0, ["cpu"], Profile(), dtypes=["float64"], publish=dispatch.session().adopt)
-    dispatch.session().adopt(found)
-    return found
-
-
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize(
     ("nesting", "seconds", "choice"),
@@ -117,7 +111,8 @@ def calibrated(ops: list[Op]) -> Profile:
 def test_wholes_are_timed_with_the_choices_of_their_parts(nested, clock, nesting, seconds, choice, order):
     """The last case is what would come out without an order: direct, since parts still took ten seconds each."""
     ops = nested(*nesting)
-    calibrated(ops[::order])
+    adopt = dispatch.session().adopt
+    adopt(calibrate(ops[::order], "quick", 10.0, ["cpu"], Profile(), dtypes=["float64"], publish=adopt))
     whole, call = ops[-1], dispatch.route(ops[-1])
     assert clock.of(lambda: call(torch.ones(4, 4, dtype=torch.float64))) == seconds
     assert dispatch.explain(Problem(op=whole.name, m=4, n=4)).candidate == choice
