@@ -50,7 +50,7 @@ def product(
     half = plan.symmetric and others is None
     if others is not None:  # a product from the left of a tile is faster, so the sides are swapped
         inner, others = inner._replace(points=others), inner.points
-    known, vt = sides(inner, others), rhs.mT.contiguous()
+    known, vt = sides(inner, others, precision=plan.precision), rhs.mT.contiguous()
     n, m = known.shape
     members = tiling.members(threads.members(vt.device), n, m, half, plan.tile)
     out = vt.new_zeros(vt.shape[0], m)
@@ -112,7 +112,7 @@ def gradients(
     The tree's tensors are in this order: rows' points, columns' points if they are others, shapes, weights. `only`, for
     the same points, limits the sums to some tiles.
     """
-    known = sides(tree, others, graph=True)
+    known = sides(tree, others, graph=True, precision=plan.precision)
     left_t, right_t = left.mT.contiguous(), right.mT.contiguous()
     out = torch.zeros_like(right_t) if want_rhs else None
 

@@ -4,6 +4,10 @@ The squared norms are appended to the points as columns, so that one GEMM with d
 ``u = gamma (|x|^2 + |x'|^2 - 2 x.x')``, and only the epilogue remains. With ``W = g k'(u)``, gradients need only
 ``W [x' 1]`` and ``W^T [x 1]``.
 
+Tensor cores multiply numbers of 8 (bfloat16) or 11 bits (float16) and add in float32. Squared norms rounded to so few
+bits would spoil u. Split into three numbers of that width (Dekker 1971, "A floating-point technique for extending the
+available precision") they stay exact, so that only ``x.x'`` is rounded, and one GEMM with d + 6 columns yields u.
+
 No two threads may add to the same numbers at a time, and every sum must have a fixed order. So pairs of shares follow a
 round-robin schedule (the circle method, E. Lucas 1883): in each round every share belongs to one pair. Threads wait for
 each other after each round; a share holds many tiles, so that rounds are few.
@@ -42,6 +46,7 @@ class Plan(NamedTuple):
 
     tile: int = 1024  # approximate rows, and columns, of a tile
     symmetric: bool = True  # each tile serves both halves of a symmetric matrix
+    precision: str = ""  # "float16" or "bfloat16" to round points, "" for no rounding
 
 
 def usual(device: torch.device) -> Plan:
@@ -135,7 +140,7 @@ def _within(share: tuple[int, int], tile: int) -> Bounds:
 class Side(NamedTuple):
     """The centred points of one leaf in rows and columns, with their squared norms.
 
-    For points far apart they are float64.
+    In a lower precision `rows` and `columns` have d + 6 columns; for points far apart they are float64.
     """
 
     rows: torch.Tensor  # ``[-2 gamma z, gamma |z|^2, 1]``, ``(n, d + 2)``
@@ -163,21 +168,26 @@ class Sides(NamedTuple):
         return self.same and at.top != at.left
 
 
-def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False) -> Sides:
+def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, precision: str = "") -> Sides:
     """Prepare the points of a tree without a batch; `others` are the columns' points, None for the same."""
     found = []
     for index, (of, z, _) in enumerate(by_leaf(tree)):
         given, centre = [z] if others is None else [z, others[index]], centre_of(z)
         points = [p - centre for p in given]
         seen = of.reach(*(torch.linalg.vecdot(p, p) for p in points))
-        if seen.far:
+        if seen.far and not precision:
             points = [p.double() - centre for p in given]
-        found.append(_side(of, points, seen, graph))
+        found.append(_side(of, points, seen, graph, precision))
     return Sides(tree, found, others is None)
 
 
-def _side(of: Family, points: list[torch.Tensor], seen: Reach, graph: bool) -> Side:
+def _side(of: Family, points: list[torch.Tensor], seen: Reach, graph: bool, precision: str) -> Side:
+    if precision and not has_room(precision, of.gamma, *points):
+        precision = ""
+
     def extended(z: torch.Tensor, by: float, norm_last: bool) -> torch.Tensor:
+        if precision:
+            return rounded(z, by, of.gamma, norm_last, precision)
         n, d = z.shape
         out = z.new_empty(n, d + 2)
         torch.mul(z, by, out=out[:, :d])
@@ -189,6 +199,38 @@ def _side(of: Family, points: list[torch.Tensor], seen: Reach, graph: bool) -> S
     return Side(rows, columns, turned, tuple(map(torch.zeros_like, turned)), seen)
 
 
+def rounded(z: torch.Tensor, by: float, gamma: float, norm_last: bool, precision: str) -> torch.Tensor:
+    """Return ``[by z, three pieces of gamma |z|^2, ones]`` in a lower precision, the last two swapped if `norm_last`.
+
+    Points ``(n, d)`` are centred and float32; the result is ``(n, d + 6)``.
+    """
+    dtype, left, pieces = getattr(torch, precision), torch.linalg.vecdot(z, z).mul_(gamma), []
+    for _ in range(3):
+        piece = left.to(dtype)
+        left = left - piece
+        pieces.append(piece)
+    norms = torch.stack(pieces, -1)
+    ones = torch.ones_like(norms)
+    both = (ones, norms) if norm_last else (norms, ones)
+    return torch.cat(((z * by).to(dtype), *both), -1)
+
+
+def has_room(precision: str, gamma: float, *points: torch.Tensor) -> bool:
+    """Whether points and their squared norms are in the range of a precision, 65504 for float16."""
+    most = 0.5 * torch.finfo(getattr(torch, precision)).max
+    largest = max((torch.linalg.vecdot(z, z).max().item() for z in points if z.numel()), default=0.0)
+    return max(2 * abs(gamma), 1.0) * max(largest, 1.0) <= most
+
+
+def distances(rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Fill `out` with ``rows @ columns^T``: sums of 16-bit products are in float32, float64 results are rounded."""
+    if rows.dtype is out.dtype:
+        return torch.mm(rows, columns.mT, out=out)
+    if rows.dtype is torch.float64:
+        return out.copy_(rows @ columns.mT)
+    return torch.mm(rows, columns.mT, out_dtype=torch.float32, out=out)
+
+
 class _Leaf:
     """One leaf on the tiles of one member."""
 
@@ -198,11 +240,7 @@ class _Leaf:
 
     def distances(self, at: Place, out: torch.Tensor) -> torch.Tensor:
         top, bottom, left, right = at
-        rows, columns = self._side.rows[top:bottom], self._side.columns[left:right]
-        if rows.dtype is out.dtype:
-            torch.mm(rows, columns.mT, out=out)
-        else:
-            out.copy_(rows @ columns.mT)
+        distances(self._side.rows[top:bottom], self._side.columns[left:right], out)
         diagonal = None
         if self._same and top < right and left < bottom:
             first = max(top, left)

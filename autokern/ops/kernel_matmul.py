@@ -195,28 +195,3 @@ def _distributed_unavailable(device: str) -> str | None:
 def distributed(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tile by tile: each rank of a job computes its share of the tiles, then one all-reduce."""
     return products.matmul(*forms.both(kernel, x1, x2), rhs, usual(x1.device), products.product)
-
-
-def _single_memory(problem: Problem) -> int:
-    """Return the bytes of the embedded float64 points, and of a product in float32."""
-    single = in_tiles(usual(torch.device(problem.device)).tile)(problem.replace(dtype="float32"))
-    return of_outputs(problem) // 4 + single
-
-
-@KERNEL_MATMUL.candidate(
-    "float32",
-    accuracy="approximate",
-    unsupported=every(only("the data is float32 already", lambda p: p.dtype == "float64"), needs_few),
-    memory=_single_memory,
-)
-def in_single_precision(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Tile by tile in float32, for points and columns in float64."""
-    tree, others = forms.both(kernel, x1, x2)
-    centres = [z.detach().mean(-2, keepdim=True) for z in tree.points]
-
-    def centred(points: list[torch.Tensor]) -> list[torch.Tensor]:  # float32 has few digits far from the origin
-        return [(z - c).float() for z, c in zip(points, centres, strict=True)]
-
-    low = tree._replace(points=centred(tree.points)).each(torch.Tensor.float)
-    columns = None if others is None else centred(others)
-    return products.matmul(low, columns, rhs.float(), usual(x1.device)).to(rhs.dtype)

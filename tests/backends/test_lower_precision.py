@@ -4,16 +4,19 @@ import warnings
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel
+from gpytorch.kernels import MaternKernel, RBFKernel
 from support.tiling import random
 
 import autokern
+from autokern.backends.lower_precision import in_lower_precision
 from autokern.cli import summary
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.problem import Feasibility, Features, Problem
 from autokern.core.settings import Settings
 from autokern.core.state import inside
+from autokern.kernels import tiles
+from autokern.kernels import tree as trees
 from autokern.runtime import dispatch, review
 from autokern.runtime.memo import NEVER, Entry
 from autokern.tuning import measuring as accuracy
@@ -255,3 +258,41 @@ def test_quick_measurements_of_errors_replace_nothing_that_was_known(op):
     (trial,) = [t for t in found.trials if t.problem == problem]
     assert trial.timings["stock"] == Timing(1e-3)
     assert trial.timings["other"] == Timing(5e-4, 0.5)
+
+
+@pytest.fixture
+def widened(monkeypatch):
+    """The CPU multiplies what is rounded already, and adds in float32 as tensor cores do."""
+    monkeypatch.setattr(tiles, "distances", lambda a, b, out: torch.mm(a.to(out.dtype), b.mT.to(out.dtype), out=out))
+
+
+@pytest.mark.parametrize(("precision", "digits"), [("float16", 11), ("bfloat16", 8)])
+@pytest.mark.parametrize("kernel", [RBFKernel(), MaternKernel(1.5)])
+def test_only_inner_products_are_rounded(widened, precision, digits, kernel):
+    x, y = 3 + random(70, 20).float(), 3 + random(50, 20, seed=1).float()
+    kernel = kernel.float()
+    kernel.lengthscale = 20**0.5
+    rhs = random(50, 4, seed=2).float()
+    found = in_lower_precision(kernel, x, y, rhs, precision)
+    tree = trees.read(kernel.double(), x.double())
+    exact = trees.dense(tree, trees.read(kernel, y.double()).points) @ rhs.double()
+    kernel.float()
+    error = accuracy.gap([found], [exact])
+    assert error < 4 * 2.0**-digits
+    assert error > 2.0**-digits / 100, "nothing was rounded"
+
+
+def test_far_points_are_clamped_whatever_the_rounding_of_the_precision(widened):
+    x = random(30, 40).float() * 3
+    assert in_lower_precision(RBFKernel().float(), x, x, torch.ones(30, 1), "bfloat16").max() < 1.5
+
+
+def test_where_float16_has_no_room_points_are_not_rounded(widened):
+    x = torch.linspace(0, 800, 40).unsqueeze(-1)
+    tree = trees.read(RBFKernel().float().requires_grad_(False), x / 0.6931)
+    assert not tiles.has_room("float16", -0.5, tree.points[0] - tree.points[0].mean())
+    assert tiles.has_room("bfloat16", -0.5, tree.points[0])
+    assert tiles.has_room("float16", -0.5, random(9, 3).float())
+    assert tiles.sides(tree, None, precision="float16").leaves[0].rows.dtype is torch.float32
+    found = in_lower_precision(RBFKernel().float(), x, x, torch.ones(40, 1), "float16")
+    assert found.isfinite().all()
