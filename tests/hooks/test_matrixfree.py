@@ -172,6 +172,8 @@ def test_an_evaluated_kernel_is_kept_and_an_elementwise_product_in_a_model_has_n
         product = torch.mul(*parts())
         assert type(product) is MatrixFreeKernelOperator
         torch.testing.assert_close(product @ torch.ones(N, 1).double(), expected.sum(-1, keepdim=True))
+        with pytest.raises(MemoryBudgetError, match=r"1100 x 1100.*9\.23 MiB.*AUTOKERN_MEMORY"):
+            product.to_dense()
         lazy = RBFKernel().double()(points(N))
         assert lazy.evaluate_kernel() is lazy.evaluate_kernel()
         assert lazy.representation()[0] is lazy.evaluate_kernel().representation()[0]
