@@ -2,12 +2,14 @@
 
 import warnings
 
+import gpytorch
 import msgspec
 import pytest
 import torch
 from linear_operator import settings as library
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import points, rough, step
+from support.outcomes import count
 from support.threads import in_threads
 
 import autokern
@@ -81,11 +83,17 @@ def test_what_does_not_converge_is_told(monkeypatch):
 FORMLESS = {"predict": "stock", "solve": "preconditioned", "kernel_matmul": "tiled"}
 
 
-def test_predictions_that_iterate_tell_what_they_reached():
-    of = rough(N).eval()
+def test_predictions_that_iterate_are_tight_after_few_products_and_tell_what_they_reached():
+    of, x = rough(N).eval(), points(5, seed=1)
+    with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
+        mean, variance = rough(N).eval()(x).mean, rough(N).eval()(x).variance
     with autokern.enabled(), autokern.using(force=FORMLESS), torch.no_grad():
-        found = of(points(5, seed=1))
-        assert found.variance.min() > 0
+        before, state = count("kernel_matmul"), torch.random.get_rng_state()
+        found = of(x)
+        torch.testing.assert_close(found.mean, mean, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found.variance, variance, rtol=1e-2, atol=2e-5)
+        assert 0 < count("kernel_matmul") - before < 60
+        assert torch.random.get_rng_state().equal(state)
         ((predicted, _),) = decided("predict")
         of_solves = [decision.solved for decision, _ in decided("solve")]
     (own,) = predicted.solved

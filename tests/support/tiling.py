@@ -2,13 +2,11 @@
 
 import copy
 
-import linear_operator
 import pytest
 import torch
 from gpytorch.kernels import ConstantKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
-from linear_operator.operators import DenseLinearOperator
 
-from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
+from autokern.hooks.kernel_operator import matrix_free
 from autokern.kernels import embedded, matmul
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
@@ -159,19 +157,3 @@ def assert_right(kernel, x1, x2, rhs, plan, factor=1.0):
 def used():
     """Which candidates multiplied."""
     return set(dispatch.stats().get("kernel_matmul", {}))
-
-
-def assert_as_dense(read, *, make=SOME, n=23, m=None, batch=NONE, own=NONE, factor=1.0):
-    """What is read of an operator, and its gradients by all that it is made of, are those of the dense matrix."""
-    op, leaves, dense = operator(make, n, m, batch, own)
-    assert isinstance(op, MatrixFreeKernelOperator)
-    torch.manual_seed(5)
-    found = linear_operator.to_dense(read(op))
-    torch.manual_seed(5)
-    expected = linear_operator.to_dense(read(DenseLinearOperator(dense.to_dense())))
-    assert_near(found.detach(), expected.detach(), torch.float64, 1e4 * factor)  # gpytorch clamps distances at 1e-15
-    weights = random(*found.shape, seed=9)
-    ours = torch.autograd.grad(found, leaves, weights)
-    theirs = torch.autograd.grad(expected, leaves, weights)
-    for one, other in zip(ours, theirs, strict=True):
-        assert_near(one, other, torch.float64, 1e5 * factor)
