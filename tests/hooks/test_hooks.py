@@ -111,21 +111,6 @@ def test_a_bad_environment_changes_nothing(monkeypatch, name, text):
     assert not install.is_enabled()
 
 
-@pytest.mark.parametrize(("order", "quota", "inside"), [("1", 2, 1), ("off", 2, 2), ("2", 2, 2), (None, 1, 1)])
-def test_threads_are_set_and_given_back(monkeypatch, order, quota, inside):
-    """By themselves they never exceed the quota."""
-    monkeypatch.setattr(host, "thread_ceiling", lambda: quota)
-    if order is not None:
-        monkeypatch.setenv("AUTOKERN_THREADS", order)
-    torch.set_num_threads(2)
-    try:
-        with autokern.enabled():
-            assert torch.get_num_threads() == inside
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
 def test_hooks_that_fail_to_go_in_leave_nothing_behind():
     with mock.patch.object(install.memory, "recycle", side_effect=RuntimeError("no")), pytest.raises(RuntimeError):
         autokern.enable()

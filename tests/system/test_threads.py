@@ -147,11 +147,15 @@ def test_the_fallback_where_the_libraries_lack_the_functions(monkeypatch):
         assert threads._setters.__wrapped__() == (torch.set_num_threads, int)
 
 
-@pytest.mark.parametrize(("order", "inside"), [("1", 1), ("2", 2), ("8", 3)])
-def test_a_number_is_a_ceiling(monkeypatch, order, inside):
+@pytest.mark.parametrize(
+    ("order", "quota", "inside"), [("1", 2, 1), ("2", 2, 2), ("2", 64, 2), ("8", 64, 3), ("", 1, 1), ("", 2, 2)]
+)
+def test_a_number_or_the_quota_is_a_ceiling_and_is_given_back(monkeypatch, order, quota, inside):
+    monkeypatch.setattr(host, "thread_ceiling", lambda: quota)
     monkeypatch.setenv("AUTOKERN_THREADS", order)
     with autokern.enabled():
-        assert threads.current() == elsewhere(threads.current) == inside
+        assert threads.current() == elsewhere(threads.current) == torch.get_num_threads() == inside
+    assert torch.get_num_threads() == 3
 
 
 def test_off(monkeypatch):
