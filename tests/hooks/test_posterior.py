@@ -13,6 +13,7 @@ from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
 from gpytorch.kernels import ConstantKernel, LinearKernel, PiecewisePolynomialKernel, RBFKernel, ScaleKernel
 from support.botorch_models import F64, MODELS, OF_OTHER_KERNELS, ROUGH, D, data, moved, of_categories, with_kernel
+from support.densities import weighted
 from support.models import ExactModel
 from support.outcomes import assert_close, count, judged, outcome, serving
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,10 +62,6 @@ def stock_s(times=2, calls=1, **tolerance):
 
 def close(found, expected, rtol=1e-10, atol=1e-10):
     assert_close(found, expected, rtol=rtol, atol=atol)
-
-
-def weighted(t):
-    return (t * torch.linspace(-1, 2, t.numel(), **F64).reshape(t.shape)).sum()
 
 
 def gradients(value, x, model):
@@ -380,32 +377,22 @@ POINTS = {
     "none": torch.zeros(0, D, **F64),
     "too many": torch.zeros(512, D, **F64),
     "negated": torch.complex(points(4), -points(4)).conj().imag,
+    "too few columns": points(2)[:, :2],
+    "those of the data": data()[0],
 }
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted({*UNSERVED, *CONTEXTS, *POINTS}))
+@pytest.mark.parametrize("name", sorted({*UNSERVED, *CONTEXTS, *POINTS, "in training"}))
 def test_what_asks_for_something_else_runs_stock(name):
     def run():
         torch.manual_seed(0)
-        model = UNSERVED.get(name, Regression)().eval()
+        model = UNSERVED.get(name, Regression)().train(name == "in training")
         with quick(), CONTEXTS.get(name, contextlib.nullcontext)():
             found = model(POINTS.get(name, points(4)))
             return [found.mean.detach(), found.covariance_matrix.detach()]
 
-    close(*reversed(both(run, calls=0)), rtol=1e-4, atol=1e-5)
-
-
-def test_errors_and_warnings_are_stock_s():
-    model = Regression().eval()
-    with arrays(), torch.no_grad():
-        model(points(2))
-        with pytest.warns(gpytorch.utils.warnings.GPInputWarning, match="matches the stored training data"):
-            model(data()[0])
-        with pytest.raises(RuntimeError):
-            model(points(2)[:, :2])
-        with pytest.raises(RuntimeError, match="train on the training inputs"):
-            model.train()(points(2))
+    close(*reversed(both(lambda: outcome(run), calls=0)), rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_by_the_mean_alone_do_not_pass_the_covariance():
