@@ -321,9 +321,8 @@ def test_nothing_is_measured_against_orders_by_one_of_several_ranks_in_a_fork_or
     new.call(matrix())
     new.call(torch.ones(3, 3, dtype=torch.float32))
     assert (measured, new.runs) == ([], ["fast" if name == "AUTOKERN_PROFILE" else "stock"] * 2)
-    assert [(calls, "AUTOKERN=0" in found.reason) for found, calls in dispatch.decisions()] == [
-        (1, name == "AUTOKERN")
-    ] * 2
+    assert {"AUTOKERN=0" in found.reason for found, _ in dispatch.decisions()} == {name == "AUTOKERN"}
+    assert sum(calls for _, calls in dispatch.decisions()) == 2
 
 
 @pytest.mark.parametrize("name", ["", "missing.json", "broken.json"])
