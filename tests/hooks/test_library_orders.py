@@ -133,19 +133,9 @@ VALUES = {
     "num_contour_quadrature": (DRAWN, lambda: library.num_contour_quadrature(5), library.ciq_samples),
     "minres_tolerance": (DRAWN, lambda: library.minres_tolerance(0.3), library.ciq_samples),
     "fast_pred_samples": (DRAWN, settings.fast_pred_samples),
-    "fast_pred_var": (POSTERIOR, settings.fast_pred_var),
-    "memory_efficient": (POSTERIOR, settings.memory_efficient),
     "linear_operator.memory_efficient": (POSTERIOR, library.memory_efficient),
-    "lazily_evaluate_kernels": (POSTERIOR, lambda: settings.lazily_evaluate_kernels(False)),
-    "detach_test_caches": (POSTERIOR, lambda: settings.detach_test_caches(False)),
-    "debug": (POSTERIOR, lambda: settings.debug(False)),
     "linear_operator.debug": (POSTERIOR, lambda: library.debug(False)),
-    "prior_mode": (POSTERIOR, settings.prior_mode),
-    "skip_posterior_variances": (POSTERIOR, settings.skip_posterior_variances),
-    "trace_mode": (POSTERIOR, settings.trace_mode),
     "linear_operator.trace_mode": (POSTERIOR, library.trace_mode),
-    "max_eager_kernel_size": (POSTERIOR, lambda: settings.max_eager_kernel_size(10)),
-    "fast_computations": (POSTERIOR, lambda: settings.fast_computations(False, False, False)),
     "_linalg_dtype_symeig": (POSTERIOR, lambda: settings.linalg_dtypes(torch.float32)),
     "use_toeplitz": (POSTERIOR, lambda: library.use_toeplitz(False)),
     "stable_qr_cpu_threshold": (POSTERIOR, lambda: library.stable_qr_cpu_threshold(1)),
@@ -267,8 +257,10 @@ def classes():
 LARGE = Problem(op="solve", m=5000, n=5000)
 ELSEWHERE = {
     "verbose_linalg", "default_preconditioner", "linalg_dtypes", "log_level", "validate_input_scaling",
+    "fast_pred_var", "memory_efficient", "lazily_evaluate_kernels", "detach_test_caches", "debug", "prior_mode",
+    "skip_posterior_variances", "trace_mode", "max_eager_kernel_size", "fast_computations",
 }  # fmt: skip
-"""Settings with a test of their own, and those that neither library nor autokern reads in a computation."""
+"""Settings with a test of their own, those that no computation reads, and `SETTINGS` of the differential scenarios."""
 _BASES = {"_dtype_value_context", "_feature_flag", "_value_context", "_Flag"}
 
 
