@@ -21,7 +21,7 @@ from autokern.cli import summary
 from autokern.core.op import Op
 from autokern.core.registry import get
 from autokern.tuning import forest as fitting
-from autokern.tuning.chooser import UNIT, Shipped, floor, shipped_key, unpacked
+from autokern.tuning.chooser import MANY, UNIT, Shipped, floor, has_many, unpacked
 from autokern.tuning.forest import Forest, words
 from autokern.tuning.profile import Profile, Trial, pools
 from autokern.tuning.store import read_file
@@ -56,7 +56,8 @@ def pack(profiles: Sequence[Profile]) -> bytes:
     hosts = []
     for profile in profiles:
         usable = pools(t for t in profile.trials if "stock" in t.usual and len(t.usual) > 1)
-        hosts.append({shipped_key(key, profile.host): trials for key, trials in usable.items()})
+        suffix = MANY if has_many(profile.host) else ""
+        hosts.append({key + suffix * key.endswith("@cpu"): trials for key, trials in usable.items()})
     keys = sorted(set().union(*hosts))
     groups = {key: [host[key] for host in hosts if key in host] for key in keys}
     fits = {key: fit_base(get(key.partition("@")[0]), trials) for key, trials in groups.items()}

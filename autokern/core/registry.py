@@ -29,7 +29,6 @@ GROUP = "autokern.candidates"
 _OWN = {
     "cuda_graphs": ("exact_log_prob",),
     "keops": ("kernel_matmul",),
-    "lower_precision": ("kernel_matmul",),
 }
 """The ops to which autokern's own plugins add candidates."""
 

@@ -195,3 +195,40 @@ def _distributed_unavailable(device: str) -> str | None:
 def distributed(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tile by tile: each rank of a job computes its share of the tiles, then one all-reduce."""
     return products.matmul(*forms.both(kernel, x1, x2), rhs, usual(x1.device), products.product)
+
+
+def _low_memory(problem: Problem) -> int:
+    """Return the bytes of the embedded float64 points, and of a product in float32."""
+    doubled = of_outputs(problem) // 4 if problem.dtype == "float64" else 0
+    return doubled + in_tiles(usual(torch.device(problem.device)).tile)(problem.replace(dtype="float32"))
+
+
+def in_lower_precision(
+    kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor, precision: str = ""
+) -> torch.Tensor:
+    """Return the product of a kernel matrix with `rhs`, computed tile by tile in float32, in the dtype of `rhs`.
+
+    `precision` (float16, bfloat16) rounds the points of products further. Points are centred in their own dtype
+    first: float32 has too few digits for points far from the origin.
+    """
+    tree, others = forms.both(kernel, x1, x2)
+    centres = [z.detach().mean(-2, keepdim=True) for z in tree.points]
+
+    def centred(points: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [(z - c).float() for z, c in zip(points, centres, strict=True)]
+
+    low = tree._replace(points=centred(tree.points)).each(torch.Tensor.float)
+    columns, plan = None if others is None else centred(others), usual(x1.device)._replace(precision=precision)
+    return products.matmul(low, columns, rhs.float(), plan).to(rhs.dtype)
+
+
+_doubled = only("the data is float32 already", lambda p: p.dtype == "float64")
+_on_cores = only("only a GPU has tensor cores of this precision", lambda p: p.device == "cuda")
+for _name, _of, _summary in (
+    ("float32", _doubled, "Tile by tile in float32, for points and columns in float64."),
+    ("float16", _on_cores, "Tile by tile, points in float16 on tensor cores."),
+    ("bfloat16", _on_cores, "Tile by tile, points in bfloat16 on tensor cores."),
+):
+    KERNEL_MATMUL.candidate(
+        _name, accuracy="approximate", unsupported=every(_of, needs_few), memory=_low_memory, summary=_summary
+    )(functools.partial(in_lower_precision, precision="" if _of is _doubled else _name))

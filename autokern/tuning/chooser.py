@@ -29,7 +29,7 @@ _WORD, _DTYPE = 2.0, 1.0  # distance in octaves of problems that differ in one w
 _CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # seconds of a call, flops and bytes a second, to scale times to other sizes
 _FULL_RATE = {"6.0", "7.0", "8.0", "9.0", "10.0"}  # compute capabilities with float64 at half the rate of float32
 HIGHEST = 2**19  # highest floor in elements: larger calls are dispatched, because their memory is checked
-_FEW, _MANY = 4, "/many"  # threads, and the suffix of keys for machines with more
+_FEW, MANY = 4, "/many"  # threads, and the suffix of keys for machines with more
 UNIT = 0.01  # log units of the integers that store stock's seconds, and the ratios of other candidates to them
 
 
@@ -46,24 +46,20 @@ class Shipped(msgspec.Struct, frozen=True):
 
     def told(self, fields: Mapping[str, Any]) -> Shipped:
         """Return the trees and trials that apply to a machine, under keys without suffixes."""
-        many = _many(fields)
+        many = has_many(fields)
 
         def own(found: dict[str, Any]) -> dict[str, Any]:
-            few = {key: value for key, value in found.items() if not key.endswith(_MANY)}
-            return {key: found.get(key + _MANY, value) for key, value in few.items()} if many else few
+            few = {key: value for key, value in found.items() if not key.endswith(MANY)}
+            return {key: found.get(key + MANY, value) for key, value in few.items()} if many else few
 
         return msgspec.structs.replace(self, forests=own(self.forests), trials=own(self.trials))
 
 
-def _many(fields: Mapping[str, Any]) -> bool:
+def has_many(fields: Mapping[str, Any]) -> bool:
+    """Whether the CPU of a machine has so many threads that its measurements are shipped apart."""
     cpu = fields.get("cpu")  # a profile may have any fields
     count = cpu.get("torch_threads") if isinstance(cpu, Mapping) else None
     return isinstance(count, int | float) and count > _FEW
-
-
-def shipped_key(key: str, fields: Mapping[str, Any]) -> str:
-    """Return the key under which measurements of a machine are shipped."""
-    return key + _MANY if key.endswith("@cpu") and _many(fields) else key
 
 
 @functools.cache

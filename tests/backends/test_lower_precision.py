@@ -8,7 +8,6 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 from support.tiling import random
 
 import autokern
-from autokern.backends.lower_precision import in_lower_precision
 from autokern.cli import summary
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, SettingsError
@@ -17,6 +16,7 @@ from autokern.core.settings import Settings
 from autokern.core.state import inside
 from autokern.kernels import tiles
 from autokern.kernels import tree as trees
+from autokern.ops.kernel_matmul import in_lower_precision
 from autokern.runtime import dispatch, review
 from autokern.runtime.memo import NEVER, Entry
 from autokern.tuning import measuring as accuracy

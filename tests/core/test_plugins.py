@@ -214,7 +214,7 @@ assert {name for name in sys.modules if name.startswith("autokern.ops.")} <= bef
 sources = {c.name: c.source for c in registry.get("inv_quad_logdet").candidates}
 assert sources["stock"] == sources["potri"] == ""
 assert "autokern.backends.keops_product" not in sys.modules
-assert {c.source for c in registry.get("kernel_matmul").candidates} == {"", "keops", "lower_precision"}
+assert {c.source for c in registry.get("kernel_matmul").candidates} == {"", "keops"}
 assert {p.source: p.state for p in registry.plugins()}["cuda_graphs"] == "loaded"
 """
     said(code)
