@@ -95,9 +95,9 @@ def test_a_model_made_in_inference_mode():
     return graphs, loss, found.mean, found.variance
 
 
-@pytest.mark.parametrize("shape", [(1,), (2,), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("shape", "targets"), [*((s, (2,)) for s in [(1,), (2,), (2, 1), (3, 2)]), ((5, 2), (5, 2))])
 @as_stock(rtol=1e-6)
-def test_noise_of_fantasies_in_odd_shapes(shape):
+def test_noise_of_fantasies_in_odd_shapes(shape, targets):
     model = regression(likelihood=FixedNoiseGaussianLikelihood(torch.full((20,), 0.05, dtype=torch.float64))).eval()
     noise = torch.full(shape, 0.3, dtype=torch.float64)
     with torch.no_grad(), warnings.catch_warnings(record=True) as told, contextlib.ExitStack() as stack:
@@ -105,7 +105,7 @@ def test_noise_of_fantasies_in_odd_shapes(shape):
         model(points(3, seed=1))
         if len(shape) > 1:
             stack.enter_context(pytest.raises(RuntimeError, match="same number of dimensions"))
-        grown = model.get_fantasy_model(points(2, seed=1), torch.ones(2, dtype=torch.float64), noise=noise)
+        grown = model.get_fantasy_model(points(2, seed=1), torch.ones(targets, dtype=torch.float64), noise=noise)
         return grown(points(5, seed=1)).mean, torch.tensor(len({t.category for t in told}))
     return ()
 

@@ -8,7 +8,6 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan
-from linear_operator import settings
 from linear_operator.utils import cholesky, errors
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel, step
@@ -79,17 +78,6 @@ def test_a_large_matrix_that_needs_jitter_is_tried_as_often_as_by_the_library(ca
     assert stock == ours
     assert stock[0] == 1 + len(stock[1]) > 1
     assert lower.equal(expected)
-
-
-@SIDES
-def test_conjugate_gradients_that_were_asked_for_and_end_early_warn(on):
-    model = smooth(torch.float64)
-    limits = settings.max_cholesky_size(10), settings.cg_tolerance(1e-6), settings.max_cg_iterations(20)
-    with contextlib.ExitStack() as stack, served(on), heard() as told:
-        for limit in limits:
-            stack.enter_context(limit)
-        step(model)
-    assert any(text.startswith("CG terminated in 20 iterations with average residual norm") for text in told)
 
 
 @pytest.mark.skipif(not memory.has_huge(), reason="this system provides no huge pages")
