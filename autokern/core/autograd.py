@@ -92,7 +92,7 @@ def plain_gradients(
         outs = function(*own)
         both: Any = [(outs, cotangents)] if isinstance(outs, torch.Tensor) else zip(outs, cotangents, strict=True)
         whole: Any = sum((out * cotangent).sum() for out, cotangent in both)  # torch's own cotangents import sympy
-    found = iter(torch.autograd.grad(whole, sources, create_graph=graph))
+    found = iter(torch.autograd.grad(whole, sources, create_graph=graph, allow_unused=True))
     return [next(found) if want else None for want in wanted]
 
 

@@ -2,8 +2,7 @@
 
 Small arrays are passed to SciPy's LAPACK bindings: at some tens of rows a call takes a third of NumPy's time, and NumPy
 lacks potri, the inverse from a factor. Only SciPy's extension module `_flapack` is loaded, since importing
-`scipy.linalg` takes as long as some thousand densities. At some hundred rows torch's MKL takes half the time of SciPy's
-OpenBLAS.
+`scipy.linalg` takes as long as some thousand densities. At some hundred rows torch's MKL takes half their time.
 
 Several tasks observed at the same points have the covariance ``Kx (x) Kt + I (x) S``. In the basis P of the tasks in
 which ``P' S P = 1`` and ``P' Kt P`` is diagonal, the tasks are independent (Rakitsch et al. 2013, "It is all in the
@@ -29,6 +28,7 @@ from autokern.core.autograd import computed, each_cotangent, readable
 from autokern.core.errors import suppressed
 from autokern.density.factors import factorised, inverted
 from autokern.kernels.array_parts import Array
+from autokern.model.libraries import psd_safe_cholesky
 from autokern.system import memory, threads
 
 LOG_2_PI = math.log(2 * math.pi)
@@ -171,8 +171,8 @@ def _extension() -> Any:
 
 
 def log_density(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """Return the log density of a residual under the covariance ``k + noise``, by torch's Cholesky."""
-    lower = torch.linalg.cholesky(noisy(k, noise))
+    """Return the log density of a residual under the covariance ``k + noise``, with jitter as the library adds it."""
+    lower = psd_safe_cholesky(noisy(k, noise))
     white = torch.linalg.solve_triangular(lower, residual.unsqueeze(-1), upper=False).squeeze(-1)
     logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return -0.5 * (white.square().sum(-1) + logdet + residual.shape[-1] * LOG_2_PI)

@@ -9,8 +9,23 @@ from gpytorch.likelihoods import DirichletClassificationLikelihood, FixedNoiseGa
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, SmoothedBoxPrior
+from linear_operator.utils.warnings import NumericalWarning
 from support.array_kernels import KERNELS, TASKS, of_kernel
-from support.densities import D, Deep, Model, N, agree, by, derivatives, made, served, truth, value_of, without_factor
+from support.densities import (
+    D,
+    Deep,
+    Model,
+    N,
+    agree,
+    by,
+    derivatives,
+    made,
+    of_both_orders,
+    served,
+    truth,
+    value_of,
+    without_factor,
+)
 from support.models import ExactModel
 
 import autokern
@@ -124,6 +139,34 @@ def test_points_that_are_given_and_points_that_a_network_makes(name, n, kind, wa
     autokern.disable()
     torch.testing.assert_close(value_of(mll).detach(), expected[0], rtol=1e-7, atol=1e-7)
     autokern.enable()
+
+
+@by_arrays
+def test_points_on_which_a_kernel_does_not_depend_have_no_gradient_with_a_graph(way):
+    mll = of_kernel("categories alike", made)
+    points = mll.model.train_inputs[0].clone().requires_grad_()
+
+    def found():
+        loss = mll(mll.model.forward(points), mll.model.train_targets)
+        return torch.autograd.grad(loss, [*mll.parameters(), points], create_graph=True, allow_unused=True)
+
+    autokern.disable()
+    expected = found()
+    autokern.enable()
+    with by(way):
+        slopes = found()
+    assert slopes[-1] is expected[-1] is None
+    torch.testing.assert_close(slopes[:-1], expected[:-1], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("way", ["objective", "arrays", "fused"])
+def test_second_derivatives_have_jitter_where_single_precision_has_no_factor(way):
+    with gpytorch.settings.min_fixed_noise(float_value=1e-10), by(way):
+        noisy = FixedNoiseGaussianLikelihood(torch.full((165,), 2e-7))
+        mll = made(k.RBFKernel(), likelihood=noisy, n=165, dtype=torch.float32)
+        with pytest.warns(NumericalWarning, match="A not p.d., added jitter of 1.0e-06"):  # as the library's loss
+            found = of_both_orders(value_of(mll), list(mll.parameters()))
+    assert all(slope.isfinite().all() for slope in found)
 
 
 NEAR = {
