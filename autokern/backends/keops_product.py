@@ -102,8 +102,8 @@ def at_work(device: str = "cpu") -> Iterator[None]:
 def _trial() -> str | None:
     """Return why KeOps is not tried on a GPU: a formula ended a process of its own, now or in an earlier program.
 
-    KeOps 2.3 ends a process with a segmentation fault where the compiler links a second, static libstdc++ into what
-    KeOps builds. Other failures may be temporary, such as a lack of memory, and are not stored.
+    KeOps 2.3 ends a process with a segmentation fault if the compiler links a second, static libstdc++ into libraries
+    that KeOps builds. Other failures may be temporary, such as a lack of memory, and are not stored.
     """
     import pykeops
 

@@ -41,7 +41,7 @@ _NEW: Any = object()
 
 
 class Single:
-    """One model of a batch; a mean of None stands for zero, `by_residual` is of the last evaluation."""
+    """One model of a batch; a mean of None is zero. `by_residual` is a gradient of the last evaluation."""
 
     def __init__(
         self, kernel: Part, noise: Noise, terms: Sequence[Term], mean: Values | None = None, density: Any = density

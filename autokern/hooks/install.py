@@ -183,7 +183,7 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Enable within a ``with`` block, or around a function as a decorator; raises what `enable` does.
+    """Enable within a ``with`` block, or around a function as a decorator; raises the same errors as `enable`.
 
     Examples
     --------

@@ -63,7 +63,7 @@ class _Origin(NamedTuple):
 
 _ADOPTED = "_autokern_adopted"
 """Attribute of a strategy (pickled with it) whose model holds all its inputs, so that it can be recreated."""
-_ROUNDED = 256  # machine epsilons by which the same points may differ when `forward` maps them beside others
+_ROUNDED = 256  # machine epsilons by which the same points may differ if `forward` maps them together with others
 _origins: Beside[_Origin] = Beside()  # origin of each strategy that autokern serves
 
 

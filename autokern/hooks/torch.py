@@ -4,8 +4,8 @@
 imports a computer algebra system for half a second. Plain integers need neither. All other sizes, and errors, go to
 torch's own code. The function stays the same object with other code: scripts and pickles know it by identity.
 
-Optimizers import torch's compiler for seconds, only to tell it to leave them alone. While the compiler is not imported
-it traces nothing, and there is nothing to tell.
+Optimizers import torch's compiler, which takes seconds, only to exclude themselves from its traces. A compiler that is
+not imported traces nothing, so this import is skipped.
 """
 
 from __future__ import annotations

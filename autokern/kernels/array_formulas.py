@@ -112,7 +112,7 @@ def polynomial(offset: Parameter, power: float) -> Formula:
     """Return ``(s + offset) ** power``."""
 
     def formula(s: Array) -> Sequence[Any]:
-        s = s + offset.value  # offsets of several models may meet points that these share
+        s = s + offset.value  # offsets of several models broadcast over points that the models share
         slope = power * s ** (power - 1)
         return s**power, slope, lambda: slope
 

@@ -67,7 +67,7 @@ def both(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor) -> tuple
 
 def _own_centre(kernel: Kernel, x1: torch.Tensor) -> torch.Tensor:
     """Return the centre of the rows' points in each batch: the mean, or a median for families of differences."""
-    node = trees.described(kernel, True, set())  # the caller has asked whether its code is known
+    node = trees.described(kernel, True, set())  # the caller has checked that its code is known
     differences = node is not None and any(of.differences for of in trees.families_of(node))
     if not differences or not x1.shape[-2]:
         return centre_of(x1)

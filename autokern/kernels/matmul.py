@@ -156,7 +156,7 @@ def matmul(
 ) -> torch.Tensor:
     """Return ``K rhs`` without holding K.
 
-    The tree has the rows' points; `others` are the columns', None for the same. `rhs` is ``(..., m, t)``; batch shapes
+    The tree has the rows' points, `others` the columns' (None if the same). `rhs` is ``(..., m, t)``; batch shapes
     broadcast. `by` need not be differentiable, nor use the plan, which the backward pass follows in any case.
     """
     if _is_empty(tree, others, rhs.shape[:-2]):

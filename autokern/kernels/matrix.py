@@ -119,7 +119,7 @@ def both(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list
 def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: str = "whole") -> torch.Tensor:
     """Return the kernel matrix, which the caller may overwrite; the caller must not change the arguments afterwards.
 
-    The tree has the rows' points; `others` are the columns', None for the same; `same` says that both have equal
+    The tree has the rows' points, `others` the columns' (None if the same tensor); `same` says that both have equal
     values, so that the diagonal is exact. The layout is ``whole``, ``tiled`` in blocks of rows that fit the cache
     (whole for a batch), or ``again``: tiled, keeping no matrix for the backward pass.
     """

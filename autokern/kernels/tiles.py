@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 
 
 def usual(device: torch.device) -> Plan:
-    """Return the default plan for a device, where none was measured."""
+    """Return the default plan for a device, for use without measurements."""
     return Plan(768 if device.type == "cpu" else 4096)
 
 

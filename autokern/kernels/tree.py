@@ -69,7 +69,7 @@ def described(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
     kinds.add(kind)
     if not OWN.isdisjoint(own):
         return None
-    for name, axes in (("raw_lengthscale", 2), ("raw_outputscale", 0)):  # axes beside the batch
+    for name, axes in (("raw_lengthscale", 2), ("raw_outputscale", 0)):  # axes after the batch
         tensor = own["_parameters"].get(name)
         if tensor is not None and tensor.shape[: tensor.dim() - axes] != own.get("_batch_shape"):
             return None  # the library raises

@@ -114,7 +114,7 @@ def outline(kernel: torch.nn.Module) -> tuple[Any, list[torch.Tensor]]:
     tensors: dict[int, torch.Tensor] = {}
     copied = frozen(kernel, lambda tensor: tensors.setdefault(id(tensor), tensor))
     for one in copied.modules():
-        if one.__dict__.pop(_ORIGINAL, None) is not None:  # a shared prior has none
+        if one.__dict__.pop(_ORIGINAL, None) is not None:  # priors are shared, not copied
             one.__dict__.update(_load_state_dict_pre_hooks={}, _priors={})  # these hold methods of the original
     return copied, list(tensors.values())
 

@@ -48,7 +48,7 @@ def in_place(single: float, batched: float) -> shared.Bytes:
         elements, names = problem.batch * problem.n**2 * problem.itemsize, families(problem)
         if problem.batch == 1:
             block = min(elements, bytes_on(gaussian.CACHED, problem.device))
-            copies = 0 if problem.device == "cpu" else 2 * elements  # factor and inverse are not in place there
+            copies = 0 if problem.device == "cpu" else 2 * elements  # there, factor and inverse are copies
             return int(single * elements) + copies + 12 * block * min(2, len(names))
         each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
         return int((batched + each) * elements)

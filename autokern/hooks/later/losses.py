@@ -238,7 +238,7 @@ class Loss(OfLosses):
             return self.differentiated(loss, (*(t for t in given.copies if t.requires_grad), *self._parameters))
 
     def _recorded(self, *call: Any) -> Any:
-        self._seconds = math.inf  # those of the forward pass alone
+        self._seconds = math.inf  # so far, seconds of forward passes alone
         return super()._recorded(*call)
 
     def put(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> bool:
@@ -270,7 +270,7 @@ class Loss(OfLosses):
 
 
 def _methods(mll: Any) -> list[Any]:
-    """Return the functions that add the other terms, which are not those of kernel and likelihood."""
+    """Return the functions that add the terms of priors and of added losses."""
     model = mll.model
     found = mll._add_other_terms, model.added_loss_terms, model.named_added_loss_terms, model.named_priors
     return [getattr(one, "__func__", one) for one in found]

@@ -59,7 +59,7 @@ class _History:
 
 
 class Repeated(abc.ABC):
-    """Evaluations of one function; a subclass says how to call the library, and what its results are."""
+    """Evaluations of one function; subclasses define the library's call and its results."""
 
     name: str
     repeatable = True  # whether a replay may run twice for one call
@@ -124,7 +124,7 @@ class Repeated(abc.ABC):
 
     @abc.abstractmethod
     def result(self, results: tuple[torch.Tensor, ...], *call: Any) -> Any:
-        """Return what the library would return, from the results of the recording; None where it would raise."""
+        """Return the library's result from the results of the recording; None where the library would raise."""
 
     @abc.abstractmethod
     def numbers(self, found: Any) -> Iterable[Any]:
@@ -194,7 +194,7 @@ class Repeated(abc.ABC):
         return ours if self.serves else self.library(*call)
 
     def _judge(self) -> None:
-        """End where a replay is not faster; else note what recording cost and what a replay gains."""
+        """End if a replay is not faster; else note the cost of the recording and the gain of a replay."""
         if self.repeatable and self.lasting:
             self._run()  # the first run touched new memory
         if self._replayed() > _GAIN * self._seconds:

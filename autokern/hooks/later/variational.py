@@ -1,6 +1,6 @@
 """Training steps of variational models, ``mll(model(x), y)`` as a whole, replayed (`repeated`).
 
-A recording has two parts: what the model computes, and the marginal likelihood with its backward pass. The first runs
+A recording has two parts: the model's call, and the marginal likelihood with its backward pass. The first part runs
 when the model is called. The distribution that it returns has a graph of its own, in case that anything else uses it:
 its backward pass computes by the library again.
 """
@@ -200,7 +200,7 @@ class _Step(OfLosses):
         if self._looks and not super().is_unchanged():
             return False
         self._y.copy_(target)
-        return super().put()  # what was written to parameters since the model's call counts, as in stock
+        return super().put()  # as in stock, values that were written to parameters after the model's call count
 
     def result(self, results: Any, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         if not math.isfinite(results[0].item()):
