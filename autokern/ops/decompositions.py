@@ -105,7 +105,7 @@ def in_huge_pages(a: torch.Tensor, jitter: float | None = None, max_tries: int |
 class _InPlace:
     """torch with another `linalg.cholesky_ex`, which copies a matrix into the output and factorises it there.
 
-    torch's own function copies a triangle column by column, which takes half the time of the factorisation of 2,000 rows.
+    torch's own one copies a triangle column by column, which takes half the time of the factorisation of 2,000 rows.
     """
 
     def __init__(self) -> None:
