@@ -36,7 +36,7 @@ def main() -> int:
             status = started(sys.argv[2:])
             if status is not None:
                 return status
-        from autokern.cli.commands import app  # only now: a program under `run` imports neither typer nor rich
+        from autokern.cli.commands import app  # imported here, since programs under `run` need neither typer nor rich
 
         app(prog_name="autokern")
     except (AutokernError, KeyboardInterrupt) as error:

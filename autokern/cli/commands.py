@@ -115,7 +115,7 @@ def compare_program(
     if not dispatch.session().settings.enabled:
         raise SettingsError("AUTOKERN=0 leaves nothing to compare with stock; unset it")
     if not api.profile().trials:
-        message("nothing was measured on this machine yet; `autokern calibrate` does in 20 s")
+        message("nothing was measured on this machine yet; `autokern calibrate` measures it in 20 s")
     found = compare.compare(order, pairs, budget, message)
     if json:
         emit(found)

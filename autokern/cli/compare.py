@@ -124,7 +124,7 @@ FORMS: dict[str, Callable[[Comparison], str]] = {"text": str, "markdown": Compar
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of ratios and its 95 % confidence interval, by Student's t."""
-    from scipy.special import stdtrit  # only now: help imports no library
+    from scipy.special import stdtrit  # imported here, since help imports no library
 
     logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.fmean(logs)
@@ -170,7 +170,7 @@ def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object
 def _doubts(runs: dict[bool, list[Run]], known: bool, unserved: bool) -> list[str]:
     doubts = []
     if unserved:
-        doubts.append("autokern served no call in the program's own process; those of its workers are not counted")
+        doubts.append("autokern served no call in the program's own process; calls in its workers are not counted")
     if not known:
         doubts.append("the difference is not known to 3 %: allow more with --pairs and --budget, or quiet the machine")
     seconds = {on: [run.seconds for run in of] for on, of in runs.items()}
@@ -178,7 +178,7 @@ def _doubts(runs: dict[bool, list[Run]], known: bool, unserved: bool) -> list[st
     if max(spreads, default=0.0) > _UNSTEADY:
         doubts.append(f"times vary by {100 * max(spreads):.0f} % from run to run")
     if statistics.median(seconds[False]) < _SHORT:
-        doubts.append("the program takes less than a second, most of which is its start")
+        doubts.append("the program takes less than a second, most of which is start-up")
     return doubts
 
 

@@ -1,4 +1,4 @@
-"""Doctor: checks the parts of this machine, and advises on those that fail."""
+"""Doctor: checks of this machine and of the installation, with advice where one fails."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Finding(msgspec.Struct, frozen=True):
 def examine() -> list[Finding]:
     """Run all checks, in a few seconds."""
     load = look()  # before autokern itself keeps cores busy
-    advice = "what is measured now counts as disturbed; measure when others have left the cores"
+    advice = "measurements made now count as disturbed; measure when other programs have left the cores"
     busy = _seen("load", str(load), advice if load.crowded(torch.get_num_threads()) else "")
     environment, settings = _environment(os.environ)
     found = [_versions(), environment, *_cache(settings), _threads(settings), busy, _blas(), _gpu(), _tf32()]
@@ -85,7 +85,7 @@ def _versions() -> Finding:
         tested = "; ".join(f"{library}: {', '.join(table()['releases'][library])}" for library in untested)
         text += f"; tested are {tested}" if tested else ""
         remedy = "install tested releases" if untested else "take out what replaces them"
-        advice = f"{remedy}, or set AUTOKERN_UNKNOWN=trust; until then stock runs what relies on these"
+        advice = f"{remedy}, or set AUTOKERN_UNKNOWN=trust; until then stock runs where autokern relies on these"
         return Finding("versions", "problem" if untested else "note", f"{text}; {listed}", advice)
     if untested:
         text += f"; {', '.join(untested)} not tested, but all functions that autokern relies on are known"

@@ -134,7 +134,7 @@ def candidates(decision: Decision, title: str = "") -> Table:
 
 
 def decisions(found: Served, saved: Callable[[Served], str] | None = None) -> Table:
-    """Return a table of the decisions of a process, by op, candidate and reason, with what calls `saved` if given."""
+    """Return a table of a process's decisions by op, candidate and reason, with the `saved` time of calls if given."""
     columns, rows = ["what ran", ">calls", ">times stock", "on what, and why"], []
     for group in grouped(found):
         rows.append([group.ran, f"{group.calls:,}", group.gain, f"{group.sizes}\n{group.why}".strip()])

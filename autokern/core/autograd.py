@@ -86,12 +86,12 @@ def plain_gradients(
     """Return autograd's gradients of a function with respect to the wanted inputs, differentiable in grad mode."""
     graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # views of its own for each input: one tensor may occur twice, or depend on another
+        # a view for each input: one tensor may occur twice, or depend on another
         own = [t.view_as(t) if want and t is not None else t for t, want in zip(inputs, wanted, strict=True)]
         sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
         outs = function(*own)
         both: Any = [(outs, cotangents)] if isinstance(outs, torch.Tensor) else zip(outs, cotangents, strict=True)
-        whole: Any = sum((out * cotangent).sum() for out, cotangent in both)  # torch's own cotangents import sympy
+        whole: Any = sum((out * cotangent).sum() for out, cotangent in both)  # `grad_outputs` would import sympy
     found = iter(torch.autograd.grad(whole, sources, create_graph=graph, allow_unused=True))
     return [next(found) if want else None for want in wanted]
 
@@ -198,7 +198,7 @@ def computed(
 
 
 def computed_share(value: Any, most: int = 8) -> float:
-    """Return 1 if a `computed` node lies a few steps below a value, 0.9 if its own graph is large, 0 without such."""
+    """Return 1 if a value comes from a `computed` node in few steps, 0.9 if the node's graph is large, else 0."""
     node = getattr(value, "grad_fn", None)
     for _ in range(4):
         if node is None or type(node).__name__ == COMPUTED:

@@ -23,7 +23,7 @@ class Solved(msgspec.Struct, frozen=True):
     standard_error: float | None = None  # of a log density, by the spread of its probes; infinite with a single probe
     goal: float | None = None  # the requested relative residual
     solves: int = 1  # number of solves that this record sums up
-    missed: int = 0  # number of these that stopped before the goal
+    missed: int = 0  # number of solves that stopped before the goal
 
     def __str__(self) -> str:
         several = f", the worst of {self.solves:,} solves," if self.solves > 1 else ""

@@ -132,7 +132,7 @@ def _is_known(module: Any) -> bool:
 
 
 def _handlers() -> set[CodeType]:
-    """Return the code of all signal handlers, those of libraries (torch's data loaders, say) included."""
+    """Return the code of all signal handlers, including handlers of libraries (torch's data loaders, say)."""
     found = set()
     for number in range(1, signal.NSIG):
         handler = _at(number)

@@ -171,7 +171,7 @@ class Candidate(msgspec.Struct, frozen=True):
     threads: int = 0  # 0 for torch's; of two equally fast candidates, the one with a single thread runs
     parts: bool = False  # whether it calls other ops, which are then dispatched
     as_stock: bool = False  # it iterates as stock does; calibration does not ban it for exceeding the Op's bound
-    error: Callable[[Problem], Error | None] = nothing  # the expected one; None for results within the Op's bound
+    error: Callable[[Problem], Error | None] = nothing  # the expected error; None within the Op's bound
     source: str = ""  # its plugin; empty for candidates registered beside their Op
     summary: str = ""  # one line for people
 

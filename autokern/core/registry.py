@@ -74,7 +74,7 @@ def registered() -> list[Op]:
 
 
 def present() -> list[Op]:
-    """Return all ops, except those of plugins that are not loaded yet."""
+    """Return all ops, except ops of plugins that are not loaded yet."""
     for name in _homes:
         _import(name)
     return list(_ops.values())
@@ -91,7 +91,7 @@ def _import(name: str) -> None:
 class Plugin:
     """An entry point and its state."""
 
-    source: str  # ``distribution:name``, or the name alone for autokern's own: `Candidate.source`
+    source: str  # ``distribution:name``, or the name alone for autokern's plugins: `Candidate.source`
     point: EntryPoint
     state: str = "waiting"  # or "loaded", "failed"; "waiting" also while the plugin's import imports autokern
     failure: str = ""  # why it could not be loaded

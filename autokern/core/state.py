@@ -1,8 +1,8 @@
 """State that signal handlers and forks do not break: locks, and values that are stored beside an object.
 
 Python may run a signal handler between any two bytecodes of the main thread. A handler that computes with the same
-model must not wait for a lock that its own thread holds. A ``Ctrl-C`` in a callback of a weak dictionary is lost, so
-there are none. A forked process lacks the threads that held its locks.
+model must not wait for a lock that its own thread holds. A ``Ctrl-C`` in a callback of a weak dictionary is lost, so no
+such callback runs Python code. A forked process lacks the threads that held its locks.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Beside(Generic[Value]):
     """One value for each object, in its own ``__dict__``; a value must not refer to its object."""
 
     def _of(self, owner: Any) -> dict[Any, Value]:
-        """Return the values of an object; empty for a shallow copy, which carries those of its original."""
+        """Return the values of an object; empty for a shallow copy, which carries the values of its original."""
         found = getattr(owner, "__dict__", {}).get(_KEY)
         return found.by if found and found.owner() is owner else {}
 
@@ -125,7 +125,7 @@ class _Inside(threading.local):
     measuring = False  # it calibrates
     within: tuple[str, ...] = ()  # the composite calls that it runs, outermost first, as ``op by candidate``
     formless = False  # it multiplies by kernel matrices without forming them
-    evaluated = False  # it evaluates a lazy kernel, whose tensors nobody else has yet
+    evaluated = False  # it evaluates a lazy kernel, whose tensors no other code holds yet
     repeated = False  # it runs a function that may be replayed as a whole
     told: list[tuple[str, str]] | None = None  # collects why the library computes something
     solves: list[Any] | None = None  # collects the reports of iterative solves

@@ -195,7 +195,7 @@ def tasks() -> Iterator[tuple[str, Callable[[], Task]]]:
 
 
 def examined(profile: Profile, level: str, seconds: float, progress: Progress = silent) -> Profile:
-    """Return the profile with its exam, and with better choices kept where its own lose, within so many seconds."""
+    """Return the profile with the exam of its choices, and better choices where these lose, within `seconds`."""
     settings, deadline = dispatch.session().settings, time.perf_counter() + seconds
     quiet = msgspec.structs.replace(settings, calibrate="never")
     shipped = Session(quiet)

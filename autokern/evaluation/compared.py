@@ -142,7 +142,7 @@ def _numbers(one: Any) -> Iterator[np.ndarray]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Add the cell magic ``%%autokern``: a notebook's cell runs without and with autokern, and a sentence tells.
+    """Add the cell magic ``%%autokern``: run a notebook's cell without and with autokern, and print both times.
 
     A cell of less than ten seconds first runs once each way uncounted. The variables of the last run stay.
     """

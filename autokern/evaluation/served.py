@@ -1,6 +1,6 @@
 """`explain(model)`: which parts of a model candidates serve, and why the library computes the others.
 
-A copy of the model takes a training step and predicts. The reasons are those of the code that refused.
+A copy of the model takes a training step and predicts. The code that refuses a part states the reason.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def explain(op: str | GP | None = None, **fields: Any) -> Decision | Explanation
     Parameters
     ----------
     op : str or gpytorch model, optional
-        Name of an op, or a model, of which a copy is trained for one step and predicts.
+        Name of an op, or a model; a copy of the model is trained for one step and predicts.
     **fields
         Fields of the Problem: ``m``, ``n``, ``d``, ``rhs``, ``batch``, ``dtype``, ``device``, ``grad``, ``variant``.
 
@@ -162,7 +162,7 @@ def _replayed(found: Held | str) -> str:
 
 
 def _told(part: str, run: Callable[[], Any]) -> tuple[str, str, str]:
-    """Run a part, and return its name, what served it, and why the library computed the rest."""
+    """Run a part; return its name, the candidates that served it, and why the library computed the rest."""
     before = dispatch.stats()
     try:
         with errors.heard() as told:

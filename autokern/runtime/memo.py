@@ -45,7 +45,7 @@ class Entry:
         self.decision, self.op, self.needs = decision, op, needs
         self.fitting, self.failed = frozenset[str](), frozenset[str]()
         self.count = 0  # calls that this entry has served
-        self.nested = Counter[tuple[str, ...]]()  # those that composite calls made, by `inside.within`
+        self.nested = Counter[tuple[str, ...]]()  # calls within composite calls, by `inside.within`
         self.before = 0  # calls that earlier entries of the problem served by the same candidate
         self.trial = inside.measuring  # created by a calibration: its calls are not the user's, and are not reported
         self.solved: tuple[Solved, ...] = ()  # reports of its iterative solves

@@ -1,7 +1,7 @@
 """Ranks of one job share large products, and take the same decisions without messages.
 
-A decision is a function of settings, profile and memory limit. Rank 0 sends its own once, when the ranks join, and
-nothing is measured afterwards.
+A decision is a function of settings, profile and memory limit. When the ranks join, rank 0 sends its settings and
+profile, the ranks agree on a memory limit, and nothing is measured afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autokern.runtime.session import Session
 from autokern.system import host
 from autokern.system import ranks as system
 
-_OWN = ("home", "log", "ranks")  # settings of which each rank keeps its own
+_OWN = ("home", "log", "ranks")  # settings that each rank keeps
 
 
 def facts() -> dict[str, Any]:
@@ -34,7 +34,7 @@ def facts() -> dict[str, Any]:
 
 
 def unlike(found: list[dict[str, Any]]) -> str:
-    """Describe all differences of ranks from rank 0 in the ``common`` facts, an empty string if there are none."""
+    """Describe all differences of ranks from rank 0 in the ``common`` facts; empty if all ranks agree."""
     first = found[0]["common"]
     told = [
         f"rank {rank} has {name} {one['common'][name]}, rank 0 {value}"

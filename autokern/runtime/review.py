@@ -133,7 +133,7 @@ class FirstUse:
         return forked() or host.multi_rank()
 
     def _learnt(self, problem: Problem) -> bool:
-        """Whether another process has measured this op, or tried to, meanwhile; its profile is adopted then."""
+        """Whether another process has now measured this op, or tried to; if so, its profile is adopted."""
         kept = load(self._settings)
         if not _tried_lately(kept, problem) and not Chooser(kept).knows(problem):
             return False
@@ -207,7 +207,7 @@ def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
     """Replace an entry's candidate if it errs too much on these arguments; return the error, 0 if it is unknown."""
     suspect, exact = entry.candidate, _exact(entry)
     error = 0.0 if exact is None else _error(entry, exact, args)
-    if entry.candidate is not suspect:  # replaced by another thread meanwhile
+    if entry.candidate is not suspect:  # another thread has replaced it
         return error
     if exact is None or error <= settings.max_error:
         entry.schedule()

@@ -28,8 +28,8 @@ _BY_NAME = os.open not in os.supports_dir_fd  # Windows: folders have no descrip
 class Folder:
     """An open folder; `create` makes it and its missing parents, with mode 0700.
 
-    If `private`, ProfileError unless this user owns it, nobody else may write to it, and no other user's link leads to
-    it. OSError if it cannot be opened.
+    If `private`, ProfileError unless this user owns the folder, no other user may write to it, and no other user's link
+    leads to it. OSError if it cannot be opened.
     """
 
     def __init__(self, path: Path, *, private: bool, create: bool = False) -> None:
@@ -182,7 +182,7 @@ def _step(fd: int, name: str, create: bool) -> int | None:
 
 
 def _link(fd: int, name: str, path: Path) -> str:
-    """Return the target of a link; ProfileError if another user than root made it, or it changes meanwhile."""
+    """Return the target of a link; ProfileError if a user other than this one and root made it, or if it changes."""
     seen = []
     for _ in range(2):
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)

@@ -134,7 +134,7 @@ def available_memory(device: str) -> int:
 
 
 def memory_limited_by(device: str) -> str:
-    """Return in words what bounds the `available_memory` of a device at present."""
+    """Return in words the limit that bounds the `available_memory` of a device at present."""
     if torch.device(device).type != "cpu":
         return "free memory of the GPU"
     left = memory_left()
@@ -172,7 +172,7 @@ def random_states() -> tuple[Any, ...]:
 
 
 def take_random_states(found: tuple[Any, ...], others: Mapping[torch.Generator, torch.Tensor] | None = None) -> None:
-    """Restore states that `random_states` has returned, and those of other generators of torch."""
+    """Restore states that `random_states` has returned, and states of other generators of torch."""
     torch.set_rng_state(found[0])
     random.setstate(found[1])
     np.random.set_state(found[2])

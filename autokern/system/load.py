@@ -156,7 +156,7 @@ def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
 
 
 def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
-    """Yield the folders, if there are any, of this process's groups for a controller, from its own up to the root."""
+    """Yield the possible folders of this process's groups for a controller, from the innermost up to the root."""
     for line in text_of(proc).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -1,9 +1,9 @@
 """Ranks: the processes of one distributed job, their collectives, and errors that name the rank at fault.
 
-Autokern has its own gloo process group, apart from any of the program's. In every collective the ranks first exchange
+Autokern has its own gloo process group, apart from those of the program. In every collective the ranks first exchange
 a small header: the kind of call, its sizes, and checksums of its data. If headers differ, every rank raises an error
-that names the differing ranks, before anything is computed. If a collective fails, each waiting rank notes that in the
-job's store; a rank without a note has died, hangs, or runs something else.
+that names the differing ranks, before anything is computed. If a collective fails, each waiting rank notes in the job's
+store that it waits; a rank without a note has died, hangs, or runs something else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT = 300.0  # default seconds to wait for another rank before the job fails
 _NUMBERS = 10  # integers in a header: the number of the call, its kind, four sizes and four checksums
 _GRACE = 3.0  # seconds in which the other waiting ranks must note that they wait, after the first one
 _KINDS = ("objects", "product", "gradients", "barrier", "points")
-_MARK = "_AUTOKERN_RANK"  # environment variable that tells the child processes of a rank that they are not ranks
+_MARK = "_AUTOKERN_RANK"  # environment variable by which child processes of a rank know that they are not ranks
 
 _joined = 0
 
@@ -160,7 +160,7 @@ class Ranks:
         told = [f"rank {rank} in {' and '.join(unlike)}" for rank, unlike in differ if unlike]
         if told:
             raise RanksError(
-                f"autokern: ranks hold different data: {'; '.join(told)} is not what rank 0 has. Give all ranks the "
+                f"autokern: ranks hold different data than rank 0: {'; '.join(told)}. Give all ranks the "
                 "same data, seeds, CPUs, libraries and numbers of threads; else set AUTOKERN_RANKS=off"
             )
 
@@ -186,7 +186,7 @@ class Ranks:
         return RanksError(f"autokern: {told} {end}")
 
     def _say(self, text: str, call: int | None = None) -> None:
-        with suppressed(RuntimeError):  # the store is gone
+        with suppressed(RuntimeError):  # the store has ended
             self._signs.set(f"{self.calls if call is None else call}/{self.rank}", text)
 
     def _ask(self, found: dict[int, str]) -> None:
@@ -244,7 +244,7 @@ def held() -> Ranks | None:
 
 
 def active() -> Ranks | None:
-    """Return the ranks that the present thread shares its work with, or None."""
+    """Return the ranks with which the present thread shares its work, or None."""
     return _active if _active is not None and _active.mine() else None
 
 

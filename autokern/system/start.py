@@ -47,7 +47,7 @@ def importing() -> Iterator[None]:
 
 
 def _freeze_all_but(theirs: list[object]) -> None:
-    """Freeze all objects but these, until the process ends: the collector goes on to free those of the program."""
+    """Freeze all objects except the program's (`theirs`), which the collector still frees, until the process ends."""
     untrack, track = ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track
     untrack.argtypes = track.argtypes = [ctypes.py_object]
     untrack.restype = track.restype = None

@@ -64,8 +64,8 @@ def ceiling() -> int:
 def limited(run: _Run, count: int) -> _Run:
     """Wrap `run` so that it uses at most `count` threads in the calling thread.
 
-    Overhead: about a microsecond, none if torch has no more than `count` threads anyway. With another count than one,
-    GNU's OpenMP ends the surplus workers, and the next full team starts them anew. Calls may nest, and overlap.
+    Overhead: about a microsecond, none if torch has at most `count` threads. Unless `count` is one, GNU's OpenMP ends
+    the surplus workers, and the next full team starts them anew. Calls may nest, and overlap.
     """
 
     @functools.wraps(run)
@@ -280,8 +280,8 @@ def _join(others: list[threading.Thread], done: list[threading.Event]) -> None:
 def _wait_for_ended() -> None:
     """Wait until threads that ended for Python have ended for the system, too, which takes some 50 µs.
 
-    Until then MKL's allocator changes its list of buffers (up to Python 3.12); the first matrix product of a child that
-    is forked meanwhile would never end.
+    Until then MKL's allocator changes its list of buffers (up to Python 3.12); in a child that is forked during that
+    time, the first matrix product would never end.
     """
     until = time.monotonic() + 0.1  # the system may have given the id to another thread
     while _ended:  # another thread may fork, too, and an interrupt may end this

@@ -33,7 +33,7 @@ from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group
 
 DTYPES = ("float64", "float32")
 _DRAWN = {"quick": 24, "full": 120}  # problems drawn for each op, dtype and device
-_WORK = {"quick": (2e9, 2e8), "full": None}  # most flops and bytes of stock on them; None: `draw`'s defaults
+_WORK = {"quick": (2e9, 2e8), "full": None}  # most flops and bytes of stock on a problem; None: `draw`'s defaults
 _SHARE = {"quick": 0.02, "full": 0.012}  # part of the budget that one problem may take
 _NEAR_SHARE = 0.5  # the same for the problem at hand, at first use
 _TIMING_SHARE = 0.005  # part of the budget after which the timing of a problem ends with the current round
@@ -43,7 +43,7 @@ _RATES = 4e9, 4e10  # flops and bytes a second of a CPU and an accelerator befor
 _COMPILING = 0.05  # part of the budget that an op's candidates on a device may spend on compiling
 _SHORT, _LONG = 0.002, 0.2  # parts of the budget: shorter compilations count as free, longer ones are not begun
 _ROUNDS, _ONCE = 10.0, 3e-3  # expected calls of each candidate in a trial, and further seconds of a trial
-_OUTERMOST = 10  # nesting of plugins' composite ops that state none
+_OUTERMOST = 10  # nesting of plugins' composite ops that do not state it
 
 
 def chosen_ops(names: str | Iterable[str] | None) -> list[Op]:
@@ -130,7 +130,7 @@ class _Pool:
         kinds = {(p.variant, p.grad, p.batch > 1) for p in self.able}
         self.weight = math.sqrt(len(kinds) * max(map(len, self.able.values()), default=0))
         self.waiting, self.later = list(self.able), set[Problem]()
-        self.disturbed = set[Problem]()  # these are repeated at the end
+        self.disturbed = set[Problem]()  # problems that are repeated at the end
         self.spent, self.compiling, self.proven, self.slower = 0.0, 0.0, 0, 1.0
 
 

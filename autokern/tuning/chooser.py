@@ -1,6 +1,6 @@
 """Chooser: estimates of the candidates' times on a problem, by the trees of a profile and the shipped trees.
 
-`calibration/ship.py` packs what other machines have measured into `recorded.msgpack`: trees and rounded trials.
+`calibration/ship.py` packs trees and rounded trials of other machines into `recorded.msgpack`.
 """
 
 from __future__ import annotations

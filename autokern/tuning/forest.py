@@ -28,7 +28,7 @@ NOISE = 0.05  # a smaller predicted gain, in log units, counts as no gain
 CONFIDENCE = 0.3  # standard deviations that must lie between a prediction and a tie
 UNIT = 1e-3  # log units of the integers that store values
 UNKNOWN = -32768  # the integer of a candidate that no trial of a leaf measured
-_FAR = 1.5  # octaves beyond the measured sizes from which on there is no estimate
+_FAR = 1.5  # octaves beyond the measured sizes from which on nothing is estimated
 _LEAST = 0.03  # least uncertainty, even where trees agree: machines drift from one hour to the next
 _UNSURE = 0.3  # uncertainty from which on own trees give no estimate without a base: trials are few or contradict
 _DOUBT = 0.1  # uncertainty that each octave beyond the measured sizes, and each unseen word, adds
@@ -81,7 +81,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     words: list[str]
 
     def beyond(self, place: Sequence[float], own: Collection[str]) -> tuple[float, float]:
-        """Return how many octaves a problem lies outside the range, and the uncertainty that this and new words add."""
+        """Return a problem's distance from the range in octaves, and the uncertainty by distance and new words."""
         outside = max(0.0, *(max(low - x, x - high) for low, x, high in zip(self.low, place, self.high, strict=False)))
         return outside, _DOUBT * (outside + len(set(own).difference(self.words)))
 

@@ -60,7 +60,7 @@ class Measurer:
         self._checked: set[tuple[object, ...]] = set()
         self.banned: list[Ban] = []  # new bans
         self.setup: dict[str, float] = {}  # seconds of the first call of candidates that compile, by "op.candidate"
-        self.compiling = 0.0  # seconds of all these first calls together, and of those on accelerators
+        self.compiling = 0.0  # seconds of all first calls that compile or run on accelerators
 
     def runnable(self, problem: Problem, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Return the candidates that are not banned and fit the memory twice; empty unless stock is among them."""

@@ -89,7 +89,7 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instead: str
 
     def holds(self, problem: Problem) -> bool:
-        """Whether a problem is one of these."""
+        """Whether this choice holds for a problem."""
         like = (*problem.group, problem.grad, problem.batch > 1)
         mine = (self.op, self.dtype, self.device, self.grad, self.batched)
         return like == mine and self.low <= problem.n <= self.high
@@ -142,7 +142,7 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     # Dates of the last calibration of a group that measured too little, by "op/dtype@device".
     fruitless: dict[str, str] = {}
     forests: dict[str, Forest] = {}  # trees fitted to the trials, which predict times, by "op@device"
-    kept: list[Kept] = []  # sizes at which the exam found the shipped choices or stock faster than these trees'
+    kept: list[Kept] = []  # sizes at which the exam found the shipped choices or stock faster
     exam: list[Examined] = []  # results of the last exam
     created: str = ""  # date of the last measurement; dates are UTC, ISO 8601
     schema: int = SCHEMA

@@ -48,7 +48,7 @@ def home(settings: Settings) -> Path | None:
             return None
     try:
         return None if "~" in path.parts else path.absolute()
-    except uninterrupted(OSError):  # a relative path in a working directory that is gone
+    except uninterrupted(OSError):  # a relative path in a working directory that was removed
         return None
 
 

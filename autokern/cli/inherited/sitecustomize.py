@@ -58,7 +58,7 @@ def _is_call(frame: "Any") -> bool:
 
 
 def _run_the_next() -> None:
-    """Run the ``sitecustomize`` behind this folder on `sys.path`: the program's own, or another autokern's."""
+    """Run the next ``sitecustomize`` on `sys.path`: that of the program, or of another autokern."""
     paths = [os.path.abspath(path or os.curdir) for path in sys.path]
     behind = sys.path[paths.index(_HERE) + 1 :] if _HERE in paths else sys.path
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)

@@ -114,9 +114,9 @@ def _notes(served: Served, counted: int) -> list[str]:
         return [f"autokern served no call in this process{off}.", last]
     notes = [
         "Seconds saved are predicted from measured times, not measured on this run: for each key, its calls times the "
-        "predicted time of stock less that of what ran. `autokern compare` measures what a program saves as a whole."
+        "predicted time of stock less that of the chosen candidate. `autokern compare` measures a whole program."
     ]
-    told = {"other hosts": "rest on what other machines measured", "extrapolated": "are extrapolated from measurements"}
+    told = {"other hosts": "rest on other machines' measurements", "extrapolated": "are extrapolated from measurements"}
     for source, what in told.items():
         part = gain([row for row in served if row[0].source == source])
         notes += [f"{part} of them {what}."] if part.saved else []

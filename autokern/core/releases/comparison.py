@@ -13,7 +13,7 @@ from autokern.core.releases import is_of_libraries
 from autokern.core.releases.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, of_value, original, table
 
 MAYBE = "?"  # mark among the fingerprints of a function that some recorded releases lack
-MISSING, PATCHED = "is missing, or elsewhere", "was replaced by code from elsewhere"
+MISSING, PATCHED = "is missing, or was moved", "was replaced by code from elsewhere"
 _OTHER, _OVERRIDES = "is not that of a tested release", "overrides a base class or an attribute"
 _TORCH = (("torch", ""), ("torch.linalg", ""), ("torch.nn.functional", ""), ("torch", "Tensor"))
 """Modules and classes in which the libraries look up torch's functions."""

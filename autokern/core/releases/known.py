@@ -1,4 +1,4 @@
-"""The installed releases, and which library functions are known: those of a release on which the test suites passed.
+"""The installed releases, and whether their functions are known: equal to those of a release that passed the tests.
 
 `known.json` has the fingerprints of the functions, classes and constants that autokern hooks, replaces or relies on,
 for all recorded releases and versions of Python. A `Relied` compares its names with the table when it is first asked,
@@ -55,7 +55,7 @@ class Status(msgspec.Struct, frozen=True):
         by_reason: dict[str, list[str]] = {}
         for name, why in sorted(self.unknown.items()):
             by_reason.setdefault(why, []).append(name.partition(":")[2] or name)
-        off = [f"stock runs where it relies on code that {why}: {', '.join(of)}" for why, of in by_reason.items()]
+        off = [f"stock runs where autokern relies on code that {why}: {', '.join(of)}" for why, of in by_reason.items()]
         here = [f"autokern is {'on' if self.enabled else 'off'}: {', '.join(versions)}"]
         return "\n".join([*here, *filter(None, [self.why_off]), *off])
 
@@ -183,7 +183,7 @@ class Relied:
         """Whether all names are known at present; unchanged objects are not compared again."""
         try:
             same = [ask(of) for ask, of in self._asked] == self._answers
-        except uninterrupted(Exception):  # a name that is gone, or objects that do not compare
+        except uninterrupted(Exception):  # a name is missing, or objects do not compare
             same = False
         if not same:
             now = Look(self._names)

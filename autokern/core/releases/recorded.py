@@ -289,6 +289,6 @@ def functions(found: Any, depth: int = 0) -> Iterator[FunctionType]:
 
 
 def is_within(function: FunctionType) -> bool:
-    """Whether the code of a function is recorded under its own name, or as that of any nested function."""
+    """Whether the code of a function is recorded, under the function's name or for any nested function."""
     marks = table()["code"].get(function.__module__, {}).get(function.__qualname__, "").split()
     return not _wrappers().union(marks).isdisjoint(of_function(function))

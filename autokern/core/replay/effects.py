@@ -54,7 +54,7 @@ _PREFIXES = ("set_", "_set_", "load_", "save_", "register_", "add_scalar", "add_
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 STANDARD = frozenset(("abc", "builtins", "collections", "enum", "functools", "math", "types", "typing", "weakref"))
 _AROUND = frozenset(("abc", "contextlib", "dataclasses", "functools", "typing", "typing_extensions"))
-"""Modules of Python whose functions wrap those of the libraries."""
+"""Modules of Python whose functions wrap functions of the libraries."""
 _DESCRIPTORS = frozenset(
     (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType,
      types.GetSetDescriptorType)

@@ -1,7 +1,7 @@
 """Tensors and caches that an evaluation leaves in modules, recreated with the numbers of each replay.
 
-They replace the former ones, which stay as they are where the program holds them. Entries that the program has added
-to such a cache are lost.
+New objects replace the former ones, so objects that the program holds do not change. Entries that the program has
+added to a cache are lost.
 """
 
 from __future__ import annotations

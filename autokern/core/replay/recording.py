@@ -7,8 +7,8 @@ nodes. A replay gives the bits of the recorded code, except for some derivatives
 another formula while a mode is active.
 
 A number that Python has read, such as a flag of LAPACK, must be the same in a replay. Not recorded are numbers that
-leave torch (``numpy()``), random draws without `seeding`, and writes to tensors from outside, unless these would not
-change (a norm within its limit). Reads by extensions in C++ are not seen, so callers compare replays with the code.
+leave torch (``numpy()``), random draws without `seeding`, and writes that change tensors from outside (the limit of a
+norm may change none). Reads by extensions in C++ are not seen, so callers compare replays with the recorded code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from autokern.core.replay.operations import Kind, Noted, Replay, Step, Unrecorde
 
 _IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 2**21, 2**26, 2**28
 """Most bytes of a recording whose tensors share no memory, of any recording, and of all recordings of a process."""
-_living: list[tuple[weakref.ref[Any], int]] = []  # owners of recordings and the bytes of these, oldest first
+_living: list[tuple[weakref.ref[Any], int]] = []  # owners of recordings, with bytes, oldest first
 _MOST_STEPS = 20_000
 _READ = torch.ops.aten._local_scalar_dense.default
 _BATCH_NORM = torch.ops.aten.native_batch_norm.default
@@ -65,7 +65,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seeding, self._seeds = seeding, set[int]()  # memory of drawn seeds
         self.draws = False
         self.drawn: dict[torch.Generator, torch.Tensor] = {}
-        """The program's own generators that the computation drew from, and their states before."""
+        """The generators of the program from which the computation drew, and their earlier states."""
         self._inputs = {memory_of(t) for t in inputs}
         self.copies = operations.Copies([t for t in inputs if isinstance(t, torch.nn.Parameter)])
         self._varying = set(self._inputs)
@@ -267,7 +267,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for memory in memories:  # replays write the parameter's copy
                 whole = self.copies.by[memory]
                 self._steps.append((functools.partial(whole.copy_, whole.detach()), {memory}, set()))
-        for tensor, before in [] if parameters else others:  # numbers count from now on, not versions
+        for tensor, before in [] if parameters else others:  # replays compare their numbers instead of version counters
             self._constants[memory_of(tensor)] = tensor, -1
             step = functools.partial(operations.are_as_before, tensor.detach(), before)
             self._steps.append((step, {memory_of(tensor)}, set()))
