@@ -158,13 +158,10 @@ def test_code_that_is_replaced_in_place_is_seen_beneath_a_hook_too():
 
 def test_a_function_that_is_gone_or_in_a_base_class_is_missing():
     rely = relied("linear_operator.utils.cholesky:psd_safe_cholesky")
-    kept = cholesky_module.psd_safe_cholesky
-    del cholesky_module.psd_safe_cholesky
-    try:
+    with mock.patch.dict(vars(cholesky_module)):
+        del cholesky_module.psd_safe_cholesky
         assert not rely.holds()
         assert "missing" in str(rely.unknown)
-    finally:
-        cholesky_module.psd_safe_cholesky = kept
     assert rely.holds()
 
 

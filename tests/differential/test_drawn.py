@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 from machine import WAYS, Life
 from scenarios.events import EVENTS, STALE
-from scenarios.predictions import under
+from scenarios.predictions import read, under
 from scenarios.training import loss_of
 from table import Scenario, See
 
@@ -98,13 +98,11 @@ def program(see: See, recipe: Recipe) -> None:
 
 
 def _read(see: See, recipe: Recipe, model: Any, p: Any, z: torch.Tensor) -> None:
+    if recipe.derivative in ("by hyperparameters", "by points"):
+        read(see, "posterior", p, model, {"z": z} if recipe.derivative == "by points" else model)
+        return
     see.posterior("posterior", p)
-    by = {"z": z} if recipe.derivative == "by points" else model
-    if recipe.derivative in ("by hyperparameters", "by points") and p.variance.requires_grad:
-        see.grads("variance", p.variance.sin(), by)
-        if p.mean.requires_grad:
-            see.grads("mean", p.mean.sin(), by)
-    elif recipe.derivative == "twice" and p.variance.requires_grad:
+    if recipe.derivative == "twice" and p.variance.requires_grad:
         (first,) = torch.autograd.grad(p.variance.sum(), z, create_graph=True)
         see("first", first)
         if first.requires_grad:

@@ -86,13 +86,3 @@ def test_stock_does_not_differ_from_itself():
     for name, scenario in [item for item in TABLE.items() if not item[1].fresh][::23]:  # not where its caches are stale
         known = references(scenario)
         assert differences(scenario, known, told(scenario)) == [], name
-
-
-def test_force_is_obeyed():
-    """With autokern enabled, candidates named by force are those that run."""
-    from autokern.runtime import dispatch
-
-    subject = TABLE["matrix, scaled rbf"]
-    with enabled(), session(AUTOKERN_FORCE="kernel_matrix=broadcast"):
-        told(subject)
-        assert "broadcast" in dispatch.stats()["kernel_matrix"]

@@ -6,7 +6,7 @@ import sys
 from typing import Any, NamedTuple
 
 import torch
-from tiling import KERNELS, prepared
+from tiling import KERNELS, distinct, prepared
 
 from autokern.kernels import embedded, matmul, products
 from autokern.kernels.tiles import Plan
@@ -72,24 +72,18 @@ def arguments(case: Case, number: int, exact: bool = False) -> tuple[Any, list[t
     return kernel, [x1, x2, rhs.requires_grad_("rhs" in case.wanted)]
 
 
-def computed(case: Case, number: int, by: Any, exact: bool = False) -> list[torch.Tensor]:
-    """Value and first derivatives."""
+def computed(case: Case, number: int, by: Any, exact: bool = False, twice: bool = False) -> list[torch.Tensor]:
+    """Value and first derivatives, or derivatives of a sum of squared first derivatives."""
     kernel, (x1, x2, rhs) = arguments(case, number, exact)
     out = matmul.matmul(*embedded.both(kernel, x1, x2), rhs, Plan(case.tile), by)
-    leaves = [t for t in dict.fromkeys((x1, x2, rhs, *kernel.parameters())) if t.requires_grad]
+    leaves = distinct(x1, x2, rhs, *kernel.parameters())
     if not leaves:
         return [out]
+    if twice:
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return list(torch.autograd.grad(sum(t.square().sum() for t in first), leaves))
     turned = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
     return [out.detach(), *torch.autograd.grad(out, leaves, turned, materialize_grads=True)]
-
-
-def second(case: Case, number: int, by: Any) -> list[torch.Tensor]:
-    """Derivatives of a sum of squared first derivatives."""
-    kernel, (x1, x2, rhs) = arguments(case, number)
-    out = matmul.matmul(*embedded.both(kernel, x1, x2), rhs, Plan(case.tile), by)
-    leaves = [t for t in dict.fromkeys((x1, x2, rhs, *kernel.parameters())) if t.requires_grad]
-    first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
-    return list(torch.autograd.grad(sum(t.square().sum() for t in first), leaves))
 
 
 def gap(found: list[torch.Tensor], truth: list[torch.Tensor]) -> float:
@@ -116,16 +110,15 @@ def main() -> None:
     here = ranks.join(timeout)
     matmul.LEAST, matmul._MOST = 1, 0.0
     found = []
-    second_ones = [Case(60, m, kernel=k, tile=16) for m in (None, 40) for k in ("scaled rbf", "matern 5/2")]
-    sweep = [(computed, case) for case in cases()] + [(second, case) for case in second_ones]
-    for number, (function, case) in list(enumerate(sweep))[::step]:
-        alone = function(case, number, products.product)
+    second = [Case(60, m, kernel=k, tile=16) for m in (None, 40) for k in ("scaled rbf", "matern 5/2")]
+    sweep = [(case, False) for case in cases()] + [(case, True) for case in second]
+    for number, (case, twice) in list(enumerate(sweep))[::step]:
+        alone = computed(case, number, products.product, twice=twice)
         ranks.use(here)
-        own, again = (function(case, number, matmul.product) for _ in range(2))
+        own, again = (computed(case, number, matmul.product, twice=twice) for _ in range(2))
         ranks.use(None)
         same = all(map(torch.equal, own, again))
-        text = f"{function.__name__} {number} {case}"
-        found.append((text, case.dtype, apart(case, number, own, alone), same, ranks._sum(own)))
+        found.append((f"{number} {case}, {twice}", case.dtype, apart(case, number, own, alone), same, ranks._sum(own)))
     print(json.dumps({"cases": found, "collectives": here.calls}), flush=True)
     here.barrier()
     here.leave()

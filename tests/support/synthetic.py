@@ -1,11 +1,13 @@
-"""An op that only has a name, with candidates of every kind, its problems, and timings of them that tests make up."""
+"""An op that only has a name, with candidates of every kind, its problems, timings of them, and profiles in a store."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
+from autokern.core.settings import Settings
 from autokern.system import host
+from autokern.tuning import store
 from autokern.tuning.chooser import fitted
 from autokern.tuning.profile import Profile, Timing, Trial
 
@@ -57,3 +59,19 @@ def measured(ratios: dict[str, Ratio], *places: Any, **more: Any) -> Profile:
     here = host.current()
     known = Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials(ratios, *places, **more))
     return fitted(known)
+
+
+HOST = "0123456789abcdef" * 2
+
+
+def profile(*sizes: int, fingerprint: str = HOST, **timing: float) -> Profile:
+    """A profile of a made-up host, told by the sizes of its problems."""
+    timings = {"stock": Timing(1e-3, **timing), "cpu": Timing(5e-4)}
+    trials = [Trial(Problem(op="qr", m=n, n=n), timings) for n in sizes]
+    return Profile(host={"cpu": "test"}, fingerprint=fingerprint, trials=trials, levels={"qr@cpu": "quick"})
+
+
+def kept(settings: Settings, host: str = HOST) -> set[int] | None:
+    """The sizes in the profile that is loaded."""
+    found = store.load(settings, host)
+    return found and {trial.problem.n for trial in found.trials}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from forks import ended, forked
-from support.stored import HOST, kept, profile
+from support.synthetic import HOST, kept, profile
 
 from autokern.core.errors import ProfileError
 from autokern.core.settings import Settings

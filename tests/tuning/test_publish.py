@@ -18,8 +18,8 @@ import time
 from typing import Any
 
 import pytest
-from support import stored
-from support.stored import HOST, profile
+from support import synthetic
+from support.synthetic import HOST, profile
 
 from autokern.core.settings import Settings
 from autokern.tuning import store
@@ -33,7 +33,7 @@ RARE = ("EDQUOT", "ESTALE", "ENOMEM", "EMFILE")
 
 
 def kept(home):
-    return stored.kept(Settings(home=home)) or set()
+    return synthetic.kept(Settings(home=home)) or set()
 
 
 def saved(home, *sizes):

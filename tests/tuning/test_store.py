@@ -18,7 +18,7 @@ import platformdirs
 import pytest
 from support.fakes import as_if_of_autokern
 from support.programs import BARE
-from support.stored import HOST, kept, profile
+from support.synthetic import HOST, kept, profile
 
 from autokern.core.errors import AutokernWarning, ProfileError
 from autokern.core.settings import Settings

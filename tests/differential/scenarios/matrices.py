@@ -1,10 +1,8 @@
 """linear_operator by itself: factors, solves, determinants, roots, eigenvalues of dense matrices."""
 
-import linear_operator
 import torch
 from builders import points
 from linear_operator import operators as o
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from table import See, cases, scenarios
 
 
@@ -58,26 +56,6 @@ def operated(see: See, of: str, batch: str = "", n: int = 12):
         see("eigenvalues", torch.linalg.eigvalsh(operator.to_dense()))
     see("product", operator @ right)
     see.grads("product", (operator @ right).sin(), {"a": a})
-
-
-@scenarios(
-    cases(noise=["1e-2", "0", "-1e-7", "-1e-3", "nan"], dtype=["float64", "float32"]),
-    cases(noise=["0", "-1e-7", "nan"], batch=True),
-)
-def factors(see: See, noise: str, batch: bool = False):
-    """Jitter, its warnings, its errors."""
-    a = positive(see, n=9, noise=0.0)
-    a = a[:1].expand(9, 9).clone() if noise != "1e-2" else a
-    a = a.fill_(1.0) + float(noise) * torch.eye(9, dtype=see.dtype) if noise != "1e-2" else a + 0.01 * torch.eye(9)
-    a = torch.stack((a, torch.eye(9, dtype=see.dtype))) if batch else a.to(see.dtype)
-    with see.attempt("factor"):
-        lower = psd_safe_cholesky(a)
-        see("product", lower @ lower.mT)
-    with see.attempt("more tries"), linear_operator.settings.cholesky_max_tries(6):
-        lower = psd_safe_cholesky(a, jitter=1e-4)
-        see("product with more", lower @ lower.mT)
-    with see.attempt("upper"):
-        see("upper product", psd_safe_cholesky(a, upper=True).mT @ psd_safe_cholesky(a, upper=True))
 
 
 @scenarios(cases(what=["svd", "eigenvectors", "pivoted", "diagonalized", "sqrt", "contour", "cat rows"], kappa=100.0))

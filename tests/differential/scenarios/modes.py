@@ -10,7 +10,6 @@ from support.threads import in_threads
 from table import See, cases, scenarios
 from torch.autograd import forward_ad
 
-from scenarios.kernels import made
 from scenarios.training import CG, loss_of, trained
 
 WHAT = ["matrix", "training", "prediction", "fantasy"]
@@ -116,28 +115,6 @@ def forward_mode(see: See, what: str, kernel: str):
         value, tangent = forward_ad.unpack_dual(found)
         see("value", value)
         see("tangent", tangent if tangent is not None else "none")
-
-
-@scenarios(cases(kernel=["scaled rbf", "scaled matern52"], what=["jvp", "vmap", "grad", "jacrev", "hessian"]))
-def transforms(see: See, kernel: str, what: str):
-    k, x, z = made(see, kernel), points(see, 4), points(see, 3, seed=1)
-    f = torch.func
-
-    def matrix(x):
-        return k(x, z).to_dense()
-
-    def total(x):
-        return matrix(x).sin().sum()
-
-    ways = {
-        "jvp": lambda: list(f.jvp(total, (x,), (torch.ones_like(x),))),
-        "vmap": lambda: f.vmap(matrix)(points(see, 5, 4, seed=3)),
-        "grad": lambda: f.grad(total)(x),
-        "jacrev": lambda: f.jacrev(matrix)(x),
-        "hessian": lambda: f.hessian(total)(x),
-    }
-    with see.attempt("went"):
-        see(what, ways[what]())
 
 
 @scenarios(cases(what=["matrix", "prediction", "variance"], kernel=["scaled rbf", "scaled matern52"]))
