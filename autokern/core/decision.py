@@ -48,7 +48,7 @@ def joined(found: Iterable[Solved]) -> tuple[Solved, ...]:
 
 
 def overall(found: Iterable[Solved]) -> Solved | None:
-    """Return the worst of several solves over all preconditioners; None without solves."""
+    """Return the worst of several solves, whatever their preconditioners; None without solves."""
     known = list(found)
     names = ", ".join(dict.fromkeys(one.preconditioner for one in known))
     return next(iter(joined(msgspec.structs.replace(one, preconditioner=names) for one in known)), None)

@@ -118,7 +118,7 @@ def plugins() -> list[Plugin]:
 
 
 def load(op: str | None = None) -> None:
-    """Load once each plugin that may add candidates to an op (None: to any op); `announce` reports failures."""
+    """Load the plugins that may add candidates to an op (None: to any op), each once; `announce` reports failures."""
     global _plugins, _loading
     if _plugins is not None and not any(plugin.adds_to(op) for plugin in _plugins):
         return

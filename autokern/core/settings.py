@@ -138,7 +138,7 @@ class Row(NamedTuple):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's orders; the defaults order nothing."""
+    """The user's settings; the defaults fix no choice."""
 
     # fmt: off
     enabled: Annotated[bool, Row(_flag, "`1`, `0`",

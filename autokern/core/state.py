@@ -134,7 +134,7 @@ class _Inside(threading.local):
 
     @contextlib.contextmanager
     def having(self, **state: Any) -> Iterator[None]:
-        """Have another state inside the block."""
+        """Set state of this thread within the block, and restore it afterwards."""
         before = {name: getattr(self, name) for name in state}
         self.__dict__.update(state)
         try:

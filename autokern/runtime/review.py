@@ -71,7 +71,7 @@ class FirstUse:
         self._load: Load | None = None
 
     def ledger(self, table: Feasibility) -> Ledger | None:
-        """Return the ledger of an op that waits to be measured; None for other ops, and for a single candidate."""
+        """Return the ledger of an op that waits to be measured; None for other ops or with a single candidate."""
         found = self._waiting.get(table.problem.group)
         return None if found is None or inside.measuring or len(table.feasible()) < 2 else found
 

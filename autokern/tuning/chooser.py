@@ -118,7 +118,7 @@ class Chooser:
         return {} if forest is None else forest.estimates(problem)
 
     def _is_alike(self, problem: Problem) -> bool:
-        """Whether other hosts' estimates apply to a problem: in float64 on GPUs, only if these compute it fast."""
+        """Whether other hosts' estimates apply to a problem: in float64 on GPUs, only if the GPUs are fast at it."""
         if problem.device == "cpu" or problem.dtype != "float64":
             return True
         there = (self.profile.host or host.current().fields).get("accelerators", ())

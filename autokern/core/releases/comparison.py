@@ -161,7 +161,7 @@ class Look:
             self.unknown[f"{module}:{qualified}"] = judged.why
 
     def _whole(self, kind: type) -> None:
-        """Compare all recorded attributes of a class, and let `_brought` examine its other ones."""
+        """Compare all recorded attributes of a class, and let `_brought` examine the others."""
         module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
         recorded = members(module, qualified)
         if module.startswith("torch."):  # too large to compare as a whole

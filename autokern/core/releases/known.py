@@ -147,7 +147,7 @@ def everything() -> dict[str, str]:
 
 
 def warn(found: dict[str, str]) -> None:
-    """Warn once, if a function is unknown for another reason than that somebody replaced it in this process."""
+    """Warn once, if a function is unknown for another reason than a replacement in this process."""
     global _warned
     if not _warned and any(why != PATCHED for why in found.values()):
         _warned = True
@@ -175,7 +175,7 @@ class Relied:
         self.forget()
 
     def forget(self) -> None:
-        """Compare anew when next asked."""
+        """Compare again at the next call of `holds`."""
         self._asked: list[tuple[Any, Any]] = []
         self._answers: list[Any] | None = None
 

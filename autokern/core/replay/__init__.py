@@ -42,7 +42,7 @@ def as_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def are_equal(pairs: Pairs) -> bool:
-    """Whether the tensors of each pair have equal contents; those on one accelerator are compared by one read."""
+    """Whether the tensors of each pair have equal contents; all pairs on one accelerator take a single read."""
     elsewhere: dict[torch.device, Pairs] = {}
     for now, then in pairs:
         if now.shape != then.shape or now.dtype is not then.dtype or now.device != then.device:
