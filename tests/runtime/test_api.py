@@ -204,15 +204,3 @@ def test_a_variant_is_that_of_a_call_of_its_size_or_one_that_is_known(op, fields
     found = autokern.explain(op, **fields).problem
     assert (found.variant, found.m) == (variant, fields["n"])
     assert op != "exact_log_prob" or found.grad == "theta"
-
-
-def test_a_rough_prediction_has_no_digits():
-    def told(uncertainty: float) -> str:
-        found = Decision(
-            problem=Problem(op="qr"), candidate="native", reason="r", source="extrapolated", margin=136.75,
-            uncertainty=uncertainty,
-        )  # fmt: skip
-        return str(found).splitlines()[2]
-
-    assert told(0.75) == "  about 140 times as fast as stock, within a factor of 2.1 (extrapolated)"
-    assert told(0.05) == "  136.75 times as fast as stock, known to 5 % (extrapolated)"

@@ -237,12 +237,14 @@ def test_a_set_up_must_be_repaid_by_calls_seen_and_is_weighed_against_the_best_t
 
 def test_a_decision_prints_well(op):
     known = Chooser(measured({"fast": 0.5, "other": 0.8, "sloppy": 0.1}), {})
-    text = str(described(decide(Feasibility(op, square(64)), known, Settings()), known, Settings()))
-    first, second, third, fourth, *rest = text.splitlines()
+    found = described(decide(Feasibility(op, square(64)), known, Settings()), known, Settings())
+    first, second, third, fourth, *rest = str(found).splitlines()
     assert first == "synthetic(m=64, n=64, float64, cpu)"
     assert second == f"  runs fast: {FASTEST}"
     assert third.strip().startswith("2.00 times as fast as stock")
     assert "(measured)" in third
+    rough = msgspec.structs.replace(found, margin=136.75, uncertainty=0.75)
+    assert "  about 140 times as fast as stock, within a factor of 2.1 (measured)" in str(rough).splitlines()
     assert "times follow from" in fourth
     assert sum("→ fast" in line for line in rest) == 1
     assert any("sloppy" in line and "cannot: its accuracy is approximate" in line for line in rest)
