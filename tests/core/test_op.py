@@ -184,15 +184,3 @@ print("right")
 def test_ops_are_imported_whole_whatever_happens_meanwhile():
     told = python("-c", PROGRAM)
     assert told.stdout.split()[-1:] == ["right"], told.stderr
-
-
-@pytest.mark.slow
-def test_a_plugin_may_enable_autokern(tmp_path):
-    (tmp_path / "eager.py").write_text("import autokern.auto\nimport autokern\nautokern.stats()\n")
-    info = tmp_path / "eager-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: eager\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[autokern.candidates]\nx = eager\n")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import autokern; autokern.enable(); print('enabled')"
-    told = python("-c", program)
-    assert told.stdout.split()[-1:] == ["enabled"], told.stderr

@@ -128,22 +128,30 @@ def test_what_an_older_checkout_had_is_passed_over(install):
     assert {source: plugin.state for source, plugin in found.items()} == {"keops": "loaded"}
 
 
-def _install_the_example(folder: Path) -> None:
-    """Install the package of docs/add-a-candidate.md, without pip."""
-    text = (DOCS / "add-a-candidate.md").read_text()
-    code = re.search(r"```python\n# autokern_scipy.py\n(.*?)```", text, re.DOTALL)[1]
-    test = re.search(r"```python\n(def test_contract.*?)```", text, re.DOTALL)[1]
-    points = re.search(r'\[project.entry-points."autokern.candidates"\]\n(.*?)```', text, re.DOTALL)[1]
-    (folder / "autokern_scipy.py").write_text(f"{code}\n\n{test}")
-    info = folder / "autokern_scipy-1.0.dist-info"
+def _installed(folder: Path, name: str, code: str, points: str) -> None:
+    """Install a package of one module, without pip."""
+    module = name.replace("-", "_")
+    (folder / f"{module}.py").write_text(code)
+    info = folder / f"{module}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: autokern-scipy\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[autokern.candidates]\n{points.replace(chr(34), '')}")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[autokern.candidates]\n{points}\n")
+
+
+@pytest.mark.slow
+def test_a_plugin_may_enable_autokern(tmp_path):
+    _installed(tmp_path, "eager", "import autokern.auto\nimport autokern\nautokern.stats()\n", "x = eager")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import autokern; autokern.enable(); print('enabled')"
+    assert said(program)[-1:] == ["enabled"]
 
 
 @pytest.mark.slow
 def test_the_example_in_the_docs_works_whichever_is_imported_first(tmp_path):
-    _install_the_example(tmp_path)
+    text = (DOCS / "add-a-candidate.md").read_text()
+    code = re.search(r"```python\n# autokern_scipy.py\n(.*?)```", text, re.DOTALL)[1]
+    test = re.search(r"```python\n(def test_contract.*?)```", text, re.DOTALL)[1]
+    points = re.search(r'\[project.entry-points."autokern.candidates"\]\n(.*?)```', text, re.DOTALL)[1]
+    _installed(tmp_path, "autokern-scipy", f"{code}\n\n{test}", points.replace('"', ""))
     see = "print([c.source for c in autokern.op('qr').candidates if c.name == 'scipy-qr'])"
     lazy = "print('autokern.backends.keops_product' in sys.modules)"
     use = "import autokern_scipy; autokern_scipy.test_contract()"

@@ -24,7 +24,6 @@ def _results(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def recorded(f: Function, x: torch.Tensor) -> tuple[Replay, list[torch.Tensor]]:
-    """Record the value of a function and its gradient."""
     recorder = Recorder(x)
     with recorder:
         value = f(x)

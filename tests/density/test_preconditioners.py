@@ -21,7 +21,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def reported(*args):
-    """Return a log density, and how it was computed."""
     seen = []
     with solved.collecting(seen.extend):
         found = iterated_density.log_prob(*args)

@@ -28,7 +28,6 @@ class Doubled(ExactMarginalLogLikelihood):
 
 
 def likewise(mll, kind):
-    """Another marginal likelihood of the same model."""
     return kind(mll.likelihood, mll.model).train()
 
 

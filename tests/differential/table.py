@@ -26,7 +26,6 @@ Facts = dict[str, Any]
 
 
 def count(name: str) -> None:
-    """Note one call of user code."""
     COUNTS[name] = COUNTS.get(name, 0) + 1
 
 

@@ -116,7 +116,6 @@ _patches_of_autokern = install.patches
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Put the hooks in for a block."""
     with (
         mock.patch.object(install, "patches", _patches),
         tempfile.TemporaryDirectory() as home,

@@ -43,7 +43,6 @@ def repeated(n, d, span, offset, seed):
 
 
 def found(kernel, x, y, noise, dtype, way, x_wanted):
-    """Return loss and gradients in float64."""
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-8))
     x, y = x.to(dtype).requires_grad_(x_wanted), y.to(dtype)
     model = ExactModel(x, y, kernel(x.shape[-1]), likelihood, gpytorch.means.ZeroMean()).to(dtype)
@@ -131,7 +130,6 @@ KINDS = [RBFKernel, MaternKernel, RQKernel, PeriodicKernel]
 
 
 def pair(kernel, *points, forced="gemm"):
-    """The matrix by autokern and by stock."""
     found = []
     for candidate in (forced, "stock"):
         with torch.no_grad(), autokern.using(force={"kernel_matrix": candidate}):

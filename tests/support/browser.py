@@ -13,7 +13,6 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def installed() -> str | None:
-    """Return the path of a Chromium, or None."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -45,7 +44,6 @@ class Browser:
             raise
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command and return its answer."""
         self._sent += 1
         message = {"id": self._sent, "method": method, "params": parameters}
         if self._page:
@@ -74,11 +72,9 @@ class Browser:
             self.events.append(self._next())
 
     def value(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression in the page."""
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def screenshot(self, file: Path) -> None:
-        """Write all of the page as a PNG."""
         shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
         file.write_bytes(base64.b64decode(shot["data"]))
 
@@ -93,7 +89,6 @@ class Browser:
         return [json.dumps(event["params"]) for event in self.events if event["method"] in methods]
 
     def close(self) -> None:
-        """End the browser."""
         self._process.terminate()
         self._process.wait(60)
         self._to.close()

@@ -136,5 +136,4 @@ def agree(found, expected, both=False, **tolerances):
 
 
 def served(way):
-    """How many densities a way has computed."""
     return count(*next(iter(WAYS[way].items())))

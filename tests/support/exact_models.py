@@ -136,7 +136,6 @@ def ours(candidate=None, op="predict"):
 
 
 def assert_stock(read, candidate=None, op="predict", **tolerance):
-    """What `read` returns is the same without and with autokern."""
     expected = read()
     with ours(candidate, op):
         assert_close(read(), expected, **tolerance)

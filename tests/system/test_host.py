@@ -25,7 +25,6 @@ def forget():
 
 
 def anew():
-    """Return the host of now."""
     forget()
     return host.current()
 
@@ -127,13 +126,10 @@ def test_equal_gpus_count_once_and_in_any_order(monkeypatch):
     assert with_gpus(monkeypatch, gpu("NVIDIA L4", 23 * GIB, 58), gpu()).fingerprint == mixed.fingerprint
 
 
-def test_the_driver_is_read(monkeypatch, tmp_path):
+def test_the_driver_is_read_and_a_gpu_that_does_not_answer_in_a_forked_child_raises_nothing(monkeypatch, tmp_path):
     version = tree(tmp_path, {"v": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build"})
     monkeypatch.setattr(host, "_NVIDIA_DRIVER", version / "v")
     assert with_gpus(monkeypatch, gpu()).fields["accelerators"][0]["driver"] == "580.82.07"
-
-
-def test_a_gpu_that_does_not_answer_in_a_forked_child_raises_nothing(monkeypatch):
     assert with_gpus(monkeypatch, None).fields["accelerators"] == [{"kind": "cuda"}]
 
 

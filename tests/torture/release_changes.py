@@ -50,7 +50,6 @@ class Known(NamedTuple):
         return tuple(part for part in self.program if part in short)
 
     def returned(self, function: Function) -> str:
-        """Return which numbers a function returns."""
         return next((ran[function].returned for ran in self.ran.values() if function in ran), "")
 
     def ordered(self, kind: str) -> list[Function]:

@@ -54,7 +54,6 @@ def constants(module: str) -> dict[str, Any]:
 
 
 def revalued(module: str, name: str) -> Sources:
-    """Give a constant another value."""
     parsed = tree(module)
     dict(_assigned(parsed))[name].value = ast.Constant(constants(module)[name])
     return {module: ast.unparse(parsed)}
@@ -78,7 +77,6 @@ def scaled_tree(function: Function, returned: str) -> ast.Module | None:
 
 
 def scaled(function: Function, returned: str) -> Sources:
-    """Let a function return 1.5 times what it did."""
     parsed = scaled_tree(function, returned)
     return {} if parsed is None else {function.module: ast.unparse(parsed)}
 

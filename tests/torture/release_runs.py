@@ -64,7 +64,6 @@ Job = tuple[Any, Callable[[], Any]]
 
 
 def jobs(ready: Iterator[Job], done: Callable[[Any, Any], None], at_once: int) -> None:
-    """Run all that is ready, some at once."""
     while some := list(itertools.islice(ready, at_once)):
         started = [(name, start(function)) for name, function in some]
         for name, begun in started:

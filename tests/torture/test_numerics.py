@@ -117,7 +117,6 @@ def ended(run, a):
 
 
 def is_right(op, a: torch.Tensor, run) -> None:
-    """Compare a call with stock's and with the truth."""
     asked, kept = op.problem_of(a), a.detach().clone()
     (stock, manners), (out, found) = ended(op.stock.run, a), ended(run, a)
     assert torch.equal(a.detach().nan_to_num(7.0), kept.nan_to_num(7.0)), "an argument was changed"

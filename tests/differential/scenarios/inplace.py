@@ -49,7 +49,6 @@ def matrix_changed(see: See, kernel: str, change: str, n: int = 70):
     stale=NOTICED,
 )
 def data_changed(see: See, kernel: str, what: str, n: int = 30):
-    """Between a loss and its backward pass."""
     model = regression(see, n, kernel)
     model.train_inputs, model.train_targets = (model.train_inputs[0].clone(),), model.train_targets.clone()
     loss = loss_of(model)

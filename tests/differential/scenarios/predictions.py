@@ -38,7 +38,6 @@ def under(*names: str):
 
 
 def read(see: See, name: str, p, model, by=None, joint=True):
-    """Values and gradients of mean and variances."""
     see.posterior(name, p, joint)
     if p.mean.requires_grad:
         see.grads(f"{name} mean", p.mean.sin(), by or model)

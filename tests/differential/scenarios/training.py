@@ -16,7 +16,6 @@ def loss_of(model, x=None, y=None):
 
 
 def trained(see, model, name=""):
-    """Note a loss and its gradient."""
     loss = loss_of(model)
     see(f"{name}loss", loss)
     if loss.requires_grad:
