@@ -96,7 +96,7 @@ def _served(found: marginal.Marginal | None, exact: bool) -> Callable[[Any], Any
 
 
 _spent: Beside[float] = Beside()
-"""Seconds of steps whose gradients the library computes, by marginal likelihood or variational model."""
+"""Seconds of steps whose gradients the library computes, for each marginal likelihood or variational model."""
 
 
 def _training(kind: type, by_modules: Callable[..., Any]) -> None:

@@ -4,8 +4,8 @@ An evaluation of a small model is several hundred small operations, whose module
 of the time. One is recorded (`core.replay`). The library and the replay compute the next two. If the results agree and
 the replay is faster, it serves. Every 32nd evaluation is compared again.
 
-Recording and comparing take some 30 ms, a replay half the time of an evaluation. So an optimisation is recorded after
-60 ms (the ski-rental problem), or at once if earlier ones of its kind were long enough; again, after this has paid.
+Recording and comparing take some 30 ms, a replay half the time of an evaluation. Recording starts after 60 ms of an
+optimisation (the ski-rental problem), or at once if its kind ran long before, and again once a recording has paid.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SPENT = 0.06  # seconds of evaluations before one is recorded, if their number 
 _AGREE = 1e-9  # the largest difference between a replay and the library, relative to the largest compared value
 _SINGLE = 1e-4  # the same in single precision, in which BLAS rounds products of fewer sets differently
 _GAIN = 0.9  # the largest part of an evaluation's time that a replay may take
-_MISSES, _UNFIT = 3, 8  # consecutive replays that end at another branch, or that do not fit, before it is dropped
+_MISSES, _UNFIT = 3, 8  # consecutive replays at another branch, and calls that do not fit, until a recording is dropped
 _histories: dict[Any, _History] = {}
 _log = logging.getLogger("autokern")
 

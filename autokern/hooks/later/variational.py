@@ -1,8 +1,8 @@
 """Training steps of variational models, ``mll(model(x), y)`` as a whole, replayed (`repeated`).
 
 A recording has two parts: the model's call, and the marginal likelihood with its backward pass. The first part runs
-when the model is called. The distribution that it returns has a graph of its own, in case that anything else uses it:
-its backward pass computes by the library again.
+when the model is called. The returned distribution has a graph of its own for uses other than the loss, whose backward
+pass computes by the library.
 """
 
 from __future__ import annotations
