@@ -1,8 +1,11 @@
-"""kernels/lazy.py: products by KeOps against the dense formula. Each formula compiles for seconds, so they are few."""
+"""keops_product.py: products against the dense formula, of which each compiles for seconds, and obstacles to them."""
 
 import copy
 import os
+import subprocess
 import sys
+import types
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from autokern.core.errors import KeOpsError
 from autokern.kernels import tree
 from autokern.kernels.matmul import matmul
 from autokern.kernels.tiles import usual
+from autokern.system import host
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_keops = pytest.mark.skipif(
@@ -197,3 +201,101 @@ def test_other_errors_are_told_as_ours_and_a_lack_of_memory_is_not(monkeypatch):
     assert "could not build" in keops_product.keops_problem()
     with pytest.raises(autokern.AutokernError, match="AUTOKERN_EXCLUDE=keops"), keops_product.at_work():
         raise AssertionError("it is not tried again")
+
+
+@pytest.fixture
+def pykeops(monkeypatch, tmp_path):
+    """A pykeops that nobody needs to install, with a build folder of its own."""
+    module = types.ModuleType("pykeops")
+    module.verbose = "some"
+    module.get_build_folder = lambda: str(tmp_path)
+    module.config = types.SimpleNamespace(gpu_available=False, pykeops_nvrtc_name=lambda type: str(tmp_path / "nvrtc"))
+    core = types.ModuleType("keopscore")
+    core.verbose = "all"
+    monkeypatch.setitem(sys.modules, "pykeops", module)
+    monkeypatch.setitem(sys.modules, "keopscore", core)
+    monkeypatch.setattr(keops_product, "installed", lambda package: True)
+    monkeypatch.setattr(keops_product, "compiler", lambda: "g++")
+    return module
+
+
+def test_obstacles(pykeops, monkeypatch, tmp_path):
+    assert keops_product.keops_problem() is None
+    assert "kind mps" in keops_product.keops_problem("mps")
+    assert "no CUDA toolkit" in keops_product.keops_problem("cuda")  # it would crash
+    pykeops.config.gpu_available = True
+    assert "interface" in keops_product.keops_problem("cuda")
+    (tmp_path / "nvrtc").touch()
+    assert keops_product.keops_problem("cuda") is None
+    pykeops.get_build_folder = lambda: str(tmp_path / "gone")
+    assert "cannot be written" in keops_product.keops_problem()
+    with pytest.raises(KeOpsError, match="KEOPS_CACHE_FOLDER"), keops_product.at_work():
+        raise AssertionError("it is not tried")
+    monkeypatch.setattr(keops_product, "compiler", lambda: None)
+    assert "C++ compiler" in keops_product.keops_problem()
+    monkeypatch.delitem(sys.modules, "pykeops")
+    monkeypatch.setitem(sys.modules, "gpytorch.kernels.keops.keops_kernel", types.ModuleType("keops_kernel"))
+    assert "importing it fails" in keops_product.keops_problem()
+    monkeypatch.setattr(keops_product, "installed", lambda package: False)
+    assert keops_product.keops_problem().startswith("pykeops is not installed")
+
+
+def test_the_compiler_is_found_by_the_rule_of_torch_and_keops(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert host.compiler() is None
+    (tmp_path / "mine").write_text("#!/bin/sh\n")
+    (tmp_path / "mine").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "mine"))
+    assert host.compiler() == str(tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("ends", "says", "children"),
+    [
+        (lambda: types.SimpleNamespace(returncode=0), "", 1),
+        (lambda: types.SimpleNamespace(returncode=-11), "LD_PRELOAD", 1),
+        (lambda: types.SimpleNamespace(returncode=-6), "status -6", 1),
+        (lambda: types.SimpleNamespace(returncode=1), "status 1", 2),  # memory may be there another time
+        (mock.Mock(side_effect=subprocess.TimeoutExpired("python", 120)), "TimeoutExpired", 2),
+        (mock.Mock(side_effect=OSError("no more processes")), "OSError", 2),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])  # a mark that another process has not written yet counts as none
+def test_the_first_formula_on_a_gpu_is_tried_by_a_child(pykeops, monkeypatch, tmp_path, ends, says, children, begun):
+    tried, told = [], []
+    monkeypatch.setattr(keops_product.subprocess, "run", lambda *command, **_: tried.append(command) or ends())
+    pykeops.config.gpu_available = True
+    (tmp_path / "nvrtc").touch()
+    if begun:
+        (tmp_path / f"autokern-{keops_product.torch.__version__}").touch()
+    for _ in range(2):  # processes
+        keops_product._trial.cache_clear()
+        for _ in range(2):
+            try:
+                with keops_product.at_work("cuda"):
+                    told.append("")
+            except KeOpsError as error:
+                told.append(str(error))
+    keops_product._trial.cache_clear()
+    assert told[::2] == told[1::2], "each process tries once"
+    assert [(says in one, bool(one)) for one in told] == [(True, bool(says))] * 4
+    assert len(tried) == children
+
+
+def test_its_messages_are_off_while_it_works_and_as_before_afterwards(pykeops):
+    core = sys.modules["keopscore"]
+    with keops_product.at_work():
+        with keops_product.at_work():
+            assert (pykeops.verbose, core.verbose) == (False, False)
+        assert (pykeops.verbose, core.verbose) == (False, False)
+    assert (pykeops.verbose, core.verbose) == ("some", "all")
+
+    @as_if_of_autokern
+    def fails():
+        with keops_product.at_work():
+            raise ValueError("no good")
+
+    with pytest.raises(KeOpsError):
+        fails()
+    assert (pykeops.verbose, core.verbose) == ("some", "all")

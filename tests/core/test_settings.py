@@ -97,18 +97,6 @@ def test_home_and_profile_expand_the_tilde(monkeypatch, tmp_path):
     assert from_environment({"AUTOKERN_PROFILE": "~/p.json"}).profile == tmp_path / "p.json"
 
 
-def test_forced_excludes_and_thresholds():
-    settings = from_environment(
-        {"AUTOKERN_FORCE": "qr=cpu", "AUTOKERN_EXCLUDE": "keops,qr=native", "AUTOKERN_THRESHOLD": "qr:cuda=64"}
-    )
-    assert (settings.forced("qr"), settings.forced("matmul")) == ("cpu", None)
-    assert settings.excludes("matmul", "keops")
-    assert settings.excludes("qr", "native")
-    assert not settings.excludes("matmul", "native")
-    assert settings.cpu_up_to("qr", "cuda") == 64
-    assert settings.cpu_up_to("qr", "cpu") is None
-
-
 BASE = Settings(force=(("qr", "cpu"),), exclude=frozenset({"keops"}), budget=3.0)
 
 

@@ -59,7 +59,7 @@ TWO = {"fast": 0.5, "other": 0.7}
         ({}, force("fast"), "fast", "forced by the user", "order"),
         (TWO, force("tall-only"), "stock", "tall-only was forced but cannot serve: not tall", "order"),
         *((TWO, without(name), "other", FASTEST, "measured") for name in ("fast", "synthetic=fast")),
-        (TWO, without("qr=fast"), "fast", FASTEST, "measured"),
+        *((TWO, order, "fast", FASTEST, "measured") for order in (without("qr=fast"), {"force": (("qr", "other"),)})),
     ],
 )
 def test_the_fastest_wins_and_stock_wins_ties_unless_the_user_orders_otherwise(
@@ -154,6 +154,8 @@ def test_thresholds_of_the_user_beat_measurements():
         assert found.candidate == want, n  # above: stock runs on the device; at 64 columns: on the CPU, as ordered
         assert "ordered by the user" in found.reason
         assert n > 64 or chosen(qr, NOTHING, problem, threshold=(("qr", "cuda", 9),)).candidate == "native"
+    other = chosen(qr, NOTHING, Problem(op="qr", m=64, n=64), threshold=(("qr", "cuda", 300),))
+    assert "ordered by the user" not in other.reason
 
 
 def test_random_choice_is_feasible_reproducible_and_various(op):
