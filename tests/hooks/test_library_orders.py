@@ -126,7 +126,7 @@ VALUES = {
         "a posterior, scaled matern32, fast", lambda: settings.fast_computations(covar_root_decomposition=False),
     ),
     "cholesky_jitter": ("singular", lambda: library.cholesky_jitter(1e-3, 1e-3)),
-    "cholesky_max_tries": ("factors, -1e-7", lambda: library.cholesky_max_tries(1)),
+    "cholesky_max_tries": ("not positive definite, indefinite, defaults", lambda: library.cholesky_max_tries(1)),
     "min_variance": (POSTERIOR, lambda: settings.min_variance(0.3, 0.3)),
     "observation_nan_policy": ("missing targets, mask, gaussian",),
     "ciq_samples": (DRAWN, library.ciq_samples),
