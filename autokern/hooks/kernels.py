@@ -83,7 +83,7 @@ for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, ScaleKernel):
 
 def _batch_shape(self: Any) -> Any:
     """Return a kernel's batch shape, by one walk if all kernels in it have the same; else by the library."""
-    shape = self.__dict__.get("_batch_shape")
+    shape: Any = getattr(self, "_batch_shape", None)
     plain = type(shape) is torch.Size and not torch.compiler.is_compiling() and _known.holds()
     return shape if plain and _all_have(self, shape, set()) else _stock_shape.fget(self)
 
@@ -91,13 +91,13 @@ def _batch_shape(self: Any) -> Any:
 def _all_have(module: Any, shape: torch.Size, seen: set[Any]) -> bool:
     """Whether all kernels in a module have this batch shape, and are found by the library, too."""
     kind, own = type(module), module.__dict__
-    if kind.named_modules is not Module.named_modules or "named_modules" in own:
+    if kind.named_modules is not Module.named_modules or "named_modules" in own or "_modules" not in own:
         return False
     if isinstance(module, Kernel):
         usual = kind.sub_kernels is Kernel.sub_kernels and kind.named_sub_kernels is Kernel.named_sub_kernels
         if not usual or kind.batch_shape is not Kernel.batch_shape or not own.keys().isdisjoint(_WALKS):
             return False
-        if own.get("_batch_shape") != shape:
+        if getattr(module, "_batch_shape", None) != shape:
             return False
     seen.add(module)
     return all(one is None or one in seen or _all_have(one, shape, seen) for one in own["_modules"].values())

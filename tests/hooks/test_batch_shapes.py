@@ -8,6 +8,7 @@ import pytest
 import torch
 from botorch.models.kernels.orthogonal_additive_kernel import OrthogonalAdditiveKernel
 from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 
 import autokern
 from autokern.hooks.kernels import _stock_shape
@@ -28,6 +29,18 @@ class Blind(ScaleKernel):
         return iter(())
 
 
+class Described(RBFKernel):
+    """A kernel of a user that computes the attribute below its batch shape."""
+
+    _batch_shape = property(lambda self: torch.Size([6]), lambda self, shape: vars(self).update(_batch_shape=shape))
+
+
+def unmade():
+    kernel = RBFKernel.__new__(RBFKernel)
+    vars(kernel)["_batch_shape"] = TWO
+    return kernel
+
+
 def redefined(kernel):
     kernel.sub_kernels = lambda: iter(())
     return kernel
@@ -43,6 +56,7 @@ KERNELS = {
     "list": ScaleKernel(RBFKernel(batch_shape=[2])), "leaf of a list": RBFKernel(batch_shape=[2]),
     "own": of(TWO, Own()), "blind": Blind(RBFKernel(batch_shape=TWO)), "twice": RBFKernel() + ScaleKernel(of(TWO)),
     "redefined": redefined(ScaleKernel(RBFKernel(batch_shape=TWO))),
+    "described": Described(), "in a kernel": ScaleKernel(Described(), batch_shape=torch.Size([6])), "unmade": unmade(),
     "orthogonal": OrthogonalAdditiveKernel(2, dtype=torch.float64),
 }  # fmt: skip
 
@@ -50,7 +64,7 @@ KERNELS = {
 def told(kernel):
     try:
         return kernel.batch_shape, type(kernel.batch_shape)
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError) as error:
         return str(error)
 
 
@@ -78,3 +92,14 @@ def test_a_patched_walk_is_followed(monkeypatch):
         assert pickle.loads(pickle.dumps(kernel)).batch_shape == TWO
         monkeypatch.setattr(Kernel, "named_sub_kernels", lambda self: iter(()))
         assert ScaleKernel(RBFKernel(batch_shape=TWO)).batch_shape == torch.Size()
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Kernel, "batch_shape"), (DefaultPredictionStrategy, "covar_cache")])
+def test_a_property_has_the_librarys_docstring_and_errors(owner, name):
+    found = []
+    for context in (contextlib.nullcontext(), autokern.enabled()):
+        with context:
+            with pytest.raises(AttributeError) as error:
+                delattr(object.__new__(owner), name)
+            found.append((str(error.value), vars(owner)[name].__doc__))
+    assert found[0] == found[1]
