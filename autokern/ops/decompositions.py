@@ -11,8 +11,6 @@ caller in linear_operator depends on them.
 
 from __future__ import annotations
 
-import functools
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,7 +20,6 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.autograd import each_cotangent
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
-from autokern.density.factors import factorised
 from autokern.model import libraries
 from autokern.ops._candidates import every, moved, needs_cpu_detour, needs_tall, on_other_devices, only, squares
 from autokern.ops._problems import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
@@ -97,39 +94,8 @@ _WITHIN = "only for a single matrix on the CPU, without gradients"
     unavailable=lambda device: None if memory.has_huge() else "this system provides no huge pages",
 )
 def in_huge_pages(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """The same factorisations, retries with jitter included, in place in a row-major copy in huge pages."""
-    found: torch.Tensor = _retrying()(a, memory.huge(a.shape, a), jitter, max_tries)
-    return found
-
-
-class _InPlace:
-    """torch with another `linalg.cholesky_ex`, which copies a matrix into the output and factorises it there.
-
-    torch's own copies a triangle column by column, which takes half the time of the factorisation of 2,000 rows. It
-    runs where rounding may decide whether a matrix is positive definite, so that both add the same jitter.
-    """
-
-    def __init__(self) -> None:
-        self.linalg = self
-
-    def cholesky_ex(self, a: torch.Tensor, out: Pair) -> Pair:
-        lower, info = factorised(out[0].copy_(a))
-        pivot, scale = lower.diagonal(dim1=-2, dim2=-1).amin(), a.diagonal(dim1=-2, dim2=-1).amax()
-        if not info.any() and pivot.square() > a.shape[-1] * torch.finfo(a.dtype).eps * scale:
-            return lower, info
-        again: Pair = torch.linalg.cholesky_ex(a, out=(lower.mT, info))
-        return again
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
-@functools.cache
-def _retrying() -> Any:
-    """Return the library's function that retries with jitter, with another factorisation."""
-    stock = libraries.psd_safe_cholesky
-    stock.__globals__.setdefault("__warningregistry__", {})  # both warn once from a place
-    return FunctionType(stock.__code__, {**stock.__globals__, "torch": _InPlace()}, None, stock.__defaults__)
+    """The same factorisations, retries with jitter included, with the factor in huge pages."""
+    return libraries.psd_safe_cholesky(a, memory.huge(a.shape, a).mT, jitter, max_tries)
 
 
 def _memory_of(problem: Problem, matrices: float) -> int:
