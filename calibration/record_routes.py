@@ -88,7 +88,7 @@ run: modules and classes, and names."""
 BEYOND = {"density": "algebra", "tasks": "density", "prediction": "algebra", "fantasy": "prediction"}
 """The route that each one has as a part."""
 sys.path.insert(0, str(HERE.parent / "tests" / "torture"))
-program, trace = (importlib.import_module(f"release_{name}") for name in ("program", "trace"))
+program, trace = (importlib.import_module(f"release_{name}") for name in ("program", "sources"))
 
 
 def density(model: Any) -> None:
