@@ -10,7 +10,7 @@ MAIN = "3.11"
 LOWEST = ["torch==2.11.*", "gpytorch==1.15.2", "linear_operator==0.6.1"]
 """The lower bounds of pyproject.toml."""
 SELECTION = [
-    "tests/core", "tests/runtime/test_api.py", "tests/runtime/test_dispatch.py", "tests/cli/test_cli.py",
+    "tests/core", "tests/runtime/test_api.py", "tests/runtime/test_dispatch.py", "tests/cli/test_run.py",
     "tests/hooks/test_torch.py", "tests/hooks/test_repeated_changes.py",
 ]  # fmt: skip
 
