@@ -30,7 +30,7 @@ from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.kernels.embedded import Embedded
 from autokern.model import memoized
-from autokern.model.libraries import DENSITY, EXACT, MEMORY, ORDERED, ROOT, SOLVE, as_now, regime
+from autokern.model.libraries import ALGEBRA, DENSITY, EXACT, MEMORY, ORDERED, ROOT, SOLVE, as_now, regime
 from autokern.model.marginal import is_unstructured
 from autokern.prediction.factor_cache import kinds_of_terms
 from autokern.runtime.dispatch import route
@@ -40,7 +40,7 @@ _THRESHOLD = 128  # linear_operator's own default of `stable_qr_cpu_threshold`; 
 _TINY = 1e-6
 _PLAIN = {(torch.Tensor, dtype, torch.strided, "cpu") for dtype in (torch.float32, torch.float64)}
 _FEW = 512  # rows of a Toeplitz matrix up to which a product by the matrix itself was always faster
-_product = relied(KroneckerProductAddedDiagLinearOperator, operators.KroneckerProductLinearOperator)
+_product = relied(*ALGEBRA, KroneckerProductAddedDiagLinearOperator, operators.KroneckerProductLinearOperator)
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
 _solve_module: Any = sys.modules.get("linear_operator.functions._solve")

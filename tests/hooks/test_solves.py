@@ -217,3 +217,17 @@ def test_densities_of_no_numbers_raise_what_iterations_raise(where):
     operator = AddedDiagLinearOperator(DenseLinearOperator(k), DiagLinearOperator(system.noise.expand(N)))
     with autokern.enabled(), pytest.raises(RuntimeError, match="NaNs encountered"):
         operator.inv_quad_logdet(rhs, logdet=True)
+
+
+def test_a_product_solves_by_the_library_where_a_transpose_is_patched(monkeypatch):
+    factor = torch.eye(9, dtype=torch.float64) + points(9) @ points(9).mT
+    product = KroneckerProductLinearOperator(DenseLinearOperator(factor), DenseLinearOperator(factor[:6, :6]))
+    noisy, rhs = product.add_diagonal(factor.new_tensor(0.3)), torch.ones(54, 2, dtype=torch.float64)
+    stock = DenseLinearOperator._transpose_nonbatch
+    with autokern.enabled(), autokern.using(force={"solve": "eigenvalues"}):
+        noisy.solve(rhs)
+        assert autokern.stats()["solve"] == {"eigenvalues": 1}
+    monkeypatch.setattr(DenseLinearOperator, "_transpose_nonbatch", lambda self: stock(self) * 1.5)
+    patched = noisy.solve(rhs)
+    with autokern.enabled(), autokern.using(force={"solve": "eigenvalues"}):
+        torch.testing.assert_close(noisy.solve(rhs), patched, rtol=0, atol=0)
