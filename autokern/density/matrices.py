@@ -34,7 +34,7 @@ from autokern.system import memory, threads
 LOG_2_PI = math.log(2 * math.pi)
 Found = tuple[float, list[Array]] | None
 Solver = Callable[[torch.Tensor], torch.Tensor]
-_MANY = 160  # rows from which torch's calls pay
+_MANY = 160 if torch._C.has_mkl else math.inf  # rows from which torch's LAPACK is faster than SciPy's
 _factorised, _inverted = threads.limited(factorised, 1), threads.limited(inverted, 1)
 
 
@@ -91,7 +91,7 @@ def density(k: Array, residual: Array, factor: float, graded: bool = True) -> De
     if not graded:
         return Density(value, k[:0], a[:0])
     inverse = _inverse(upper)
-    if _by_torch(k):
+    if len(k) >= _MANY:
         column = torch.from_numpy(a)
         torch.from_numpy(inverse).addr_(column, column, beta=-0.5 * factor, alpha=0.5 * factor)
     else:
@@ -100,13 +100,9 @@ def density(k: Array, residual: Array, factor: float, graded: bool = True) -> De
     return Density(value, inverse, a * -factor)
 
 
-def _by_torch(k: Array) -> bool:
-    return len(k) >= _MANY and torch._C.has_mkl
-
-
 def _solution(k: Array, residual: Array) -> tuple[Array, Array] | None:
     """Return the factor of a matrix, in its place, and the solution; None if it has no factor."""
-    if _by_torch(k):
+    if len(k) >= _MANY:
         lower, status = _factorised(torch.from_numpy(k))
         upper, info = lower.numpy().T, status.item()
     else:
@@ -116,7 +112,7 @@ def _solution(k: Array, residual: Array) -> tuple[Array, Array] | None:
 
 def _inverse(upper: Array) -> Array:
     """Return the symmetric inverse from a factor, which is overwritten."""
-    if _by_torch(upper):
+    if len(upper) >= _MANY:
         return cast("Array", _inverted(torch.from_numpy(upper.T)).numpy().T)
     half, _ = _extension().dpotri(upper, lower=0, overwrite_c=1)  # fails with a zero on the diagonal only
     inverse: Array = half + half.T  # the other triangle of each is zero

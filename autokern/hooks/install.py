@@ -43,7 +43,6 @@ class Property(property):
     """A property that can have the attribute ``__wrapped__``, as `hook` needs."""
 
     __wrapped__: property
-    __set_name__: Any
 
 
 _hooks: dict[tuple[Any, str], Patch] = {}
@@ -86,7 +85,7 @@ def hook(
         if isinstance(placed, FunctionType) and before is not None:
             functools.update_wrapper(placed, before)
         if isinstance(placed, Property) and before is not None:
-            placed.__set_name__(owner, name)
+            placed.__set_name__(owner, name)  # type: ignore[attr-defined]
             placed.__doc__ = before.__doc__
         placed.__wrapped__ = before
         _hooks[owner, name] = Patch(owner, name, placed)
