@@ -9,16 +9,14 @@ matrix itself, times the scale. All other trees are evaluated again. Second deri
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 
 import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Lent, each_cotangent, plain_gradients
-from autokern.kernels import embedded, products
+from autokern.kernels import embedded
 from autokern.kernels.row_leaf import RowLeaf, Rows
-from autokern.kernels.tiles import usual
 from autokern.kernels.tree import Tree, apart, by_formula, by_leaf, flattened
 from autokern.kernels.walk import Walk
 from autokern.system import memory
@@ -127,15 +125,8 @@ def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: st
     """
     parts, tensors = apart(tree, others)
     shape, tensors = flattened(tensors, parts.dims)
-    first = tensors[0]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         k = _Matrix.apply(parts, same, layout, *tensors)
-    elif (
-        layout != "whole" and first.is_cpu and first.dim() == 2 and math.isfinite(sum(t.sum().item() for t in tensors))
-    ):
-        tree, others = parts.pair(tensors)
-        size = len(first), len(first if others is None else others[0])
-        return products.filled(tree, others, memory.huge(size, first), usual(first.device))
     else:
         blocks = Blocks(*parts.pair(tensors), same)
         k = blocks.evaluated(layout, False, blocks.scale)[0]
