@@ -224,11 +224,11 @@ def in_lower_precision(
 
 _doubled = only("the data is float32 already", lambda p: p.dtype == "float64")
 _on_cores = only("only a GPU has tensor cores of this precision", lambda p: p.device == "cuda")
-for _name, _of, _summary in (
-    ("float32", _doubled, "Tile by tile in float32, for points and columns in float64."),
-    ("float16", _on_cores, "Tile by tile, points in float16 on tensor cores."),
-    ("bfloat16", _on_cores, "Tile by tile, points in bfloat16 on tensor cores."),
+for _name, _precision, _of, _summary in (
+    ("float32", "", _doubled, "Tile by tile in float32, for points and columns in float64."),
+    ("float16", "float16", _on_cores, "Tile by tile, points in float16 on tensor cores."),
+    ("bfloat16", "bfloat16", _on_cores, "Tile by tile, points in bfloat16 on tensor cores."),
 ):
     KERNEL_MATMUL.candidate(
         _name, accuracy="approximate", unsupported=every(_of, needs_few), memory=_low_memory, summary=_summary
-    )(functools.partial(in_lower_precision, precision="" if _of is _doubled else _name))
+    )(functools.partial(in_lower_precision, precision=_precision))
