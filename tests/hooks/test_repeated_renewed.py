@@ -8,6 +8,7 @@ import torch
 from botorch.models import SingleTaskGP, SingleTaskVariationalGP
 from botorch.models.contextual import LCEAGP
 from botorch.models.kernels.orthogonal_additive_kernel import OrthogonalAdditiveKernel
+from botorch.models.robust_relevance_pursuit_model import RobustRelevancePursuitSingleTaskGP
 from botorch.models.transforms.input import Warp
 from botorch.optim.closures import get_loss_closure_with_grads
 from gpytorch.kernels import InducingPointKernel, RBFKernel, ScaleKernel
@@ -106,6 +107,20 @@ def contexts():
     return closed(model), lambda: [model.covar_module.emb_layers[0].weight.detach().clone()]
 
 
+def robust():
+    """A likelihood that keeps the training points, by which it later knows them again."""
+    x = points(12, 3)
+    model = RobustRelevancePursuitSingleTaskGP(x, standardised(x)).to_standard_model()
+    kept = model.likelihood.noise_covar
+    kept.expand_support([0, 5])
+
+    def read():
+        assert kept._cached_train_inputs is model.train_inputs[0]
+        return []
+
+    return closed(model), read
+
+
 def inducing():
     """A loss that a kernel adds."""
     x, likelihood = points(12, 3), GaussianLikelihood().double()
@@ -141,6 +156,7 @@ CASES = {
         lambda: warped(lambda scaled: setattr(scaled, "_offset", torch.full((1, 3), 0.3, dtype=DOUBLE))), 9, filled, 4,
     ),
     "limited norms": (contexts, 14, filled, 9),
+    "training points": (robust, 9, grown, 4),
     "an added loss": (inducing, 9, grown, 4),
     "kronecker": (lambda: (closed(kronecker()), list), 9, grown, 4),
     "variational": (variational, 24, grown, 19),

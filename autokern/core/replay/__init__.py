@@ -70,7 +70,7 @@ class Numbers:
 
 
 def held(*of: Any, but: Iterable[Any] = (), **options: Any) -> Held | str:
-    """Return the `Held` of objects without the parts `but`, or the side effect that calling the objects may have."""
+    """Return the `Held` of objects without the attributes `but`, or the side effect that calls of them may have."""
     seen = walked(of, but)
     return seen if isinstance(seen, str) else Held(seen.values(), **options)
 

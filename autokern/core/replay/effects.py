@@ -71,16 +71,19 @@ _COUNTING = torch.quasirandom.SobolEngine, type(functools.cache(int))  # classes
 _MOST = 20_000
 
 
-def walked(of: Iterable[Any], but: Iterable[Any] = ()) -> dict[int, Any] | str:
-    """Return all objects that the objects `of` hold, by id, without `but`; or the side effect that calls may have."""
+def walked(of: Iterable[Any], but: Iterable[tuple[dict[str, Any], str]] = ()) -> dict[int, Any] | str:
+    """Return all objects that the objects `of` hold, by id, or the side effect that calls may have.
+
+    Values of dictionaries of attributes under the keys `but` are left out, unless they are held elsewhere, too.
+    """
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return "a hook on all modules"
     seen: dict[int, Any] = {}
-    modules, kinds, read, left = set[str](), set[type](), set[type](), set(map(id, but))
+    modules, kinds, read, left = set[str](), set[type](), set[type](), {(id(own), name) for own, name in but}
     waiting = list(of)
     while waiting:
         one = waiting.pop()
-        if id(one) in seen or id(one) in left or type(one) in _PLAIN or isinstance(one, np.generic):
+        if id(one) in seen or type(one) in _PLAIN or isinstance(one, np.generic):
             continue
         if isinstance(one, torch.Tensor):
             if type(one) not in (torch.Tensor, torch.nn.Parameter):
@@ -92,7 +95,7 @@ def walked(of: Iterable[Any], but: Iterable[Any] = ()) -> dict[int, Any] | str:
         seen[id(one)] = one
         if type(one) is np.ndarray and not one.dtype.hasobject:
             continue
-        found = _inside(one, read)
+        found = _inside(one, read, left)
         if isinstance(found, str):
             return found
         waiting += found
@@ -116,7 +119,7 @@ def _replaced(module: Any) -> list[Any]:
     ]
 
 
-def _inside(one: Any, read: set[type]) -> list[Any] | str:
+def _inside(one: Any, read: set[type], left: set[tuple[int, str]]) -> list[Any] | str:
     """Return the objects and methods that an object holds (not of classes in `read`), or the side effect of a call."""
     if type(one) in _CONTAINERS or (isinstance(one, tuple) and hasattr(one, "_fields")):
         return list(one)
@@ -126,7 +129,7 @@ def _inside(one: Any, read: set[type]) -> list[Any] | str:
         of = type(one())
         return [] if of is types.NoneType or is_library(of.__module__) else f"a weak reference to a {of.__name__}"
     if isinstance(one, dict) and (type(one).__module__ in STANDARD or is_library(type(one).__module__)):
-        return [*one.keys(), *one.values()]
+        return [*one.keys(), *_values(one, left)]
     if isinstance(one, functools.partial):
         return [one.func, *one.args, *one.keywords.values()]
     if isinstance(one, MethodType):
@@ -151,7 +154,11 @@ def _inside(one: Any, read: set[type]) -> list[Any] | str:
     read.update(bases)
     methods = [f for base in bases for f in _of_class(base, own=not is_library(base.__module__))]
     state = getattr(one, "__dict__", None)
-    return [*methods, *(state.values() if isinstance(state, dict) else ())]
+    return [*methods, *(_values(state, left) if isinstance(state, dict) else ())]
+
+
+def _values(of: dict[Any, Any], left: set[tuple[int, str]]) -> Iterable[Any]:
+    return (value for key, value in of.items() if (id(of), key) not in left) if left else of.values()
 
 
 def _of_class(kind: type, own: bool) -> Iterator[Any]:

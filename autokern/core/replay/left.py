@@ -31,7 +31,7 @@ class Left:
         self._spaces = [space for one in own for space in (one, one["_buffers"], one.get("_added_loss_terms", {}))]
         self._first = self._all()
         self.names = frozenset[str]()
-        self._at: list[tuple[dict[str, Any], str]] = []
+        self.at: list[tuple[dict[str, Any], str]] = []  # with the dictionaries of attributes
         self._known = frozenset[int]()
         self._made: list[bool] = []
 
@@ -43,12 +43,12 @@ class Left:
         """Find the attributes that evaluations have set since this object was made; only the first call does."""
         if self._first:
             self.names = frozenset(at[1] for at, one in self._all().items() if self._first.get(at) is not one)
-            self._at = [(own, name) for own in self._spaces for name in self.names & own.keys()]
+            self.at = [(own, name) for own in self._spaces for name in self.names & own.keys()]
             self._first = {}
 
     def present(self) -> list[Any]:
         """Return the present values of the attributes."""
-        return [own.get(name) for own, name in self._at]
+        return [own.get(name) for own, name in self.at]
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[list[Any]]:
@@ -61,7 +61,7 @@ class Left:
             self._put(before)
 
     def _put(self, values: Iterable[Any]) -> None:
-        for (own, name), value in zip(self._at, values, strict=True):
+        for (own, name), value in zip(self.at, values, strict=True):
             own[name] = value
 
     def tensors(self) -> list[torch.Tensor]:
@@ -86,7 +86,7 @@ class Left:
                     recorder.fail("an evaluation reads or keeps tensors that an earlier one has left")
         except caught(Exception) as reason:  # the evaluation itself is valid
             recorder.fail(f"an evaluation leaves objects that cannot be recreated: {reason}")
-            self._at, self._form, self._made = [], _Form([], self._known), []
+            self.at, self._form, self._made = [], _Form([], self._known), []
         return [t.detach().clone() for t in self.tensors()]
 
     def put(self, tensors: Iterable[torch.Tensor]) -> None:
