@@ -5,11 +5,13 @@ import functools
 import gpytorch
 import pytest
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import VariationalELBO
 from support.losses import DOUBLE, Sparse, as_library, batch, called, once, prepared, replays, sparse, trained
 
+from autokern.core.replay import left
 from autokern.hooks import install
 
 pytestmark = pytest.mark.usefixtures("at_once")
@@ -27,7 +29,7 @@ def test_other_uses_of_a_distribution_are_the_library_s():
     parameters, ((x,), y) = list(mll.parameters()), batch(mll, 20)
 
     def shifted(of):
-        return gpytorch.distributions.MultivariateNormal(of.mean + 1, of.lazy_covariance_matrix)
+        return MultivariateNormal(of.mean + 1, of.lazy_covariance_matrix)
 
     def slopes(loss, *moved):
         value = loss(*(mll.model(x + by) for by in moved))
@@ -65,6 +67,32 @@ def test_steps_that_use_the_divergence_otherwise_are_soon_the_library_s():
             loss = mll(mll.model(x), y)
             (mll.model.variational_strategy.kl_divergence() - loss).backward()
         assert replays() - before <= 9
+
+
+class Metaclass(type):
+    """With Pyro installed, GPyTorch's distributions, which strategies cache, have one of its own."""
+
+
+class WithMetaclass(metaclass=Metaclass):
+    pass
+
+
+def test_classes_with_any_metaclass_are_kept_by_reference():
+    assert left._Form([WithMetaclass], frozenset()).again([], iter(())) == [WithMetaclass]
+
+
+def test_a_step_that_cannot_be_recorded_leaves_the_caches_of_the_models_call(monkeypatch):
+    monkeypatch.setattr(left, "is_library", lambda name: False)  # no distribution can be recreated
+    with install.enabled():
+        mll = sparse()
+        for at in range(4):
+            (x,), y = batch(mll, at)
+            output = mll.model(x)
+            cached = dict(mll.model.variational_strategy._memoize_cache)
+            mll(output, y).backward()
+            after = mll.model.variational_strategy._memoize_cache
+            assert cached
+            assert all(after[key] is value for key, value in cached.items())
 
 
 CALLS = []

@@ -53,15 +53,15 @@ class Left:
     @contextlib.contextmanager
     def aside(self) -> Iterator[list[Any]]:
         """Empty the caches within the block, and restore the attributes after it; yields their values."""
-        before = self.present()
-        self._put([{} if isinstance(one, dict) else one for one in before])
+        before, at = self.present(), self.at
+        self._put([{} if isinstance(one, dict) else one for one in before], at)
         try:
             yield before
         finally:
-            self._put(before)
+            self._put(before, at)  # `computed` may have forgotten the attributes
 
-    def _put(self, values: Iterable[Any]) -> None:
-        for (own, name), value in zip(self.at, values, strict=True):
+    def _put(self, values: Iterable[Any], at: Iterable[tuple[dict[str, Any], str]]) -> None:
+        for (own, name), value in zip(at, values, strict=True):
             own[name] = value
 
     def tensors(self) -> list[torch.Tensor]:
@@ -91,7 +91,7 @@ class Left:
 
     def put(self, tensors: Iterable[torch.Tensor]) -> None:
         """Set the attributes anew, with these tensors in place of the computed ones."""
-        self._put(self._form.again(self._made, iter(tensors)))
+        self._put(self._form.again(self._made, iter(tensors)), self.at)
 
     def alike(self, numbers: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield tensors with these numbers and the graph of the recorded ones, which a backward pass has freed."""
@@ -120,7 +120,8 @@ class _Form(pickle.Pickler):
         """Return the place of an object that is kept by reference, None for other objects."""
         if not (isinstance(one, torch.Tensor) or id(one) in self._known):
             named = type(one).__module__
-            if isinstance(one, torch.nn.Module) or not (is_library(named) or named.partition(".")[0] in STANDARD):
+            is_known = isinstance(one, type) or is_library(named) or named.partition(".")[0] in STANDARD
+            if isinstance(one, torch.nn.Module) or not is_known:
                 raise pickle.PicklingError(f"an object of class {type(one).__name__}")
             return None
         if id(one) not in self._places:
