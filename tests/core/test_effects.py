@@ -166,6 +166,17 @@ def test_what_may_be_noticed_is_named(other: Any, reason: str) -> None:
     assert reason in found
 
 
+def test_distributions_with_the_bases_and_functions_of_pyro_only_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch: dict[str, Any] = {"__name__": "pyro.distributions.torch_patch"}
+    exec("def clear_cache(self): self._cached_x_y = None, None", patch)
+    base = type("TorchDistribution", (Callable,), {"__module__": "pyro.distributions.torch_distribution"})
+    prior = type("Prior", (gpytorch.priors.LogNormalPrior, base), {"__module__": gpytorch.priors.__name__})(0.0, 1.0)
+    monkeypatch.setattr(torch.distributions.transforms.Transform, "clear_cache", patch["clear_cache"], raising=False)
+    assert effect(prior) is None
+    patch["__name__"] = "program"
+    assert effect(prior) is not None
+
+
 def appending(*args: Any, **options: Any) -> Any:
     return CALLS.append(1)
 

@@ -53,6 +53,7 @@ _NAMES = frozenset(
 _PREFIXES = ("set_", "_set_", "load_", "save_", "register_", "add_scalar", "add_histogram", "add_module")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 STANDARD = frozenset(("abc", "builtins", "collections", "enum", "functools", "math", "types", "typing", "weakref"))
+_BASES = "pyro.distributions."  # bases of gpytorch's distributions, and functions in torch's, where Pyro is installed
 _AROUND = frozenset(("abc", "contextlib", "dataclasses", "functools", "typing", "typing_extensions"))
 """Modules of Python whose functions wrap functions of the libraries."""
 _DESCRIPTORS = frozenset(
@@ -163,7 +164,7 @@ def _values(of: dict[Any, Any], left: set[tuple[int, str]]) -> Iterable[Any]:
 
 def _of_class(kind: type, own: bool) -> Iterator[Any]:
     """Yield the members of a class of the user's (`own`), or the replacements in a class of a library."""
-    if kind.__module__ in STANDARD:
+    if kind.__module__.partition(".")[0] in STANDARD:
         return
     for name, member in vars(kind).items():
         if type(member).__module__ == "unittest.mock":
@@ -188,7 +189,7 @@ def _functions(member: Any) -> Iterator[FunctionType]:
 def is_library(module: Any) -> bool:
     """Whether a module of this name belongs to a library, or to Python's modules that wrap library functions."""
     root = str(module).partition(".")[0]
-    return root in _LIBRARIES or root in _AROUND
+    return root in _LIBRARIES or root in _AROUND or str(module).startswith(_BASES)
 
 
 def _of_function(function: FunctionType) -> list[Any] | str:
