@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import os
+import sysconfig
 import weakref
 from collections.abc import Callable
 from types import MappingProxyType
@@ -15,6 +17,7 @@ import torch
 from support.models import ExactModel
 
 from autokern.core import replay
+from autokern.core.replay import effects
 
 TARGET = torch.ones(3)
 CALLS: list[int] = []
@@ -175,6 +178,15 @@ def test_distributions_with_the_bases_and_functions_of_pyro_only_compute(monkeyp
     assert effect(prior) is None
     patch["__name__"] = "program"
     assert effect(prior) is not None
+
+
+def test_libraries_that_lie_outside_of_the_environment_count_as_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert effects._is_at(os.path.join(os.sep, "usr", "lib", "python3", "dist-packages", "numpy", "core.py"), ())
+    elsewhere = sysconfig.get_path("stdlib"), "<"
+    monkeypatch.setattr(effects, "_INSTALLED", elsewhere)
+    monkeypatch.setattr(effects, "_SITES", frozenset())
+    assert not effects._is_at(__file__, elsewhere)
+    assert effect(own()) is None
 
 
 def appending(*args: Any, **options: Any) -> Any:

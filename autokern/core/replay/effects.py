@@ -63,9 +63,10 @@ _DESCRIPTORS = frozenset(
 _INSTALLED = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     "<",  # dataclasses, named tuples
-    os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+    os.path.dirname(torch.__path__[0]),
 )
-"""Where the files of libraries are."""
+_SITES = frozenset(("dist-packages", "site-packages"))
+"""Where the files of packages are: of this environment, and names of folders in those that it builds on."""
 _EMPTY = frozenset((object, types.EllipsisType, types.NotImplementedType, types.SimpleNamespace))
 """Python's own classes of objects that hold nothing but attributes."""
 _COUNTING = torch.quasirandom.SobolEngine, type(functools.cache(int))  # classes whose objects change with use
@@ -112,12 +113,18 @@ def walked(of: Iterable[Any], but: Iterable[tuple[dict[str, Any], str]] = ()) ->
 
 def _replaced(module: Any) -> list[Any]:
     """Return the mocks and the user's functions that have replaced functions of a library's module."""
+    checkouts = [path for name in _LIBRARIES for path in getattr(sys.modules.get(name), "__path__", ())]
+    places = (*_INSTALLED, *checkouts)
     return [
         value
         for value in ([] if module is None else vars(module).values())
         if type(value).__module__ == "unittest.mock"
-        or (type(value) is FunctionType and not value.__code__.co_filename.startswith(_INSTALLED))
+        or (type(value) is FunctionType and not _is_at(value.__code__.co_filename, places))
     ]
+
+
+def _is_at(path: str, places: tuple[str, ...]) -> bool:
+    return path.startswith(places) or not _SITES.isdisjoint(path.split(os.sep))
 
 
 def _inside(one: Any, read: set[type], left: set[tuple[int, str]]) -> list[Any] | str:
