@@ -15,10 +15,12 @@ from gpytorch.kernels import RBFKernel, RBFKernelGrad, ScaleKernel
 from gpytorch.means import ConstantMeanGrad, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, PredictiveLogLikelihood
 from gpytorch.variational import NaturalVariationalDistribution, UnwhitenedVariationalStrategy
+from linear_operator.operators import DiagLinearOperator
 from support import losses as made_losses
 from support.losses import DOUBLE, Model, Own, as_library, batch, called, points, prepared, replays, single, sparse
 from support.threads import in_threads
 
+from autokern.core.replay.operations import UnrecordedError
 from autokern.hooks import install
 from autokern.hooks.later import losses
 
@@ -182,6 +184,16 @@ def test_threads_share_a_marginal_likelihood():
 
         in_threads(work, range(3))
     assert all(value == pytest.approx(alone[k], rel=1e-10) for k, value in found)
+
+
+def test_an_operator_with_a_tensor_besides_its_arguments_is_not_recorded():
+    """Its constructor may have computed that tensor, which a replay would not compute again."""
+    operator = DiagLinearOperator(torch.ones(3))
+    prior = MultivariateNormal(torch.zeros(3), operator)
+    assert losses.Given.of(prior, torch.zeros(3)) is not None
+    operator.root = torch.ones(3)
+    with pytest.raises(UnrecordedError):
+        losses.Given.of(prior, torch.zeros(3))
 
 
 def test_a_tracer_of_the_users_keeps_its_place():

@@ -211,10 +211,10 @@ def test_long_optimisations_let_the_next_be_recorded_at_once_and_short_ones_do_n
     monkeypatch.setattr(repeated, "_SPENT", 0.06)
     history = repeated._History()
     assert history.spent() == 0.06
-    history.cost, history.gain, history.count = 0.05, 0.002, 31
+    history.repaid, history.seconds, history.count = 25.0, 0.004, 31
     assert history.spent() == 0.0
     other = repeated._History()
-    other.cost, other.gain, other.count = 0.05, 0.002, 30  # of which 25 would be replays
+    other.repaid, other.seconds, other.count = 25.0, 0.004, 30  # of which 25 would be replays
     assert other.spent() == 0.1
     other.refused = 3
     assert other.spent() == np.inf

@@ -27,7 +27,7 @@ from autokern.core.releases import LIBRARIES
 from autokern.core.releases.recorded import content
 
 _LIBRARIES = LIBRARIES | {"autokern", "torch"}
-_PLAIN = frozenset(
+PLAIN = frozenset(
     (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device,
      torch.layout, torch.memory_format, slice, range)
 )  # fmt: skip
@@ -85,7 +85,7 @@ def walked(of: Iterable[Any], but: Iterable[tuple[dict[str, Any], str]] = ()) ->
     waiting = list(of)
     while waiting:
         one = waiting.pop()
-        if id(one) in seen or type(one) in _PLAIN or isinstance(one, np.generic):
+        if id(one) in seen or type(one) in PLAIN or isinstance(one, np.generic):
             continue
         if isinstance(one, torch.Tensor):
             if type(one) not in (torch.Tensor, torch.nn.Parameter):

@@ -7,22 +7,21 @@ the replay: the model itself is called as usual, and gradients pass through its 
 from __future__ import annotations
 
 import abc
-import copy
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import LinearOperator
+from torch.distributions import Distribution
 
 from autokern.core.autograd import computed
 from autokern.core.replay import Held
-from autokern.core.replay.effects import is_library
+from autokern.core.replay.effects import PLAIN, is_library
 from autokern.core.replay.operations import UnrecordedError
 from autokern.core.state import Beside, Lock, inside
 from autokern.hooks.later.closures import OfParameters
@@ -49,9 +48,8 @@ class Given:
     """A prior and a target: how the distribution is built from tensors, and copies of these, which a replay reads."""
 
     def __init__(self, prior: Any, form: Any, tensors: list[torch.Tensor]) -> None:
-        self.form, self._empty = form, copy.copy(prior)
-        self._empty.loc = self._empty._covar = None
         self.copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+        self.form, self._prior = form, _alike(prior, dict(zip(map(id, tensors), self.copies, strict=True)))
         self.present = tensors  # the tensors of the present call: the prior's, then the target
 
     @classmethod
@@ -71,11 +69,9 @@ class Given:
                 own.copy_(tensor)
         return True
 
-    def prior(self, tensors: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:
+    def prior(self, tensors: Any, *of: Callable[[Any], Any]) -> Any:
         """Return the distribution with other tensors, and with `of` applied to its kernels."""
-        made = copy.copy(self._empty)
-        made.loc, made._covar = tensors[0], _built(self.form[1], tensors, of)
-        return made
+        return _alike(self._prior, dict(zip(map(id, self.copies), tensors, strict=False)), *of)
 
     def lazies(self, prior: Any) -> Iterator[Any]:
         """Yield the kernel matrices of a prior that are not evaluated yet."""
@@ -102,7 +98,7 @@ def _described(prior: Any, target: Any) -> tuple[Any, list[torch.Tensor]] | None
     return (form, tensors) if plain and not target.requires_grad and tensors[-1] is target else None
 
 
-class _OtherError(Exception):
+class _OtherError(UnrecordedError):
     """A prior of a kind that cannot be built from tensors."""
 
 
@@ -121,19 +117,29 @@ def _form(one: Any, tensors: list[torch.Tensor]) -> Any:
             raise _OtherError  # the library would use cached results, or results without a graph
         arguments = [_form(part, tensors) for part in one._args]
         return type(one), arguments, {name: _form(part, tensors) for name, part in one._kwargs.items()}
-    if type(one) in (list, tuple, dict, np.ndarray):
-        raise _OtherError
     return one
 
 
-def _built(form: Any, *how: Any) -> Any:
-    """Return the operator of a form with these tensors, and with a function applied to its kernels."""
-    if type(form) is not tuple:
-        return how[1](form) if isinstance(form, Kernel) else form
-    if form[0] == "tensor":
-        return how[0][form[1]]
-    kind, arguments, named = form
-    return kind(*[_built(part, *how) for part in arguments], **{k: _built(v, *how) for k, v in named.items()})
+def _alike(one: Any, instead: dict[int, Any], of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:
+    """Return a copy of a distribution or operator with other tensors, by `id`, and with `of` applied to its kernels.
+
+    Constructors would check shapes and types again, which took most of the time before a replay.
+    """
+    if id(one) in instead:
+        return instead[id(one)]
+    if isinstance(one, (LinearOperator, Distribution)):
+        made = instead[id(one)] = object.__new__(type(one))
+        vars(made).update(_alike(vars(one), instead, of))
+        return made
+    if isinstance(one, dict):
+        return type(one)((name, _alike(value, instead, of)) for name, value in one.items())
+    if type(one) is tuple:
+        return tuple(_alike(value, instead, of) for value in one)
+    if isinstance(one, Kernel):
+        return instead.setdefault(id(one), of(one))
+    if type(one) in PLAIN:
+        return one
+    raise _OtherError(f"an operator that holds an object of class {type(one).__name__}")  # perhaps computed tensors
 
 
 class OfLosses(OfParameters):

@@ -4,8 +4,8 @@ An evaluation of a small model is several hundred small operations, whose module
 of the time. One is recorded (`core.replay`). The library and the replay compute the next two. If the results agree and
 the replay is faster, it serves. Every 32nd evaluation is compared again.
 
-Recording and comparing take some 30 ms, a replay half the time of an evaluation. Recording starts after 60 ms of an
-optimisation (the ski-rental problem), or at once if its kind ran long before, and again once a recording has paid.
+Recording and comparing take some 30 ms, a replay half the time of an evaluation. Recording starts after 60 ms, later
+after as many calls as repaid it before (the ski-rental problem), at once if those were exceeded, again once it paid.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _History:
     """Statistics of a process's optimisations of one kind."""
 
     count = longest = refused = 0
-    cost = gain = 0.0
+    seconds = repaid = 0.0  # of an evaluation, as `_spent` counts them; replays that gain the cost of a recording
     shrinks = True  # whether a replay of a smaller call is faster
 
     def spent(self) -> float:
@@ -53,9 +53,8 @@ class _History:
         self.longest, self.count = max(self.longest, self.count), 0
         if self.refused >= _MISSES:
             return math.inf
-        if self.gain and (self.longest - _EAGER - 1 - _COMPARED) * self.gain > self.cost:
-            return 0.0
-        return max(_SPENT, 2 * self.cost)
+        lasts = 0.0 < self.repaid < self.longest - _EAGER - 1 - _COMPARED
+        return 0.0 if lasts else max(_SPENT, self.repaid * self.seconds)
 
 
 class Repeated(abc.ABC):
@@ -203,7 +202,8 @@ class Repeated(abc.ABC):
         if self.larger:  # seconds of a replay of the larger calls that were recorded before
             history.shrinks = self._running < _GAIN * self.larger
         if not self._anew:
-            history.cost, history.gain, history.refused = self.price, self._seconds - self._replayed(), 0
+            history.repaid, history.refused = self.price / (self._seconds - self._replayed()), 0
+            history.seconds = self._spent / (self._count - _COMPARED)
 
     def _replayed(self) -> float:
         """Return how long a call by a replay takes, at least."""

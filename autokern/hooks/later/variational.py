@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from autokern.core.autograd import Unsaved, computed
 from autokern.core.errors import caught
 from autokern.core.replay import Held
-from autokern.core.replay.effects import is_library
+from autokern.core.replay.effects import PLAIN, is_library
 from autokern.core.replay.left import Left
 from autokern.core.replay.operations import Replay, UnrecordedError
 from autokern.core.replay.recording import Recorder
@@ -34,7 +34,6 @@ from autokern.model.memoized import frozen
 from autokern.system import host
 
 _OFTEN = 8
-_PLAIN = bool, int, float, str, type(None)
 _steps: Beside[_Step] = Beside()
 _inputs: Weak[Any] = Weak()  # by distribution: the points of the model's call that returned it
 Call = Callable[..., Any]
@@ -93,7 +92,7 @@ class _Step(OfLosses):
         if not (_is_plain(x) and _is_plain(target)):
             return "points or targets that require a gradient, or of another kind"
         self._own = _attributes(mll)
-        plain = all(type(value) in _PLAIN for name, value in self._own.items() if not name.startswith("_"))
+        plain = all(type(value) in PLAIN for name, value in self._own.items() if not name.startswith("_"))
         self._looks = not (plain and is_library(type(mll).__module__))
         self._left.find()
         return self.held(mll, without=self._left.names, but=self._left.at, most=MOST)
