@@ -42,6 +42,21 @@ class Counting(ExactModel):
         return super().forward(x)
 
 
+class Below(Counting):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x)
+
+
+class Adding(ExactModel):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x) + 1.0
+
+
+class Copying(ExactModel):
+    def forward(self, x: torch.Tensor) -> Any:
+        return __class__(x, x.sum(-1))(x)  # type: ignore[name-defined]
+
+
 class Plain:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -94,7 +109,7 @@ def writing(x: torch.Tensor) -> torch.Tensor:
         weighted, nested, functools.partial(weighted, weight=3.0), torch.exp, torch.nn.Linear(2, 1), own(),
         lambda samples, X=None: -(samples - TARGET).square().sum(-1), [weighted, 3.0, {"a": nested}],
         gpytorch.kernels.RBFKernel(), lambda x: KNOWN["a"] * x, lambda x: torch.where(x > 0, x, -x).max(),
-        own().forward, summed,
+        own().forward, own(Adding), summed,
     ],
 )  # fmt: skip
 def test_objects_that_only_compute(free: Any) -> None:
@@ -147,6 +162,7 @@ def remembered(x: float) -> float:
     [
         (counted, "counted"), (closed(), "closed"), (hooked(), "hook on a RBFKernel"), (writing, "STORE_SUBSCR"),
         (lambda x: (print(x), x)[1], "print"), (own(Counting), "STORE_ATTR"), (Plain(), "class Plain"),
+        (own(Copying), "Copying'> is called"), (own(Below), "STORE_ATTR"),
         (collecting(), "add"), (through_alias, "INPLACE_"), (Logging(), ""), (Delegating(), ""), (CALLS.__iadd__, ""),
         (lambda x: torch.manual_seed(1), "manual_seed"), (lambda x: x.numpy(), "numpy"), ([weighted, print], "print"),
         (lambda x: compile(x, "", "exec"), "compile"), (functools.partial(weighted, weight=Plain()), "class Plain"),

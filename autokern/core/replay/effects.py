@@ -87,15 +87,12 @@ def walked(of: Iterable[Any], but: Iterable[tuple[dict[str, Any], str]] = ()) ->
         one = waiting.pop()
         if id(one) in seen or type(one) in PLAIN or isinstance(one, np.generic):
             continue
-        if isinstance(one, torch.Tensor):
-            if type(one) not in (torch.Tensor, torch.nn.Parameter):
-                return f"a tensor of class {type(one).__name__}"
-            seen[id(one)] = one
-            continue
+        if isinstance(one, torch.Tensor) and type(one) not in (torch.Tensor, torch.nn.Parameter):
+            return f"a tensor of class {type(one).__name__}"
         if len(seen) > _MOST:
             return f"more than {_MOST:,} objects"
         seen[id(one)] = one
-        if type(one) is np.ndarray and not one.dtype.hasobject:
+        if isinstance(one, torch.Tensor) or (type(one) is np.ndarray and not one.dtype.hasobject):
             continue
         found = _inside(one, read, left)
         if isinstance(found, str):
@@ -199,20 +196,24 @@ def is_library(module: Any) -> bool:
     return root in _LIBRARIES or root in _AROUND or str(module).startswith(_BASES)
 
 
-def _of_function(function: FunctionType) -> list[Any] | str:
+def _of_function(function: Any) -> list[Any] | str:
     """Return the objects that a function holds and calls, or the reason why its code may have side effects."""
-    cells = [content(cell) for cell in function.__closure__ or ()]
-    held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    cells = dict(zip(function.__code__.co_freevars, map(content, function.__closure__ or ()), strict=True))
+    held = [*cells.values(), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     if is_library(function.__module__) and is_library(function.__globals__.get("__name__")):
         if _is_named(function.__name__) and function.__qualname__ == function.__name__:
             return f"{function.__name__} is called"
         return held
     named = f"{function.__qualname__}, a function of your own,"
-    found, builtins = list(held), function.__globals__.get("__builtins__", {})
-    spaces = function.__globals__, builtins if isinstance(builtins, dict) else vars(builtins)
+    kind = cells.get("__class__")  # for `super()`, which calls methods that are examined with their object
+    found, spaces = [one for one in held if one is not kind], (function.__globals__, function.__builtins__)
     for code in codes(function.__code__):
-        for instruction in dis.get_instructions(code):
+        operations = list(dis.get_instructions(code))
+        for place, instruction in enumerate(operations):
             name, what = instruction.opname, instruction.argval
+            extends = "LOAD_SUPER_ATTR" in [of.opname for of in operations[place : place + 3]]  # from Python 3.12 on
+            if what == "__class__" and not (extends or name in ("LOAD_ATTR", "LOAD_METHOD")):
+                found.append(kind)
             if name == "BINARY_OP" and instruction.argrepr.endswith("="):
                 name = "INPLACE_"
             own = name == "STORE_DEREF" and what in code.co_cellvars  # of this call
