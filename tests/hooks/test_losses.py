@@ -186,6 +186,13 @@ def test_threads_share_a_marginal_likelihood():
     assert all(value == pytest.approx(alone[k], rel=1e-10) for k, value in found)
 
 
+def test_a_loss_waits_longer_if_an_earlier_one_of_its_kind_was_recorded_too_late_to_pay():
+    history = losses.Loss(single())._history
+    assert losses.Loss(single())._until == 0.0
+    history.repaid, history.seconds = 1000.0, 0.01
+    assert losses.Loss(single())._until == 10.0
+
+
 def test_an_operator_with_a_tensor_besides_its_arguments_is_not_recorded():
     """Its constructor may have computed that tensor, which a replay would not compute again."""
     operator = DiagLinearOperator(torch.ones(3))

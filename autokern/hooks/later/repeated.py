@@ -203,7 +203,7 @@ class Repeated(abc.ABC):
             history.shrinks = self._running < _GAIN * self.larger
         if not self._anew:
             history.repaid, history.refused = self.price / (self._seconds - self._replayed()), 0
-            history.seconds = self._spent / (self._count - _COMPARED)
+            history.seconds = self._spent / (self._count - 1 - _COMPARED)
 
     def _replayed(self) -> float:
         """Return how long a call by a replay takes, at least."""
