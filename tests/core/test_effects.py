@@ -1,9 +1,11 @@
 """What calling an object may do beside computing."""
 
 import collections
+import contextlib
 import functools
 import os
 import sysconfig
+import threading
 import weakref
 from collections.abc import Callable
 from types import MappingProxyType
@@ -71,6 +73,12 @@ def summed(x: torch.Tensor) -> Any:
     return sum(torch.asinh(bend * y) / bend for y in (x, 2 * x))
 
 
+def partly_constant(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), gpytorch.settings.fast_computations(log_prob=False):
+        size = x.norm()
+    return x / size
+
+
 def nested(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([weighted(x) for _ in range(2)]).sum(0)
 
@@ -109,7 +117,7 @@ def writing(x: torch.Tensor) -> torch.Tensor:
         weighted, nested, functools.partial(weighted, weight=3.0), torch.exp, torch.nn.Linear(2, 1), own(),
         lambda samples, X=None: -(samples - TARGET).square().sum(-1), [weighted, 3.0, {"a": nested}],
         gpytorch.kernels.RBFKernel(), lambda x: KNOWN["a"] * x, lambda x: torch.where(x > 0, x, -x).max(),
-        own().forward, own(Adding), summed,
+        own().forward, own(Adding), summed, partly_constant,
     ],
 )  # fmt: skip
 def test_objects_that_only_compute(free: Any) -> None:
@@ -148,6 +156,27 @@ class Factor(float):
         return other
 
 
+class Noting:
+    def __enter__(self) -> None:
+        CALLS.append(1)
+
+    def __exit__(self, *of: object) -> None:
+        CALLS.append(2)
+
+
+def within(manager: Any, *of: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with manager(*of):
+            return 2 * x
+
+    return f
+
+
+def profiled(x: torch.Tensor) -> torch.Tensor:
+    with torch.profiler.record_function("part"):
+        return 2 * x
+
+
 SEED, TALLY, FACTOR = torch.manual_seed, np.zeros(1), Factor(2.0)
 ENGINE, ALIVE = torch.quasirandom.SobolEngine(2), Plain()
 
@@ -174,6 +203,8 @@ def remembered(x: float) -> float:
         (vars(ENGINE).values(), "dict_values"), (np.array([[1.0]], dtype=object), "ndarray"),
         (weakref.ref(ALIVE), "reference to a Plain"),
         (lambda x: (SEED(1), x)[1], ""), (lambda x: (TALLY.fill(1), x)[1], ""), (lambda x: (CALLS.sort(), x)[1], ""),
+        (within(Noting), "Noting'> is called"), (within(Noting().__enter__), "Noting"), (profiled, "record_function"),
+        (within(contextlib.nullcontext, Noting()), "Noting"), (within(threading.Lock), "lock"),
         (lambda x: FACTOR * x, ""), (lambda x: (CALLS.__iadd__([1]), x)[1], ""),
         (lambda x: (torch.set_default_dtype(x.dtype), x)[1], ""),
         (lambda x, model: (model.set_train_data(x), x)[1], ""),

@@ -1,8 +1,8 @@
 """Whether calling an object may have side effects, which a replay would leave out.
 
 Code of torch, GPyTorch, linear_operator and BoTorch counts as free of them, except for the names below. So does a
-function of the user's whose bytecode only combines its arguments, constants, tensors and functions of these libraries:
-``lambda samples, X: -(samples - target).square().sum(-1)``. The objects that any of these hold are examined, too.
+function of the user's whose bytecode only combines its arguments, constants, tensors, functions and contexts of these
+libraries: ``lambda samples, X: -(samples - target).square().sum(-1)``. The objects that any of these hold are examined, too.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _BUILTINS = frozenset(
      round, slice, sum, super, tuple, type, zip)
 )  # fmt: skip
 _STORES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "STORE_SUBSCR", "STORE_NAME", "STORE_SLICE")
-_OTHERS = ("BEFORE_WITH", "DELETE_", "GET_AWAITABLE", "IMPORT_", "INPLACE_", "LOAD_SPECIAL", "SETUP_WITH", "YIELD_")
+_OTHERS = ("DELETE_", "GET_AWAITABLE", "IMPORT_", "INPLACE_", "YIELD_")
 _NAMES = frozenset(
     ("manual_seed", "seed", "set_rng_state", "save", "load", "backward", "compile", "distributed",
-     "initialize", "train", "zero_grad", "step",
+     "initialize", "train", "zero_grad", "step", "profile", "record_function",
      "numpy", "tolist", "data_ptr", "write", "__setattr__", "__delattr__",
      # of containers
      "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "insert",
