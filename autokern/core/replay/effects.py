@@ -1,8 +1,9 @@
 """Whether calling an object may have side effects, which a replay would leave out.
 
 Code of torch, GPyTorch, linear_operator and BoTorch counts as free of them, except for the names below. So does a
-function of the user's whose bytecode only combines its arguments, constants, tensors, functions and contexts of these
-libraries: ``lambda samples, X: -(samples - target).square().sum(-1)``. The objects that any of these hold are examined, too.
+function of the user's whose bytecode only combines its arguments, constants, tensors, and functions and contexts of
+these libraries: ``lambda samples, X: -(samples - target).square().sum(-1)``. The objects that any of these hold are
+examined, too.
 """
 
 from __future__ import annotations
