@@ -11,7 +11,7 @@ import operator
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -69,10 +69,10 @@ class Numbers:
         return all(t.tolist() == numbers for t, numbers in self._little) and are_equal(self._others)
 
 
-def held(*of: Any, but: Iterable[Any] = (), **options: Any) -> Held | str:
+def held(*of: Any, but: Collection[tuple[dict[str, Any], str]] = (), **options: Any) -> Held | str:
     """Return the `Held` of objects without the attributes `but`, or the side effect that calls of them may have."""
     seen = walked(of, but)
-    return seen if isinstance(seen, str) else Held(seen.values(), **options)
+    return seen if isinstance(seen, str) else Held(seen.values(), without={name for _, name in but}, **options)
 
 
 class Held:

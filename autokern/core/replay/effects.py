@@ -61,13 +61,9 @@ _DESCRIPTORS = frozenset(
     (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType,
      types.GetSetDescriptorType)
 )  # fmt: skip
-_INSTALLED = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-    "<",  # dataclasses, named tuples
-    os.path.dirname(torch.__path__[0]),
-)
+_INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(torch.__path__[0]), "<"
 _SITES = frozenset(("dist-packages", "site-packages"))
-"""Where the files of packages are: of this environment, and names of folders in those that it builds on."""
+"""Where files of Python and packages are, and names of folders of packages; code made at run time begins with ``<``."""
 _EMPTY = frozenset((object, types.EllipsisType, types.NotImplementedType, types.SimpleNamespace))
 """Python's own classes of objects that hold nothing but attributes."""
 _COUNTING = torch.quasirandom.SobolEngine, type(functools.cache(int))  # classes whose objects change with use
@@ -212,9 +208,9 @@ def _of_function(function: Any) -> list[Any] | str:
         operations = list(dis.get_instructions(code))
         for place, instruction in enumerate(operations):
             name, what = instruction.opname, instruction.argval
-            extends = "LOAD_SUPER_ATTR" in [of.opname for of in operations[place : place + 3]]  # from Python 3.12 on
-            if what == "__class__" and not (extends or name in ("LOAD_ATTR", "LOAD_METHOD")):
-                found.append(kind)
+            if what == "__class__" and name not in ("LOAD_ATTR", "LOAD_METHOD"):
+                following = [of.opname for of in operations[place : place + 3]]
+                found += [] if "LOAD_SUPER_ATTR" in following else [kind]  # `super()` from Python 3.12 on
             if name == "BINARY_OP" and instruction.argrepr.endswith("="):
                 name = "INPLACE_"
             own = name == "STORE_DEREF" and what in code.co_cellvars  # of this call

@@ -30,7 +30,6 @@ class Left:
         own = map(vars, modules)
         self._spaces = [space for one in own for space in (one, one["_buffers"], one.get("_added_loss_terms", {}))]
         self._first = self._all()
-        self.names = frozenset[str]()
         self.at: list[tuple[dict[str, Any], str]] = []  # with the dictionaries of attributes
         self._known = frozenset[int]()
         self._made: list[bool] = []
@@ -42,8 +41,8 @@ class Left:
     def find(self) -> None:
         """Find the attributes that evaluations have set since this object was made; only the first call does."""
         if self._first:
-            self.names = frozenset(at[1] for at, one in self._all().items() if self._first.get(at) is not one)
-            self.at = [(own, name) for own in self._spaces for name in self.names & own.keys()]
+            names = {at[1] for at, one in self._all().items() if self._first.get(at) is not one}
+            self.at = [(own, name) for own in self._spaces for name in names & own.keys()]
             self._first = {}
 
     def present(self) -> list[Any]:

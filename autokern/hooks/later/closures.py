@@ -210,7 +210,7 @@ class _Closure(OfParameters):
         if not self._of or wanted != set(map(id, self._parameters)):
             return "parameters that the optimiser does not have"
         self._left.find()
-        return self.held(self._forward, without=self._left.names, but=self._left.at)
+        return self.held(self._forward, but=self._left.at)
 
     def evaluated(self, stock: Any) -> Any:
         def compute() -> list[torch.Tensor]:

@@ -95,7 +95,7 @@ class _Step(OfLosses):
         plain = all(type(value) in PLAIN for name, value in self._own.items() if not name.startswith("_"))
         self._looks = not (plain and is_library(type(mll).__module__))
         self._left.find()
-        return self.held(mll, without=self._left.names, but=self._left.at, most=MOST)
+        return self.held(mll, but=self._left.at, most=MOST)
 
     def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         self._x, self._y = x.detach().clone(), target.detach().clone()
