@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,9 @@ from unittest import mock
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; read when torch is imported
     for _library in ("OMP", "MKL"):
         os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+    # KeOps rewrites its list when a process ends; another that imports KeOps meanwhile reads an empty file
+    _KEOPS = tempfile.TemporaryDirectory()
+    os.environ["KEOPS_CACHE_FOLDER"] = _KEOPS.name
 
 import gpytorch
 import linear_operator

@@ -2,6 +2,8 @@
 
 import io
 import re
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,11 @@ RUN = ("-m", "autokern", "run", SUPPORT / "rank_script.py")
 
 def printed(count: int, *words: object, **environment: str) -> list[str]:
     """Run Python by these words in so many ranks; return the lines that tell what was found."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count]
-    done = python(
-        *(torchrun if count > 1 else []), *words, **{"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, **environment
-    )
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count, "--no-python"]
+    with tempfile.TemporaryDirectory() as keops:  # a folder for each rank, as in support.rank_jobs
+        apart = ["sh", "-c", f'KEOPS_CACHE_FOLDER={keops}/$RANK exec "$0" "$@"', sys.executable]
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        done = python(*([*torchrun, *apart] if count > 1 else []), *words, **threads, **environment)
     assert done.returncode == 0, done.stderr
     return re.findall(r"^found .*$", done.stdout, re.MULTILINE)
 
