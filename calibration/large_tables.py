@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,10 @@ from rows import factor, small
 
 from autokern.core.output import duration
 
-HOSTS = Path(__file__).parent / "hosts"
 STEPPED, TIGHT = "heights", 1e-2
 EXACT = 8000
 """Points up to which steps are compared with an exact one; beyond it, with the tight one."""
-MAY_COST = 1.3
+MAY_COST, BY_FACTOR = 1.3, ("fused", "mixed-inverse")
 
 
 def shipped(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,26 +30,19 @@ def shipped(results: Mapping[str, Any]) -> dict[str, Any]:
     alone = round(geomean(case["alone"] for case in cases if "alone" in case), 2)
     return {
         "least": least, "points": points, "usual": usual, "errors": [float(f"{e:.1g}") for e in errors],
-        "alone": alone, "exact": exact_up_to(least, dict(zip(points, usual, strict=True)), max(MAY_COST, alone)),
+        "alone": alone, "exact": exact_up_to(cases),
     }  # fmt: skip
 
 
-def exact_up_to(least: int, usual: Mapping[int, float], most: float) -> int:
-    """Return the points up to which `fused` takes at most so many times stock's time, on the mean of recorded hosts."""
+def exact_up_to(cases: Iterable[Mapping[str, Any]]) -> int:
+    """Return the points up to which steps by a factor take at most `MAY_COST` times stock's time, on their mean."""
     ratios: dict[int, list[float]] = {}
-    for path in sorted(HOSTS.glob("*.json")):
-        for trial in json.loads(path.read_text(encoding="utf-8"))["trials"]:
-            problem, timings = trial["problem"], trial["timings"]
-            words, n = problem.get("variant", "").split("/"), problem.get("n", 1)
-            plain = problem.get("device", "cpu") == "cpu" and problem.get("batch", 1) == 1
-            if problem["op"] != "exact_log_prob" or "cg" not in words or not plain or "fused" not in timings:
-                continue
-            rest = 12 * len(words[0].split("+"))
-            found = usual[max((size for size in usual if size <= n), default=min(usual))]
-            ratios.setdefault(n, []).append(timings["fused"]["ratio"] * (least + rest) / (found + rest))
+    for case in cases:
+        if case["candidate"] in BY_FACTOR:
+            ratios.setdefault(case["n"], []).append(1 / case["ratio"])
     allowed = 0
     for n in sorted(ratios):
-        if geomean(ratios[n]) > most:
+        if geomean(ratios[n]) > MAY_COST:
             break
         allowed = n
     return allowed

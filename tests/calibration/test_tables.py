@@ -88,9 +88,9 @@ def test_what_is_shipped_is_what_was_counted(model):
     found = large_tables.shipped(results(cases, []))
     assert (found["least"], found["points"], found["usual"], found["alone"]) == (22, [1500, 2000], [44.0, 22.0], 1.5)
     assert found["errors"][0] < found["errors"][1]
-    assert found["exact"] >= 1500
-    assert large_tables.exact_up_to(22, {1: 1e9}, 1.0) >= 3000
-    assert large_tables.exact_up_to(22, {1: 22}, 1e-3) == 0
+    steps = [{"candidate": "fused", "n": n, "ratio": ratio} for n, ratio in ((1500, 2.0), (2000, 0.8), (4000, 0.7))]
+    assert large_tables.exact_up_to(steps) == 2000
+    assert large_tables.exact_up_to([{**step, "candidate": "state-space"} for step in steps]) == 0
 
 
 def test_figures_that_the_package_does_not_ship_are_told(tmp_path, monkeypatch, capsys):
