@@ -6,16 +6,14 @@ import atexit
 import functools
 import linecache
 import os
-import site
 import sys
-import sysconfig
 import threading
 import time
 from types import FrameType
 
 from autokern.cli import tables
 from autokern.cli.tables import Table
-from autokern.core.releases import LIBRARIES
+from autokern.core.releases import LIBRARIES, is_installed
 
 _EVERY = 0.01  # seconds between two samples, each of which takes some twenty microseconds
 _MOST, _WIDTH = 15, 36  # lines, and characters of one
@@ -91,9 +89,7 @@ def _owner(file: str) -> str:
         here = getattr(sys.modules.get(name), "__file__", None)
         if here and file.startswith(os.path.dirname(here) + os.sep):
             return "library"
-    others = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    others = [*others, site.getusersitepackages()]
-    return "" if file.startswith("<") or any(file.startswith(folder + os.sep) for folder in others) else "user"
+    return "" if is_installed(file) else "user"
 
 
 def _words(file: str, number: int) -> str:

@@ -6,6 +6,7 @@ import torch
 
 _SMALL = 2**14  # elements below which a new result is faster than working in place
 _ALIGNED = 64  # larger blocks have a multiple of this number of rows, at which a GEMM is faster
+_LEAF, _LEAF_OF_DEVICES = 128, 2048  # rows of a triangle up to which one solve is faster than halves
 
 
 def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,7 +30,18 @@ def inverted(lower: torch.Tensor) -> torch.Tensor:
     return torch.cholesky_inverse(turned, upper=upper, out=turned)
 
 
-def inverted_by_products(lower: torch.Tensor, leaf: int = 2048) -> torch.Tensor:
+def triangle_inverted(lower: torch.Tensor) -> torch.Tensor:
+    """Return the inverses of lower triangles, by LAPACK's trtri; with a graph by one solve."""
+    leaf = _LEAF if lower.is_cpu else _LEAF_OF_DEVICES
+    if lower.shape[-1] <= leaf or (lower.requires_grad and torch.is_grad_enabled()):
+        return _solved(lower)
+    whole = lower.detach().mT.triu().mT  # column-major
+    for one in whole.unsqueeze(0).flatten(0, -3):
+        _trtri(one, leaf)
+    return whole
+
+
+def inverted_by_products(lower: torch.Tensor, leaf: int = _LEAF_OF_DEVICES) -> torch.Tensor:
     """Return the symmetric inverse from a lower factor, perhaps in its place, without waiting for the device.
 
     LAPACK's trtri and lauum by halves, so that nearly all operations are products of matrices, which a GPU computes

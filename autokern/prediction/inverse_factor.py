@@ -19,6 +19,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 
 from autokern.core.state import Lock
+from autokern.density.factors import triangle_inverted
 from autokern.density.matrices import solved
 from autokern.system import memory
 
@@ -147,9 +148,8 @@ class Conditioned:
         """The inverse factor of the points that are not in `border`."""
         if self._inverse is None:
             assert self.lower is not None
-            unit = torch.eye(self.lower.shape[-1], dtype=self.lower.dtype, device=self.lower.device)
             with torch.set_grad_enabled(self.lower.requires_grad):
-                self._inverse = RowBlocks(torch.linalg.solve_triangular(self.lower, unit, upper=False))
+                self._inverse = RowBlocks(triangle_inverted(self.lower))
         return self._inverse
 
     @property

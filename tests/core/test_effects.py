@@ -4,7 +4,6 @@ import collections
 import contextlib
 import functools
 import os
-import sysconfig
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,8 +17,9 @@ import pytest
 import torch
 from support.models import ExactModel
 
-from autokern.core import replay
-from autokern.core.replay import effects
+from autokern.cli import lines
+from autokern.core import releases, replay
+from autokern.core.releases import is_installed
 
 TARGET = torch.ones(3)
 CALLS: list[int] = []
@@ -228,12 +228,20 @@ def test_distributions_with_the_bases_and_functions_of_pyro_only_compute(monkeyp
 
 
 def test_libraries_that_lie_outside_of_the_environment_count_as_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert effects._is_at(os.path.join(os.sep, "usr", "lib", "python3", "dist-packages", "numpy", "core.py"), ())
-    elsewhere = sysconfig.get_path("stdlib"), "<"
-    monkeypatch.setattr(effects, "_INSTALLED", elsewhere)
-    monkeypatch.setattr(effects, "_SITES", frozenset())
-    assert not effects._is_at(__file__, elsewhere)
+    checkout = os.path.join(os.sep, "home", "user", "gpytorch", "gpytorch")
+    assert not is_installed(os.path.join(checkout, "mlls.py"))
+    is_installed.cache_clear()
+    monkeypatch.setattr(releases, "_SITES", frozenset(["dist-packages"]))
+    monkeypatch.setattr(gpytorch, "__path__", [*gpytorch.__path__, checkout])
+    package = os.path.join(os.sep, "usr", "lib", "python3", "dist-packages", "numpy", "core.py")
+    beside = os.path.join(os.path.dirname(torch.__path__[0]), "pyro", "distributions.py")
+    for file in (package, beside, os.path.join(checkout, "mlls.py"), os.__file__, "<made>"):
+        assert is_installed(file)
+        assert lines._owner(file) == ""
+    assert not is_installed(__file__)
+    assert lines._owner(__file__) == "user"
     assert effect(own()) is None
+    is_installed.cache_clear()
 
 
 def appending(*args: Any, **options: Any) -> Any:

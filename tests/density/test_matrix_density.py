@@ -240,6 +240,13 @@ def test_an_inverse_by_products_is_as_exact_as_lapacks(n, leaf, dtype, batch):
         assert one.shape == lower.shape
         assert (one - one.mT).norm() <= 10 * torch.finfo(dtype).eps * one.norm()  # blocks on the diagonal are products
         assert (one - truth).norm() <= 2 * (usual - truth).norm() + 1e-15
+    roots = [factors.triangle_inverted(of) for of in (lower, lower.contiguous(), lower.clone().requires_grad_())]
+    exact = torch.linalg.inv(lower.double())
+    by_solve = torch.linalg.solve_triangular(lower, torch.eye(n, dtype=dtype).expand_as(lower), upper=False)
+    assert [root.requires_grad for root in roots] == [False, False, True]
+    for root in roots:
+        assert torch.equal(root, root.tril())
+        assert (root - exact).norm() <= 2 * (by_solve - exact).norm() + 1e-15
 
 
 @pytest.mark.parametrize("leaf", [8, 64])

@@ -11,9 +11,7 @@ from __future__ import annotations
 import dis
 import functools
 import math
-import os
 import sys
-import sysconfig
 import types
 import weakref
 from collections.abc import Iterable, Iterator
@@ -24,7 +22,7 @@ import numpy as np
 import torch
 from torch.nn.modules.module import _has_any_global_hook
 
-from autokern.core.releases import LIBRARIES
+from autokern.core.releases import LIBRARIES, is_installed
 from autokern.core.releases.recorded import content
 
 _LIBRARIES = LIBRARIES | {"autokern", "torch"}
@@ -61,9 +59,6 @@ _DESCRIPTORS = frozenset(
     (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType,
      types.GetSetDescriptorType)
 )  # fmt: skip
-_INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(torch.__path__[0]), "<"
-_SITES = frozenset(("dist-packages", "site-packages"))
-"""Where files of Python and packages are, and names of folders of packages; code made at run time begins with ``<``."""
 _EMPTY = frozenset((object, types.EllipsisType, types.NotImplementedType, types.SimpleNamespace))
 """Python's own classes of objects that hold nothing but attributes."""
 _COUNTING = torch.quasirandom.SobolEngine, type(functools.cache(int))  # classes whose objects change with use
@@ -107,18 +102,12 @@ def walked(of: Iterable[Any], but: Iterable[tuple[dict[str, Any], str]] = ()) ->
 
 def _replaced(module: Any) -> list[Any]:
     """Return the mocks and the user's functions that have replaced functions of a library's module."""
-    checkouts = [path for name in _LIBRARIES for path in getattr(sys.modules.get(name), "__path__", ())]
-    places = (*_INSTALLED, *checkouts)
     return [
         value
         for value in ([] if module is None else vars(module).values())
         if type(value).__module__ == "unittest.mock"
-        or (type(value) is FunctionType and not _is_at(value.__code__.co_filename, places))
+        or (type(value) is FunctionType and not is_installed(value.__code__.co_filename))
     ]
-
-
-def _is_at(path: str, places: tuple[str, ...]) -> bool:
-    return path.startswith(places) or not _SITES.isdisjoint(path.split(os.sep))
 
 
 def _inside(one: Any, read: set[type], left: set[tuple[int, str]]) -> list[Any] | str:
