@@ -21,7 +21,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from autokern.core.autograd import computed, readable
 from autokern.core.state import Lock
 from autokern.density import gaussian
-from autokern.density.exact_objective import DTYPES, OBJECTIVES, Readings, Single, modules_of, terms_of
+from autokern.density.exact_objective import DTYPES, OBJECTIVES, Readings, Single, modules_of, places, terms_of
 from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.array_distances import arranged
@@ -42,18 +42,20 @@ MOST_ROWS = 2000  # most points of all models of a batch together: above, a Pyth
 class KernelReading:
     """A kernel as arrays, one model for each batch element; active dimensions of the points are selected already."""
 
-    def __init__(self, kernel: Kernel, dims: int, dtype: torch.dtype, batch: torch.Size) -> None:
+    def __init__(self, kernel: Kernel, dims: int, dtype: torch.dtype, batch: torch.Size, n: int) -> None:
         self._how: Any = dims, dtype, batch
-        self._read(Inspected(dtype, batch), kernel, kernel, dims, lambda: (Given(), ()))
+        self._read(Inspected(dtype, batch), kernel, kernel, dims, n, lambda: (Given(), ()))
 
-    def _read(self, seen: Inspected, root: Any, kernel: Any, dims: int, beside: Callable[[], tuple[Any, ...]]) -> None:
+    def _read(
+        self, seen: Inspected, root: Any, kernel: Any, dims: int, n: int, beside: Callable[[], tuple[Any, ...]]
+    ) -> None:
         """Read a kernel and, by `beside`, each model's further arguments of `Single`; all belong to `root`."""
-        self._seen, self.ones = seen, []
+        self._seen, self._ones, self._places = seen, [], places(seen.batch, n)
         seen.relies(*DENSITY)
         seen.dims = dims
-        for at in np.ndindex(*seen.batch):
+        for at in self._places:
             seen.begin(at)
-            self.ones.append(Single(forwarded(seen, kernel, np.arange(dims)), *beside()))
+            self._ones.append(Single(forwarded(seen, kernel, np.arange(dims)), *beside()))
         self.batch, self.raw, self.families = seen.batch, seen.raw, sorted(seen.families)
         seen.close(root, whole=root is kernel)
         self.parameters = list(seen.parameters.values())
@@ -65,9 +67,10 @@ class KernelReading:
         self.names = [names[id(raw)] for raw in self.raws]
         self.lock = Lock()
 
-    def holds(self, dims: int, dtype: torch.dtype, batch: torch.Size) -> bool:
+    def holds(self, dims: int, dtype: torch.dtype, batch: torch.Size, n: int) -> bool:
         """Whether the reading is valid for these arguments and the kernel still consists of the objects read."""
-        return bool(self._how == (dims, dtype, batch)) and self._seen.holds()
+        same = self._how == (dims, dtype, batch) and self._places == places(batch, n)
+        return bool(same) and self._seen.holds()
 
     def computed(
         self, scale: float, moving: bool, x: Array, mean: Array, value: Array, noise: Array | None = None
@@ -79,11 +82,12 @@ class KernelReading:
         dtype, (n, d), batch = x.dtype, x.shape[-2:], self.batch
         if n == 1 and not np.isfinite(x).all():  # one point's variance is computed without its coordinates
             return None
-        points, residual = arranged(x.astype(np.float64), self.raw), value.astype(np.float64) - mean
+        points = arranged(x.astype(np.float64), self.raw)
+        residual = np.zeros((*batch, n)) + value - mean
         by_x = np.zeros((*batch, *points.shape[-2:])) if moving else None
         values, slopes, by_noise = np.empty(batch, dtype), np.empty((*batch, n), dtype), np.empty((*batch, n))
-        for one, at in zip(self.ones, np.ndindex(*batch), strict=True):
-            one.on(points if points.ndim == 2 else points[at], residual if residual.ndim == 1 else residual[at])
+        for one, at in zip(self._ones, self._places, strict=True):
+            one.on(points if points.ndim == 2 else points[at], residual[at])
             if noise is not None:
                 one.noise.given = noise if noise.ndim == 1 else noise[at]
             found = one.evaluate(scale, None if by_x is None else by_x[at], graded)
@@ -137,7 +141,7 @@ def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:
     if node is not None:
         return sorted(trees.leaves(node))
     few = exact and x.is_cpu and x.shape[-2] <= MOST.get(str(x.dtype).removeprefix("torch."), 0)
-    reading = _readings.of(kernel, x.shape[-1], x.dtype, kernel.batch_shape) if few else None
+    reading = _readings.of(kernel, x.shape[-1], x.dtype, kernel.batch_shape, x.shape[-2]) if few else None
     return None if reading is None else reading.families
 
 
@@ -146,7 +150,7 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
     x, noise, mean, kernel = marginal.lazy.x1, marginal.noise, marginal.distribution.loc, marginal.lazy.kernel
     if any(t.shape[:-1] not in (kernel.batch_shape, torch.Size()) for t in (x[..., 0], noise, mean, value)):
         return None
-    reading = _readings.of(kernel, x.shape[-1], x.dtype, kernel.batch_shape)
+    reading = _readings.of(kernel, x.shape[-1], x.dtype, kernel.batch_shape, x.shape[-2])
     if reading is None:
         return None
 
@@ -172,7 +176,8 @@ class StepReading(KernelReading):
         self._kernel, self.mll = weakref.ref(kernel), weakref.ref(mll)
         self._how = dims, shape[: None if type(noisy) in FIXED else -1], dtype, device
         points, (of, self.formula, word) = np.empty((shape[-1], 0)), OBJECTIVES[type(mll)]
-        self._read(seen, mll, kernel, dims, lambda: (noise_of(seen, noisy, points), terms_of(seen, model), None, of))
+        n = shape[-1]
+        self._read(seen, mll, kernel, dims, n, lambda: (noise_of(seen, noisy, points), terms_of(seen, model), None, of))
         if any(raw.device != device for raw in self.raws):
             raise UnreadError("parameters on another device than the targets")
         self.kernels = "+".join(self.families) + word
@@ -184,7 +189,7 @@ class StepReading(KernelReading):
         if self.mll() is None or self._kernel() is not kernel:
             return False
         same = self._how == (dims, shape[: len(self._how[1])], dtype, device) and len(shape) == len(self.batch) + 1
-        return same and self._seen.holds()
+        return same and self._places == places(self.batch, shape[-1]) and self._seen.holds()
 
 
 class Step(NamedTuple):

@@ -6,6 +6,8 @@ Parts are recognised by exact type; any other part makes the model unsupported.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +32,9 @@ from autokern.model.parameters import Mirrored, Mirrors, sent
 from autokern.model.priors import Term, term
 
 DTYPES = (torch.float32, torch.float64)  # supported dtypes of models
+TOGETHER, LEAST = 2**16, 4
+"""Most elements of covariances that are computed at once, since more leave the cache, and fewest models for which a
+call for all takes less time than a call for each."""
 LEAVE_ONE_OUT = "leave-one-out"
 OBJECTIVES: Any = {
     ExactMarginalLogLikelihood: (density, log_density, ""),
@@ -40,8 +45,18 @@ _TRANSFORM = ["botorch.models.model", "Model.transform_inputs"]
 _NEW: Any = object()
 
 
+@functools.lru_cache(64)
+def places(batch: torch.Size, n: int) -> list[tuple[Any, ...]]:
+    """Return the indices of the models of a batch; small ones of one axis are evaluated together, as a slice of it."""
+    most = min(TOGETHER // max(1, n**2), batch.numel())
+    if len(batch) != 1 or most < LEAST:
+        return [*np.ndindex(*batch)]
+    bounds = np.linspace(0, batch[0], math.ceil(batch[0] / most) + 1).astype(int).tolist()
+    return [(slice(*pair),) for pair in itertools.pairwise(bounds)]
+
+
 class Single:
-    """One model of a batch; a mean of None is zero. `by_residual` is a gradient of the last evaluation."""
+    """A model, or some of a batch; a mean of None is zero. `by_residual` is a gradient of the last evaluation."""
 
     def __init__(
         self, kernel: Part, noise: Noise, terms: Sequence[Term], mean: Values | None = None, density: Any = density
@@ -51,29 +66,36 @@ class Single:
 
     def on(self, x: Array, targets: Array) -> Single:
         """Set the points, laid out by `arranged`, and the targets; returns itself."""
-        self._x, self._targets = x, targets
+        self._several = targets.ndim > 1
+        self._x, self._targets = np.broadcast_to(x, (*targets.shape, x.shape[-1])) if self._several else x, targets
         return self
 
-    def evaluate(self, scale: float, by_x: Array | None = None, graded: bool = True) -> float | None:
-        """Return the log density times `scale`, None if it fails; `graded` adds gradients to parameters and `by_x`."""
+    def evaluate(self, scale: float, by_x: Array | None = None, graded: bool = True) -> Any:
+        """Return log densities times `scale`, None if one fails; `graded` adds gradients to parameters and `by_x`."""
         targets, (k, kept) = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
-        k.flat[:: len(targets) + 1] += self.noise.value()
+        if self._several:
+            np.einsum("...ii->...i", k)[...] += self.noise.value()
+        else:
+            k.flat[:: len(k) + 1] += self.noise.value()
         residual = targets if self._mean is None else targets - self._mean.value()
         found = self._density(k, residual, scale, graded)
-        if found is None or not math.isfinite(found.value):
+        if found is None:
             return None
         total, self.by_residual = found.value, found.by_residual
         if graded:
-            by_noise = found.by_matrix.diagonal().copy()  # since the kernel overwrites `by_matrix`
+            by_noise = found.by_matrix.diagonal(0, -2, -1).copy()  # since the kernel overwrites `by_matrix`
             self._kernel.backward(kept, found.by_matrix, by_x)
             self.noise.backward(by_noise)
             if self._mean is not None:
                 self._mean.backward(-found.by_residual)
         for parameter, at in self._terms:
             value, slope = at(parameter.value)
-            total += value
+            if self._several:
+                total = total + value.reshape(len(targets), -1).sum(1)
+            else:
+                total += value.item() if value.size == 1 else float(np.add.reduce(value, None))
             parameter.accumulate(slope * scale)
-        return total * scale if math.isfinite(total) else None
+        return total * scale if math.isfinite(total.sum() if self._several else total) else None
 
 
 def terms_of(seen: Inspected, model: Any) -> list[Term]:
@@ -127,9 +149,10 @@ class Reading:
         targets = seen.view(seen.attribute(model, "_train_targets"), fixed=True)
         self._dtype = targets.dtype
         self._ones, (density, _, word) = [], OBJECTIVES[type(mll)]
-        for at in np.ndindex(*self.batch):
+        self.n = x.shape[-2]
+        for at in places(self.batch, self.n):
             seen.begin(at)
-            own = x if x.ndim == 2 else x[at]
+            own = np.broadcast_to(x, (*targets[at].shape, x.shape[-1])) if x.ndim == 2 else x[at]
             mapped_x = own if tasks is None else points
             mean = mean_of(seen, seen.module(model, names[0]), mapped_x, None if tasks is None else tasks.column)
             kernel = called(seen, seen.module(model, names[1]), np.arange(seen.dims))
@@ -140,10 +163,9 @@ class Reading:
         self._parameters = list(seen.parameters.values())
         if any(p.tensor.device != self.device for p in self._parameters):
             raise UnreadError("parameters on another device than the data")
-        self.n = x.shape[-2]
         dtype, variant = str(self.dtype).removeprefix("torch."), "+".join(sorted(seen.families)) + word
         # points, dimensions, models, dtype, device type, and the variant of a problem
-        self.key = (*x.shape[-2:], len(self._ones), dtype, self.device.type, variant)
+        self.key = (*x.shape[-2:], self.batch.numel(), dtype, self.device.type, variant)
 
     def _points(self, model: Any, transforms: bool) -> torch.Tensor:
         """Return the training inputs after the model's input transform."""
@@ -192,10 +214,13 @@ class Reading:
         with self._lock.here(), np.errstate(all="ignore"):
             for parameter in self._parameters:
                 parameter.refresh()
-            losses = [one.evaluate(-1.0 / self.n) for one in self._ones]
-            if None in losses:
-                return None
-            found = torch.from_numpy(np.array(losses, self._dtype).reshape(self.batch)).to(self.device)
+            losses = []
+            for one in self._ones:
+                if (loss := one.evaluate(-1.0 / self.n)) is None:
+                    return None
+                losses.append(loss)
+            together = np.array if len(losses) == self.batch.numel() else np.hstack
+            found = torch.from_numpy(np.asarray(together(losses), self._dtype).reshape(self.batch)).to(self.device)
             known = [self._seen.parameters[id(tensor)] for tensor in parameters.values()]
             mirrored = [parameter for parameter in known if isinstance(parameter, Mirrored)]
             if mirrored:  # `sent` has incremented the versions
@@ -222,7 +247,7 @@ class Reading:
 
     def put(self, parameters: Mapping[str, torch.Tensor], state: Array, rows: Any = None) -> None:
         """Write a vector into parameters, in their order, or an array with a row for each model, or for `rows`."""
-        start, models = 0, len(self._ones) if state.ndim == 2 else 1
+        start, models = 0, self.batch.numel() if state.ndim == 2 else 1
         for tensor in parameters.values():
             raw = self._seen.parameters[id(tensor)].raw
             size = raw.size // models

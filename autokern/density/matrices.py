@@ -72,7 +72,7 @@ def solved(matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tens
 class Density(NamedTuple):
     """A log density, and its gradients by the covariance and the residual times a factor, empty if not wanted."""
 
-    value: float
+    value: Any  # a number, or one for each model of a batch
     by_matrix: Array
     by_residual: Array
 
@@ -80,29 +80,40 @@ class Density(NamedTuple):
 def density(k: Array, residual: Array, factor: float, graded: bool = True) -> Density | None:
     """Return the log density and its gradients times `factor` by potrf, potrs and potri; None if `k` has no factor.
 
-    `k` is symmetric, row-major and is overwritten; both arrays are float64. Only if `graded` are gradients computed.
+    `k` is symmetric, row-major and is overwritten; both arrays are float64, and may have one batch axis. Only if
+    `graded` are gradients computed.
     """
     found = _solution(k, residual)
     if found is None:
         return None
     upper, a = found
-    logdet = 2.0 * float(np.log(upper.diagonal()).sum())
-    value = -0.5 * (float(residual @ a) + logdet + len(residual) * LOG_2_PI)
+    logdet = 2.0 * np.add.reduce(np.log(upper.diagonal(0, -2, -1)), -1)
+    squares = float(residual @ a) if a.ndim == 1 else np.add.reduce(residual * a, -1)
+    value = -0.5 * (squares + logdet + a.shape[-1] * LOG_2_PI)
     if not graded:
         return Density(value, k[:0], a[:0])
     inverse = _inverse(upper)
-    if len(k) >= _MANY:
+    if _is_large(k):
         column = torch.from_numpy(a)
         torch.from_numpy(inverse).addr_(column, column, beta=-0.5 * factor, alpha=0.5 * factor)
     else:
-        inverse -= a[:, None] * a
+        inverse -= a[..., None] * a[..., None, :]
         inverse *= -0.5 * factor
     return Density(value, inverse, a * -factor)
 
 
+def _is_large(k: Array) -> bool:
+    """Whether torch's LAPACK is faster for one matrix, in its place."""
+    return k.ndim == 2 and len(k) >= _MANY
+
+
 def _solution(k: Array, residual: Array) -> tuple[Array, Array] | None:
-    """Return the factor of a matrix, in its place, and the solution; None if it has no factor."""
-    if len(k) >= _MANY:
+    """Return the upper factor of a matrix, perhaps in its place, and the solution; None if it has no factor."""
+    if k.ndim > 2:
+        lower, status = torch.linalg.cholesky_ex(torch.from_numpy(k))
+        a = torch.cholesky_solve(torch.from_numpy(residual).unsqueeze(-1), lower)
+        return None if status.any() else (lower.mT.numpy(), a.squeeze(-1).numpy())
+    if _is_large(k):
         lower, status = _factorised(torch.from_numpy(k))
         upper, info = lower.numpy().T, status.item()
     else:
@@ -112,7 +123,9 @@ def _solution(k: Array, residual: Array) -> tuple[Array, Array] | None:
 
 def _inverse(upper: Array) -> Array:
     """Return the symmetric inverse from a factor, which is overwritten."""
-    if len(upper) >= _MANY:
+    if upper.ndim > 2:
+        return torch.cholesky_inverse(torch.from_numpy(upper), upper=True).numpy()
+    if _is_large(upper):
         return cast("Array", _inverted(torch.from_numpy(upper.T)).numpy().T)
     half, _ = _extension().dpotri(upper, lower=0, overwrite_c=1)  # fails with a zero on the diagonal only
     inverse: Array = half + half.T  # the other triangle of each is zero
@@ -131,17 +144,17 @@ def leave_one_out(k: Array, residual: Array, factor: float, graded: bool = True)
         return None
     upper, a = found
     inverse = _inverse(upper)
-    precision = inverse.diagonal()
+    precision = inverse.diagonal(0, -2, -1)
     errors = a / precision
-    value = 0.5 * float((np.log(precision) - a * errors - LOG_2_PI).sum())
+    value = 0.5 * (np.log(precision) - a * errors - LOG_2_PI).sum(-1)
     if not graded:
         return Density(value, k[:0], a[:0])
-    by_residual = inverse @ errors * -factor
-    by_matrix = (inverse * (1 / precision + errors**2)) @ inverse
+    by_residual = (inverse @ errors[..., None])[..., 0] * -factor
+    by_matrix = (inverse * (1 / precision + errors**2)[..., None, :]) @ inverse
     by_matrix *= -0.5 * factor
-    both = 0.5 * by_residual[:, None] * a
+    both = 0.5 * by_residual[..., None] * a[..., None, :]
     by_matrix -= both
-    by_matrix -= both.T
+    by_matrix -= both.swapaxes(-1, -2)
     return Density(value, by_matrix, by_residual)
 
 

@@ -58,8 +58,8 @@ class Inspected:
         self._equal: list[tuple[Callable[[], Any], Any]] = []
         self._priors: list[tuple[weakref.ref[Any], str, weakref.ref[Any], Any]] = []
 
-    def begin(self, at: tuple[int, ...]) -> None:
-        """Start to read the model at this index of the batch."""
+    def begin(self, at: tuple[Any, ...]) -> None:
+        """Start to read the models at this index of the batch, or at this slice of its only axis."""
         self.at = at
         self.families: list[str] = []
         self.raw = False
@@ -163,7 +163,7 @@ class Inspected:
             with np.errstate(all="ignore"):
                 known.refresh()
             self.parameters[id(tensor)] = known
-        found = known.of(self.at) if self.batch else known
+        found = known.of(self.at, shape) if self.batch else known
         self._present[id(tensor)] = Still(found, shape, self.models) if self.models else found
         return self._present[id(tensor)]
 

@@ -246,7 +246,8 @@ def mean_of(seen: Inspected, mean: Any, x: Array, tasks: int | None) -> Values |
         return None
     if found.column is not None and not ((x[:, found.column] >= 0) & (x[:, found.column] < found.count)).all():
         raise UnreadError("tasks without a mean")
-    return Values(lambda: found.value(x).reshape(-1), lambda by_mean: found.backward(x, by_mean[:, None]))
+    lead = x.shape[:-2]
+    return Values(lambda: found.value(x).reshape(*lead, -1), lambda by_mean: found.backward(x, by_mean[..., None]))
 
 
 def _look_at_batch(seen: Inspected, mean: Any) -> None:
@@ -268,24 +269,26 @@ def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:
     kinds = type(likelihood), type(covariance)
     if kinds == (GaussianLikelihood, HomoskedasticNoise):
         noise = seen.parameter(covariance, "raw_noise", (1,))
-        return Values(lambda: noise.value, lambda by_noise: noise.accumulate(np.add.reduce(by_noise)))
+        return Values(lambda: noise.value[..., 0], lambda by_noise: summed(noise, by_noise[..., None]))
     if kinds[0] in FIXED and kinds[1] is FixedGaussianNoise:
         second, fixed = seen.module(likelihood, "second_noise_covar"), seen.attribute(covariance, "noise")
-        if type(second) not in (type(None), HomoskedasticNoise) or fixed.shape != (*seen.batch, len(x)):
+        if type(second) not in (type(None), HomoskedasticNoise) or fixed.shape != (*seen.batch, x.shape[-2]):
             raise UnreadError("further noise")
         known = seen.view(fixed, fixed=True)[seen.at]
         if second is None:
             return Values(lambda: known, lambda by_noise: None)
         more = seen.parameter(second, "raw_noise", (1,))
-        return Values(lambda: known + more.value, lambda by_noise: more.accumulate(np.add.reduce(by_noise)))
+        return Values(lambda: known + more.value[..., 0], lambda by_noise: summed(more, by_noise[..., None]))
     if kinds == (HadamardGaussianLikelihood, MultitaskHomoskedasticNoise):
-        column = seen.attribute(likelihood, "task_feature_index") if x.shape[1] > 1 else 0
+        column = seen.attribute(likelihood, "task_feature_index") if x.shape[-1] > 1 else 0
         several = seen.attribute(likelihood, "num_tasks")
-        if type(column) is not int or not -x.shape[1] <= column < x.shape[1]:
+        if type(column) is not int or not -x.shape[-1] <= column < x.shape[-1]:
             raise UnreadError("noise of tasks in no column")
         with np.errstate(invalid="ignore"):
-            tasks = x[:, column].astype(np.int64)
+            tasks = x[..., column].astype(np.int64)
         by_task = seen.parameter(covariance, "raw_noise", (several,))
-        each = np.equal(tasks[:, None], np.arange(several)).astype(np.float64)  # as in stock, unknown tasks: no noise
-        return Values(lambda: each @ by_task.value, lambda by_noise: by_task.accumulate(by_noise @ each))
+        each = np.equal(tasks[..., None], np.arange(several))  # as in stock, unknown tasks have no noise
+        return Values(
+            lambda: (each * by_task.value).sum(-1), lambda by_noise: summed(by_task, by_noise[..., None] * each)
+        )
     raise UnreadError(f"a likelihood {type(likelihood).__name__}")

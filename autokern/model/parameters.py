@@ -121,10 +121,13 @@ def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> C
 
 
 class Element:
-    """The part of a batched parameter that belongs to one model: its value, and the sum of derivatives by the value."""
+    """The part of a batched parameter that belongs to some models: its value, and the sum of derivatives by the value.
 
-    def __init__(self, value: Array, by_value: Array) -> None:
-        self.value, self.by_value = value, by_value
+    Of one model, `lone` is a single number.
+    """
+
+    def __init__(self, value: Array, by_value: Array, lone: bool = False) -> None:
+        self.value, self.by_value, self.lone = value, by_value, lone
 
     def accumulate(self, grad: Any) -> None:
         """Add a derivative of the loss by the value."""
@@ -174,10 +177,17 @@ class Parameter(Element):
             return self._written
         return grad.numpy()
 
-    def of(self, at: tuple[int, ...]) -> Element:
-        """Return the part of the model at this index of the batch."""
+    def of(self, at: tuple[Any, ...], shape: tuple[int, ...]) -> Element:
+        """Return the part of the models at these indices of the batch; `shape` is that of one model.
+
+        A slice of models keeps its axis, and `shape` is padded to the two axes of points or covariances.
+        """
         place: Any = (*at, ...)  # the ellipsis gives a view even of a single number
-        return Element(self.value[place], self.by_value[place])
+        value, by_value = self.value[place], self.by_value[place]
+        if at and isinstance(at[-1], slice):
+            padded = len(value), *(1,) * (2 - len(shape)), *shape
+            value, by_value = value.reshape(padded), by_value.reshape(padded)
+        return Element(value, by_value, not shape)
 
 
 class Mirrored(Parameter):

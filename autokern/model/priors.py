@@ -29,7 +29,7 @@ _LOGARITHM = tuple(
 )  # fmt: skip
 """The code by which torch transforms a normal density to a log-normal one."""
 
-At = Callable[[Array], tuple[float, Array]]  # maps a parameter's values to their summed log density and its derivative
+At = Callable[[Array], tuple[Array, Array]]  # maps a parameter's values to their log densities and the derivatives
 
 
 class Term(NamedTuple):
@@ -44,7 +44,7 @@ def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> 
     known = _known(seen, module, _property(module, closure))
     if known is None:
         raise UnreadError("a prior on an unsupported property")
-    if type(prior) is theirs.SmoothedBoxPrior and type(known) is Element and not known.value.ndim:
+    if type(prior) is theirs.SmoothedBoxPrior and type(known) is Element and known.lone:
         raise UnreadError("a prior that sums over the models of a batch")
     seen.attribute(prior, "_transform")
     if prior._transform is not None or "_transform" in prior._modules:
@@ -76,7 +76,7 @@ _PLAIN = (lambda module: module.value).__code__
 
 
 def _known(seen: Inspected, owner: Any, name: str) -> Any:
-    if name == "_lower_triangle_corr" and id(owner) in seen.tables:
+    if name == "_lower_triangle_corr" and id(owner) in seen.tables and not seen.batch:
         return Correlations(seen.tables[id(owner)], len(owner.raw_var))
     if name == "noise" and type(owner) is GaussianLikelihood:
         owner = seen.module(owner, "noise_covar")
@@ -126,10 +126,10 @@ def _kept(compute: Callable[..., float], *numbers: Array) -> Callable[[], float]
 def _normal(loc: Array, scale: Array) -> At:
     constant = _kept(lambda scale: float(scale.log()) + _HALF_LOG_2_PI, scale)
 
-    def at(value: Array) -> tuple[float, Array]:
-        gap, width = (value - loc).ravel(), scale[()]
-        variance = float(width * width)
-        return float(gap @ gap) / (-2.0 * variance) - gap.size * constant(), (gap / -variance).reshape(value.shape)
+    def at(value: Array) -> tuple[Array, Array]:
+        gap = value - loc
+        slope = gap / -float(scale * scale)
+        return 0.5 * gap * slope - constant(), slope
 
     return at
 
@@ -137,10 +137,10 @@ def _normal(loc: Array, scale: Array) -> At:
 def _log_normal(loc: Array, scale: Array) -> At:
     of_log = _normal(loc, scale)
 
-    def at(value: Array) -> tuple[float, Array]:
+    def at(value: Array) -> tuple[Array, Array]:
         log = np.log(value)
         found, slope = of_log(log)
-        return found - float(np.add.reduce(log, axis=None)), (slope - 1.0) / value
+        return found - log, (slope - 1.0) / value
 
     return at
 
@@ -148,9 +148,9 @@ def _log_normal(loc: Array, scale: Array) -> At:
 def _half_normal(loc: Array, scale: Array) -> At:
     whole = _normal(loc, scale)
 
-    def at(value: Array) -> tuple[float, Array]:
+    def at(value: Array) -> tuple[Array, Array]:
         found, slope = whole(value)
-        return found + value.size * math.log(2.0) if (value >= 0.0).all() else -math.inf, slope
+        return np.where(value >= 0.0, found + math.log(2.0), -np.inf), slope
 
     return at
 
@@ -158,9 +158,8 @@ def _half_normal(loc: Array, scale: Array) -> At:
 def _gamma(shape: Array, rate: Array) -> At:
     constant = _kept(lambda shape, rate: float(torch.xlogy(shape, rate)) - float(shape.lgamma()), shape, rate)
 
-    def at(value: Array) -> tuple[float, Array]:
-        log = (shape - 1.0) * np.log(value) - rate * value
-        return float(np.add.reduce(log, axis=None)) + value.size * constant(), (shape - 1.0) / value - rate
+    def at(value: Array) -> tuple[Array, Array]:
+        return (shape - 1.0) * np.log(value) - rate * value + constant(), (shape - 1.0) / value - rate
 
     return at
 
@@ -168,9 +167,8 @@ def _gamma(shape: Array, rate: Array) -> At:
 def _uniform(low: Array, high: Array) -> At:
     constant = _kept(lambda low, high: float((high - low).log()), low, high)
 
-    def at(value: Array) -> tuple[float, Array]:
-        inside = ((low <= value) & (value < high)).all()
-        return -value.size * constant() if inside else -math.inf, np.zeros_like(value)
+    def at(value: Array) -> tuple[Array, Array]:
+        return np.where((low <= value) & (value < high), -constant(), -np.inf), np.zeros_like(value)
 
     return at
 
@@ -179,11 +177,11 @@ def _smoothed_box(low: Array, high: Array, sigma: Array, loc: Array, scale: Arra
     tail = _normal(loc.reshape(()), scale.reshape(()))
     mass = _kept(lambda a, b, s: float((1 + (b - a) / (math.sqrt(2 * math.pi) * s)).log()), low, high, sigma)
 
-    def at(value: Array) -> tuple[float, Array]:
+    def at(value: Array) -> tuple[Array, Array]:
         gap = value - (low + high) / 2
         over = np.abs(gap) - (high - low) / 2
         found, slope = tail(np.maximum(over, 0.0))
-        return found - over.size * mass(), np.where(over >= 0.0, slope * np.sign(gap), 0.0).reshape(value.shape)
+        return found - mass(), np.where(over >= 0.0, slope * np.sign(gap), 0.0).reshape(value.shape)
 
     return at
 
@@ -191,10 +189,10 @@ def _smoothed_box(low: Array, high: Array, sigma: Array, loc: Array, scale: Arra
 def _beta(concentration: Array) -> At:
     constant = _kept(lambda c: float(c.sum().lgamma()) - float(c.lgamma().sum()), concentration)
 
-    def at(value: Array) -> tuple[float, Array]:
+    def at(value: Array) -> tuple[Array, Array]:
         more = concentration - 1.0
         log = more[0] * np.log(value) + more[1] * np.log1p(-value)
-        return float(log.sum()) + value.size * constant(), more[0] / value - more[1] / (1.0 - value)
+        return log + constant(), more[0] / value - more[1] / (1.0 - value)
 
     return at
 

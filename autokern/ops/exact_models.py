@@ -29,7 +29,7 @@ from linear_operator.operators import DenseLinearOperator
 from autokern.core.problem import Features, Problem
 from autokern.density import array_density
 from autokern.density.array_density import Step, step_of
-from autokern.density.exact_objective import LEAVE_ONE_OUT, Reading
+from autokern.density.exact_objective import LEAVE_ONE_OUT, TOGETHER, Reading
 from autokern.model import libraries
 from autokern.ops._candidates import LOW_RANK, OpOfParts, every, only, squares
 from autokern.ops._problems import families, objective_model, prior_of, random_matrix
@@ -37,8 +37,10 @@ from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import MOST, Posterior
 from autokern.system.threads import one_thread
 
-_MOST_POINTS = 1000  # number of points above which one thread is slower than the ops that stock calls
-_SEVERAL, _SINGLE = 16, 150
+_MOST_POINTS, _OF_SMALL = 1000, 2**18
+"""Points, and elements of covariances of small models, above which one thread is slower than the ops that stock calls.
+"""
+_SEVERAL, _SINGLE = 32, 150
 """Models of a batch, and points in single precision, above which a step may be slower than the ops that stock calls."""
 
 Found = tuple[torch.Tensor | None, ...]
@@ -94,7 +96,8 @@ class _Objective(OpOfParts):
         return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * problem.itemsize * elements)
 
     def memory(self, problem: Problem) -> int:
-        return (4 + 3 * _parts(problem) + 3 * (LEAVE_ONE_OUT in problem.words)) * problem.n**2 * 8
+        elements = min(problem.batch * problem.n**2, max(problem.n**2, TOGETHER))
+        return (4 + 3 * _parts(problem) + 3 * (LEAVE_ONE_OUT in problem.words)) * elements * 8
 
     def small(self, problem: Problem) -> bool:
         few = super().small(problem) or LEAVE_ONE_OUT in problem.words  # no part of leave-one-out is an op
@@ -144,7 +147,10 @@ def stock_objective(reading: Known, forward: Closure | None, parameters: Paramet
 
 _objective_unsupported = every(
     only(LOW_RANK, lambda p: families(p) != ["linear"]),
-    only(f"more than {_MOST_POINTS} points on one thread", lambda p: p.n * p.batch <= _MOST_POINTS),
+    only(
+        f"more than {_MOST_POINTS} points on one thread",
+        lambda p: p.n * p.batch <= _MOST_POINTS or p.batch * p.n**2 <= min(_OF_SMALL, p.batch * TOGETHER),
+    ),
 )
 
 

@@ -10,7 +10,7 @@ from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, SmoothedBoxPrior
 from linear_operator.utils.warnings import NumericalWarning
-from support.array_kernels import KERNELS, TASKS, of_kernel
+from support.array_kernels import KERNELS, TASKS, of_kernel, tasks
 from support.densities import (
     D,
     Deep,
@@ -27,8 +27,10 @@ from support.densities import (
     without_factor,
 )
 from support.models import ExactModel
+from support.readings import Model as Plain
 
 import autokern
+from autokern.density import exact_objective
 from autokern.density.gaussian import dense
 
 pytestmark = pytest.mark.usefixtures("one_thread", "enabled")
@@ -100,10 +102,24 @@ LEFT = {
 """Batches that a way leaves to others."""
 
 
+@pytest.fixture
+def together(monkeypatch):
+    """Lets models of a batch be evaluated together, or one after the other."""
+
+    def change(whether):
+        monkeypatch.setattr(exact_objective, "LEAST", 2 if whether else float("inf"))
+        exact_objective.places.cache_clear()
+
+    yield change
+    exact_objective.places.cache_clear()
+
+
 @by_arrays
 @pytest.mark.parametrize("points", ["common", "own"])
-@pytest.mark.parametrize("name", [*CASES, *BATCHES])
-def test_values_and_derivatives(name, points, way):
+@pytest.mark.parametrize("name", [*CASES, *BATCHES, *(f"{name} together" for name in BATCHES)])
+def test_values_and_derivatives(name, points, way, together):
+    together(name.endswith(" together"))
+    name = name.removesuffix(" together")
     mll = {**CASES, **BATCHES}[name]()
     if points == "own":
         x, batch = mll.model.train_inputs[0], mll.model.covar_module.batch_shape
@@ -120,6 +136,31 @@ def test_values_and_derivatives(name, points, way):
     stock = derivatives(mll, second=False)
     autokern.enable()
     torch.testing.assert_close(found[: len(stock)], stock, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood])
+@pytest.mark.parametrize("name", KERNELS)
+def test_models_that_are_evaluated_together_are_those_that_are_evaluated_alone(name, kind, together):
+    kernel = KERNELS[name]()
+    for module in kernel.modules():
+        for own, p in [*module._parameters.items()]:
+            setattr(module, own, torch.nn.Parameter(torch.stack([p.detach() + 0.1 * at for at in range(5)])))
+        if isinstance(module, k.Kernel):
+            module.batch_shape = torch.Size([5])
+    noisy = known(0.1, 0.9, 5, N, learn_additional_noise=True, batch_shape=torch.Size([5]))
+    mll = made(kernel, batch=(5,), likelihood=noisy, kind=Plain)
+    mll = kind(mll.likelihood, tasks(mll, (2, 2), (3, 3)).model if name in TASKS else mll.model).train()
+    found = []
+    for whether in (False, True):
+        together(whether)
+        reading = exact_objective.Reading(mll)
+        loss, slopes = reading.evaluate({own: p for own, p in mll.named_parameters() if p.requires_grad})
+        found.append([loss, *map(torch.clone, slopes)])
+        assert len(reading._ones) == (1 if whether else 5)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-11)
+    assert found[0][0].unique().numel() == 5
+    noisy.second_noise_covar.raw_noise.data[2] = torch.nan
+    assert reading.evaluate({}) is None
 
 
 @pytest.mark.filterwarnings("ignore:A not p.d.")  # stock's own, for a linear kernel on few features

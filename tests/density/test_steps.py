@@ -242,7 +242,7 @@ def test_values_without_gradients_are_those_with(kind, batch, dtype, mode):
 
 
 def test_values_that_torch_computes_faster_or_that_are_ordered_run_stock():
-    many = made(RBFKernel(batch_shape=torch.Size([17])), batch=(17,))
+    many = made(RBFKernel(batch_shape=torch.Size([33])), batch=(33,))
     with torch.no_grad(), autokern.enabled():
         value_of(many)
         value_of(made(RBFKernel(), n=301))
