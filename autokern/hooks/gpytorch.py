@@ -25,7 +25,7 @@ from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.model import libraries, marginal, memoized
 from autokern.model.libraries import EXACT, density, regime
-from autokern.runtime.dispatch import forced, route
+from autokern.runtime.dispatch import in_force, route
 
 _dispatch_step = route("objective", looked=True)
 _dispatch_log_prob = route("exact_log_prob", looked=True)
@@ -181,7 +181,8 @@ def _step(mll: Any, forward: Any, prior: Any, target: Any, params: tuple[Any, ..
         return None
     if gpytorch.settings.observation_nan_policy.value() != "ignore":
         return None
-    if forced("exact_log_prob") is not None and forced("objective") is None:  # the user forces the density's op
+    order = in_force()  # the user may force the density's op
+    if order.forced("exact_log_prob") is not None and order.forced("objective") is None:
         return None
     from autokern.density import array_density
 

@@ -162,7 +162,7 @@ def _instead(lazy: Any) -> tuple[Any, bool]:
     later.look()  # programs without exact models reach this hook first
     pairs = lazy.x1.shape[:-1].numel() * lazy.x2.shape[-2]
     large = pairs * math.prod(lazy.kernel._batch_shape) >= _WORTH_A_LOOK  # the shape may be a plain tuple
-    keops, ordered = _has_keops(lazy.kernel), dispatch.forced("kernel_matmul") not in (None, "stock")
+    keops, ordered = _has_keops(lazy.kernel), dispatch.in_force().forced("kernel_matmul") not in (None, "stock")
     if not (keops or ordered or inside.formless or large):
         return None, large
     with torch.set_grad_enabled(lazy._is_grad_enabled):

@@ -33,7 +33,7 @@ from autokern.model.libraries import PREDICTION
 from autokern.model.memoized import State, by_kernel, frozen, is_library
 from autokern.prediction import factor_cache
 from autokern.prediction.lazy_covariance import PosteriorCovariance, Rooted, Structured
-from autokern.runtime.dispatch import explain, forced
+from autokern.runtime.dispatch import explain, in_force
 
 
 class _Origin(NamedTuple):
@@ -200,7 +200,8 @@ def reads_later(strategy: Any, formless: bool) -> bool:
     """Whether to defer the factor: none exists yet, and iterations compute the mean much sooner."""
     if torch.is_grad_enabled() or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False
-    return forced("predict") is None and factor_cache.found(strategy) is None and is_iterated(strategy, formless)
+    ordered = in_force().forced("predict") is not None
+    return not ordered and factor_cache.found(strategy) is None and is_iterated(strategy, formless)
 
 
 def evaluated(covariance: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:

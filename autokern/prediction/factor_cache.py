@@ -105,10 +105,9 @@ def plain(strategy: Any) -> bool:
 
 def kinds_of_terms(operator: Any) -> set[type]:
     """Return the classes of a sum's terms without constant factors, or of a dense matrix; empty if any is unformed."""
-    scaled = getattr(operators, "ConstantMulLinearOperator", None)  # a release may rename it
     several = type(operator) is operators.SumLinearOperator
     listed = operator.linear_ops if several else (operator,)
-    kinds = {type(t.base_linear_op if type(t) is scaled else t) for t in listed}
+    kinds = {type(t.base_linear_op if type(t) is operators.ConstantMulLinearOperator else t) for t in listed}
     return kinds & (_FORMED if several else {operators.DenseLinearOperator}) if kinds <= _FORMED else set()
 
 

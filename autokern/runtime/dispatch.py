@@ -240,11 +240,6 @@ def using(
         session().forget(overlay.memo)
 
 
-def forced(op: str) -> str | None:
-    """Return the candidate that the user forces for an op in this thread, or None."""
-    return in_force().forced(op)
-
-
 def explain(problem: Problem) -> Decision:
     """Return the decision for a problem under the present settings, without running it."""
     here = session()

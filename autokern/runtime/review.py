@@ -53,10 +53,6 @@ class Ledger:
         self.seconds = 0.0
         self.enough = _LEAST / _OF_OP  # seconds at which measuring is considered next
 
-    def wait(self) -> None:
-        """Consider measuring again when the calls have taken a fifth more."""
-        self.enough = max(_LEAST / _OF_OP, 1.2 * self.seconds)
-
 
 class FirstUse:
     """The measurements at first use of a session, within its budget in seconds."""
@@ -95,7 +91,7 @@ class FirstUse:
             left = min(left, _UNTIL_LAST * allowed) if allowed >= _LEAST else 0.0
         measuring, again = self._measuring.here(), self._measuring.entered()
         if left <= 0 or again or self._crowded() or not measuring.acquire(blocking=False):
-            ledger.wait()
+            ledger.enough = max(ledger.enough, 1.2 * ledger.seconds)  # when the calls have taken a fifth more
             return False
         started = time.perf_counter()
         self._tried.add(asked)

@@ -179,9 +179,6 @@ class Replay:
     def __init__(self, steps: Iterable[Step], constants: Iterable[tuple[torch.Tensor, int]]) -> None:
         self._steps, self._constants = tuple(steps), tuple(constants)
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
     def run(self) -> None:
         """Compute the results from the present contents of the inputs.
 
