@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.autograd import forward_ad
 
 from autokern.core import registry
 from autokern.core.decision import Decision
-from autokern.core.errors import AutokernWarning, RanksError, caught, recoverable
+from autokern.core.errors import RanksError, caught, recoverable
 from autokern.core.op import Op
 from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings, from_environment, revised
@@ -178,13 +177,7 @@ def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
     if (_session or session()).settings.strict and not exhausted:
         raise error
     what = "ran out of memory" if exhausted else f"failed ({type(error).__name__}: {error})"
-    entry.demote(successor, f"{failed} {what}")
-    warnings.warn(
-        f"autokern: {op.name}.{failed} {what} on {problem}; {successor.name} runs from now on. "
-        f"AUTOKERN_EXCLUDE={op.name}={failed} avoids it",
-        AutokernWarning,
-        stacklevel=3,
-    )
+    entry.demote(successor, f"{failed} {what}", 4)
     return result
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ import msgspec
 import torch
 
 from autokern.core.decision import Decision, Solved, collecting, joined
+from autokern.core.errors import AutokernWarning
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings
@@ -118,12 +120,15 @@ class Entry:
         self.check_at(NEVER)
         return due
 
-    def demote(self, successor: Candidate, reason: str) -> None:
-        """Replace a failed candidate by another from now on; the decision states the reason."""
-        self.failed |= {f"{self.op.name}={self.candidate.name}"}
+    def demote(self, successor: Candidate, reason: str, level: int, more: str = "") -> None:
+        """Replace a failed candidate by another from now on, and warn; the decision states the reason."""
+        order, problem = f"{self.op.name}={self.candidate.name}", self.decision.problem
+        self.failed |= {order}
         self.serve(successor)
         changed = {"candidate": successor.name, "reason": reason}
         self.decision = msgspec.structs.replace(self.decision, **changed, margin=1.0, uncertainty=0.0)
+        told = f"autokern: {self.op.name}.{reason} on {problem}; {successor.name} runs from now on. "
+        warnings.warn(f"{told}AUTOKERN_EXCLUDE={order} avoids it{more}", AutokernWarning, level)
 
 
 def stock_entry(op: Op, reason: str) -> Entry:

@@ -208,15 +208,8 @@ def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
     if exact is None or error <= settings.max_error:
         entry.schedule()
         return error
-    op, problem = entry.op.name, entry.decision.problem
     reason = f"{suspect.name} errs by {error:.0e} on these data, and at most {settings.max_error:.0e} is allowed"
-    entry.demote(exact, reason)
-    warnings.warn(
-        f"autokern: {op}.{reason} on {problem}; {exact.name} runs from now on. "
-        f"AUTOKERN_EXCLUDE={op}={suspect.name} avoids it, using(max_error=...) allows more",
-        AutokernWarning,
-        stacklevel=4,
-    )
+    entry.demote(exact, reason, 5, ", using(max_error=...) allows more")
     return error
 
 

@@ -235,7 +235,7 @@ def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
 def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
     decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=("rough", "other"))
     entry = Entry(decision, op)
-    monkeypatch.setattr(review, "_error", lambda *a: entry.demote(op["other"], "") or 0.5)  # another was faster
+    monkeypatch.setattr(review, "_error", lambda *a: entry.serve(op["other"]) or 0.5)  # another was faster
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         review.check(entry, (random(4, 4),), ROUGHLY)
