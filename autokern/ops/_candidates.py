@@ -138,6 +138,12 @@ def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
     return library.fast_computations(False, False, False) if asked else contextlib.nullcontext()
 
 
+def is_few(problem: Problem) -> bool:
+    """Whether points are so few that arrays need no measurement, twice as many for a mixture."""
+    most = 2 if "mixture" in families(problem) else 1
+    return problem.n * problem.batch <= most * _SMALL[problem.dtype]
+
+
 class OpOfParts(Op):
     """An Op whose stock calls other ops, among them a factorisation, whose errors it may raise."""
 
@@ -146,9 +152,8 @@ class OpOfParts(Op):
     looseness: Error | None = None  # of stock, where it iterates to a loose tolerance above `max_cholesky_size`
 
     def small(self, problem: Problem) -> bool:
-        """Whether `arrays`, where it can serve, needs no measurement: points are few, twice as many for a mixture."""
-        most = 2 if "mixture" in families(problem) else 1
-        return problem.n * problem.batch <= most * _SMALL[problem.dtype]
+        """Whether `arrays`, where it can serve, needs no measurement."""
+        return is_few(problem)
 
     def default_candidate(self, problem: Problem) -> str:
         """Return `arrays` for small problems, in which stock's modules, autograd nodes and launches dominate."""

@@ -31,7 +31,7 @@ from autokern.density import array_density
 from autokern.density.array_density import Step, step_of
 from autokern.density.exact_objective import LEAVE_ONE_OUT, TOGETHER, Reading
 from autokern.model import libraries
-from autokern.ops._candidates import LOW_RANK, OpOfParts, every, only, squares
+from autokern.ops._candidates import LOW_RANK, OpOfParts, every, is_few, only, squares
 from autokern.ops._problems import families, objective_model, prior_of, random_matrix
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import MOST, Posterior
@@ -55,11 +55,11 @@ class _Objective(OpOfParts):
     nesting = 4
 
     def key(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Any:
-        return reading.key, parameters is None and torch.is_grad_enabled()
+        return reading.key, parameters is None and torch.is_grad_enabled() and _moved(reading)
 
     def problem_of(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Problem | None:
-        (n, d, batch, dtype, device, names), step = reading.key, parameters is None and torch.is_grad_enabled()
-        grad = "theta" if step else ""
+        n, d, batch, dtype, device, names = reading.key
+        grad = _moved(reading) if parameters is None and torch.is_grad_enabled() else ""
         return Problem(op="objective", m=n, n=n, d=d, batch=batch, dtype=dtype, device=device, grad=grad, variant=names)
 
     def reference(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Found | torch.Tensor:
@@ -110,6 +110,11 @@ class _Objective(OpOfParts):
 OBJECTIVE = _Objective()
 
 
+def _moved(step: Any) -> str:
+    """Return what a training step differentiates by: hyperparameters, and the points if they come from a network."""
+    return "theta/x" if step.distribution._covar.x1.requires_grad else "theta"
+
+
 def _objective_arguments(mll: Any, step: bool) -> tuple[Any, ...]:
     model = mll.train().model
     if step:
@@ -147,6 +152,10 @@ def stock_objective(reading: Known, forward: Closure | None, parameters: Paramet
 
 _objective_unsupported = every(
     only(LOW_RANK, lambda p: families(p) != ["linear"]),
+    only(
+        "gradients by many points, for which the ops inside are measured",
+        lambda p: p.grad != "theta/x" or is_few(p) or LEAVE_ONE_OUT in p.words,
+    ),
     only(
         f"more than {_MOST_POINTS} points on one thread",
         lambda p: p.n * p.batch <= _MOST_POINTS or p.batch * p.n**2 <= min(_OF_SMALL, p.batch * TOGETHER),

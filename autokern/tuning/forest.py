@@ -159,8 +159,8 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def kind(problem: Problem) -> str:
-    """Return dtype and gradients of a problem, the key of `Forest.met`."""
-    return f"{problem.dtype}/{problem.grad}"
+    """Return dtype and gradients of a problem, and whether it is a batch: the key of `Forest.met`."""
+    return f"{problem.dtype}/{problem.grad}" + "/batch" * (problem.batch > 1)
 
 
 def octaves(problem: Problem) -> tuple[float, ...]:

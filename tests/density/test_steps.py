@@ -241,6 +241,15 @@ def test_values_without_gradients_are_those_with(kind, batch, dtype, mode):
     assert not prior.lazy_covariance_matrix.representation()[0].requires_grad
 
 
+@pytest.mark.parametrize(("n", "moving", "count"), [(401, False, 1), (400, True, 1), (401, True, 0)])
+def test_gradients_by_many_points_are_left_to_the_op_that_is_measured_with_them(n, moving, count):
+    mll = made(RBFKernel(), n=n)
+    mll.model.train_inputs[0].requires_grad_(moving)
+    with autokern.enabled(), by("objective"):
+        value_of(mll).backward()
+    assert served("objective") == count
+
+
 def test_values_that_torch_computes_faster_or_that_are_ordered_run_stock():
     many = made(RBFKernel(batch_shape=torch.Size([33])), batch=(33,))
     with torch.no_grad(), autokern.enabled():

@@ -99,6 +99,8 @@ def test_trials_of_another_dtype_or_gradient_correct_nothing():
     assert forest.estimates(square(64, dtype="float32"))["fast"][::2] == (pytest.approx(-0.4), "measured")
     assert by_own(leaf(0, 100), met=single).estimates(square(64)) == {}
     assert by_own(leaf(0, 100), met={"float64/x": WIDE}).estimates(square(64)) == {}
+    assert by_own(leaf(0, 100), met={"float64/": WIDE}).estimates(square(64, batch=4)) == {}, "nor those of one model"
+    assert by_own(leaf(0, 100), met={"float64//batch": WIDE}).estimates(square(64, batch=4))
 
 
 @pytest.mark.parametrize(
