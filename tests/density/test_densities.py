@@ -138,6 +138,7 @@ def test_values_and_derivatives(name, points, way, together):
     torch.testing.assert_close(found[: len(stock)], stock, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.thin("name", "kind")
 @pytest.mark.parametrize("kind", [ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood])
 @pytest.mark.parametrize("name", KERNELS)
 def test_models_that_are_evaluated_together_are_those_that_are_evaluated_alone(name, kind, together):
