@@ -93,7 +93,7 @@ def density(k: Array, residual: Array, factor: float, graded: bool = True) -> De
     if not graded:
         return Density(value, k[:0], a[:0])
     inverse = _inverse(upper)
-    if _is_large(k):
+    if k.ndim == 2 and _by_torch(k):
         column = torch.from_numpy(a)
         torch.from_numpy(inverse).addr_(column, column, beta=-0.5 * factor, alpha=0.5 * factor)
     else:
@@ -102,31 +102,29 @@ def density(k: Array, residual: Array, factor: float, graded: bool = True) -> De
     return Density(value, inverse, a * -factor)
 
 
-def _is_large(k: Array) -> bool:
-    """Whether torch's LAPACK is faster for one matrix, in its place."""
-    return k.ndim == 2 and len(k) >= _MANY
+def _by_torch(k: Array) -> bool:
+    """Whether torch's LAPACK is faster: for several matrices, and for a large one."""
+    return k.ndim > 2 or len(k) >= _MANY
 
 
 def _solution(k: Array, residual: Array) -> tuple[Array, Array] | None:
     """Return the upper factor of a matrix, perhaps in its place, and the solution; None if it has no factor."""
-    if k.ndim > 2:
-        lower, status = torch.linalg.cholesky_ex(torch.from_numpy(k))
-        a = torch.cholesky_solve(torch.from_numpy(residual).unsqueeze(-1), lower)
-        return None if status.any() else (lower.mT.numpy(), a.squeeze(-1).numpy())
-    if _is_large(k):
+    if _by_torch(k):
         lower, status = _factorised(torch.from_numpy(k))
-        upper, info = lower.numpy().T, status.item()
+        upper, info = lower.mT.numpy(), status.any()
     else:
         upper, info = _extension().dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
-    return None if info else (upper, _extension().dpotrs(upper, residual, lower=0)[0])
+    if info:
+        return None
+    if k.ndim == 2:
+        return upper, _extension().dpotrs(upper, residual, lower=0)[0]
+    return upper, torch.cholesky_solve(torch.from_numpy(residual).unsqueeze(-1), lower).squeeze(-1).numpy()
 
 
 def _inverse(upper: Array) -> Array:
     """Return the symmetric inverse from a factor, which is overwritten."""
-    if upper.ndim > 2:
-        return torch.cholesky_inverse(torch.from_numpy(upper), upper=True).numpy()
-    if _is_large(upper):
-        return cast("Array", _inverted(torch.from_numpy(upper.T)).numpy().T)
+    if _by_torch(upper):
+        return cast("Array", _inverted(torch.from_numpy(upper).mT).mT.numpy())
     half, _ = _extension().dpotri(upper, lower=0, overwrite_c=1)  # fails with a zero on the diagonal only
     inverse: Array = half + half.T  # the other triangle of each is zero
     inverse.flat[:: len(half) + 1] = half.diagonal()

@@ -158,7 +158,7 @@ _objective_unsupported = every(
     ),
     only(
         f"more than {_MOST_POINTS} points on one thread",
-        lambda p: p.n * p.batch <= _MOST_POINTS or p.batch * p.n**2 <= min(_OF_SMALL, p.batch * TOGETHER),
+        lambda p: p.n * p.batch <= _MOST_POINTS or p.batch * p.n**2 <= _OF_SMALL,
     ),
 )
 
