@@ -67,7 +67,7 @@ def dense(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 
 
 @needs_keops
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_every_part_alone_and_all_together(dtype, capfd):
     kernel, scaled = everything(dtype)
     x1, x2 = points(13, D, dtype=dtype), points(9, D, seed=1, dtype=dtype)

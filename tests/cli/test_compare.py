@@ -144,7 +144,7 @@ while time.monotonic() < end:
 """
 
 
-@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("on", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_first_call_of_a_model_is_seen_and_no_import_is_one(script, on):
     found, _ = compare._run(Order(script(FIRST), []), on)
     assert found.start is not None

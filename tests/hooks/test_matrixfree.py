@@ -123,6 +123,7 @@ def test_fast_variances_without_room():
     near(found, expected, 1e-2)
 
 
+@pytest.mark.slow
 def test_many_test_points_keep_the_order():
     model = MODELS["matern and scale"]().eval()
     with without_room(), torch.no_grad(), settings.skip_posterior_variances():

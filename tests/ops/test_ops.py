@@ -201,6 +201,7 @@ def assert_right(op: Op, candidate: Candidate, given: Case) -> None:
 # --- values and gradients ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin("op candidate", "op dtype")
 @each_dtype
 @each_candidate
 def test_contract_on_the_grid(op, candidate, dtype):
@@ -236,6 +237,7 @@ def test_contract_in_every_layout(op, candidate):
 THIN = [{"m": 1, "n": 1}, {"m": 2, "n": 2}, {"m": 3, "n": 1}, {"m": 1, "n": 3}, {"m": 9, "n": 2}]
 
 
+@pytest.mark.thin("op", "dtype")
 @each_dtype
 @each_op
 def test_single_entries_and_thin_matrices(op, dtype):

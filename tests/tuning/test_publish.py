@@ -30,6 +30,7 @@ OLD, NEW = {8, 16}, {16, 32}
 KILLS = [(state, when, 0) for state in ("filled", "empty", "damaged") for when in ("before", "after")]
 USUAL = ("ENOSPC", "EIO", "EROFS")
 RARE = ("EDQUOT", "ESTALE", "ENOMEM", "EMFILE")
+_FAST = (0, 5, 6)  # a kill before a call, one after a call, and a full disk: those of the fast tests
 
 
 def kept(home):
@@ -73,7 +74,9 @@ def faults(full):
     return [*KILLS, *(("filled", "before", getattr(errno, name)) for name in (*USUAL, *RARE * full))]
 
 
-@pytest.mark.parametrize(("state", "when", "number"), faults(full=True))
+@pytest.mark.parametrize(("state", "when", "number"), [
+    pytest.param(*fault, marks=[pytest.mark.slow] * (k not in _FAST)) for k, fault in enumerate(faults(full=True))
+])  # fmt: skip
 def test_a_writer_that_is_killed_or_fails_at_any_call_leaves_the_old_profile_or_the_new_one(
     tmp_path, in_earnest, state, when, number
 ):
@@ -106,6 +109,7 @@ def test_a_writer_that_is_killed_or_fails_at_any_call_leaves_the_old_profile_or_
         assert kept(home) == held | {64}, where
 
 
+@pytest.mark.slow
 def test_a_calibration_that_is_killed_loses_nothing_and_frees_the_lock(tmp_path, in_earnest):
     home, draw, kills = tmp_path / "home", random.Random(1), 60 if in_earnest else 4
     saved(home, *OLD)
