@@ -1,8 +1,8 @@
 """Forests: regression trees from a problem's sizes and words to log(candidate's time / stock's time).
 
 One tree, the base, holds other hosts' measurements (`calibration/ship.py`). A few extremely randomized trees (Geurts,
-Ernst and Wehenkel 2006) of the machine's own trials correct it; their disagreement is the uncertainty. scikit-learn
-fits them, and is imported on first use.
+Ernst and Wehenkel 2006) of the machine's own trials correct it; their disagreement is the uncertainty, by which a
+correction is weighted against the deviation between hosts. scikit-learn fits them, and is imported on first use.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ UNIT = 1e-3  # log units of the integers that store values
 UNKNOWN = -32768  # the integer of a candidate that no trial of a leaf measured
 _FAR = 1.5  # octaves beyond the measured sizes from which on nothing is estimated
 _LEAST = 0.03  # least uncertainty, even where trees agree: machines drift from one hour to the next
+_HOSTS = 0.2  # least standard deviation between hosts
 _UNSURE = 0.3  # uncertainty from which on own trees give no estimate without a base: trials are few or contradict
 _DOUBT = 0.1  # uncertainty that each octave beyond the measured sizes, and each unseen word, adds
 
@@ -113,14 +114,14 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
         """Return Estimates by candidate, where similar problems were measured."""
-        own, found = words(problem), dict[str, Estimate]()
-        place = self.place(problem, own)
+        here, found = words(problem), dict[str, Estimate]()
+        place = self.place(problem, here)
         told = self.told(place)
-        octave, doubt = self.seen.beyond(place, own) if self.seen is not None else (_FAR, 0.0)
+        octave, doubt = self.seen.beyond(place, here) if self.seen is not None else (_FAR, 0.0)
         if octave < _FAR:
             found = {n: Estimate(mean, max(width, _LEAST) + doubt, "other hosts") for n, (mean, width) in told.items()}
         met = self.met.get(kind(problem)) if self.own else None
-        octave, doubt = met.beyond(place, own) if met is not None else (_FAR, 0.0)
+        octave, doubt = met.beyond(place, here) if met is not None else (_FAR, 0.0)
         if octave < _FAR:
             source = "extrapolated" if octave > 0.5 else "measured"
             leaves = [zip(*tree.leaf(place, self.of_own), strict=True) for tree in self.own]
@@ -131,8 +132,10 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
                     variance = sum((value - mean) ** 2 + noise**2 for value, noise in known) / len(known)
                     sigma = max(UNIT * math.sqrt(variance), _LEAST)
                     if sigma < _UNSURE or name in told:
-                        base = told.get(name, (0.0, 0.0))[0]
-                        found[name] = Estimate(base + UNIT * mean, sigma + doubt, source)
+                        base, others = told.get(name, (0.0, 0.0))[0], found.get(name)
+                        error = sigma / math.sqrt(len(known)) + 2 * doubt  # of the mean; what follows is its share
+                        own = 1.0 if others is None else 1 / (1 + (error / max(others.sigma, _HOSTS)) ** 2)
+                        found[name] = Estimate(base + own * UNIT * mean, sigma + doubt, source)
         if not found.keys() - {"stock"}:
             return {}
         found["stock"] = Estimate(0.0, 0.0, found["stock"].source if "stock" in found else "other hosts")
