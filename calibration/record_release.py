@@ -45,7 +45,7 @@ MODULES = {
     "botorch.models.transforms.input": "", "botorch.models.transforms.utils": "",
     "botorch.models.utils.priors": "", "botorch.models.multitask": "",
     "botorch.models.gp_regression": "", "botorch.models.model": "Model.*", "botorch.optim.closures.*": "",
-    "botorch.optim.optimize": "_optimize_acqf_batch", "botorch.optim.utils.common": "_handle_numerical_errors",
+    "botorch.optim.optimize": "_optimize_acqf", "botorch.optim.utils.common": "_handle_numerical_errors",
     "botorch.optim.utils.numpy_utils": "as_ndarray", "botorch.utils.context_managers": "zero_grad_ctx",
     "torch.distributions.transforms": "Transform.*|_InverseTransform.*|ExpTransform.*",
     "torch.distributions.[bdghlntmu]*":

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import warnings
 
 import pytest
 import scipy
@@ -16,6 +17,7 @@ from botorch.acquisition import (
     qLogNoisyExpectedImprovement,
 )
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
+from botorch.exceptions.warnings import OptimizationWarning
 from botorch.generation import gen
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms.input import InputPerturbation
@@ -131,7 +133,7 @@ def go():
 threads = [threading.Thread(target=go) for _ in range(4)]
 [t.start() for t in threads]
 [t.join() for t in threads]
-print(len(fine), botorch.optim.optimize._optimize_acqf_batch.__wrapped__ is not None)
+print(len(fine), botorch.optim.optimize._optimize_acqf.__wrapped__ is not None)
 """
     assert said(program)[-2:] == ["4", "True"]
 
@@ -157,6 +159,23 @@ def test_candidates_are_the_same(make):
         ours, our_value = optimised(make(), gen_candidates=generate)
     torch.testing.assert_close(ours, found, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(our_value, value, rtol=1e-6, atol=1e-8)
+
+
+def test_warnings_are_those_of_the_library_s_lines():
+    """So that filters by module apply to them."""
+
+    def warned(*args, **kwargs):
+        warnings.warn("a word of ours", OptimizationWarning, stacklevel=1)
+        return gen.gen_candidates_scipy(*args, **kwargs)
+
+    places = []
+    for enabled in (contextlib.nullcontext, autokern.enabled):
+        for q in (1, 2):
+            acquisition = qLogExpectedImprovement(model_of(), best_f=0.5)
+            with enabled(), pytest.warns(RuntimeWarning, match="Optimization failed") as caught:
+                optimised(acquisition, q, sequential=True, gen_candidates=warned)
+            places.append([(one.filename, one.lineno) for one in caught if "failed" in str(one.message)])
+    assert places[:2] == places[2:]
 
 
 def test_gradients_of_integrated_variances_are_those_of_the_value():
