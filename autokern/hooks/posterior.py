@@ -23,12 +23,12 @@ from autokern.model.libraries import EXACT, SOLVE, regime
 from autokern.model.other_parts import parts_of
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import MOST, Posterior
-from autokern.runtime.dispatch import route
+from autokern.runtime.dispatch import in_force, route
 
 _dispatch = route("posterior", looked=True)
 _known: Beside[Posterior] = Beside()  # the arrays read of a model, by its prediction strategy
 _left_alone: Beside[bool] = Beside()
-"""By strategy: True for an unsupported model; False for a fantasy after its first prediction, read at the second."""
+"""By strategy: True for an unsupported model; False after a first prediction if the arrays are read at the second."""
 _DTYPES = torch.float32, torch.float64
 
 
@@ -82,18 +82,28 @@ def _asked(model: Any, x: torch.Tensor) -> bool:
     return regime(n, SOLVE) == EXACT and x.shape[:-1].numel() * x.shape[-2] <= MOST
 
 
+def _is_once(model: Any, strategy: Any) -> bool:
+    """Whether a strategy may predict only once, as those of fantasies and of models that are validated while trained.
+
+    Reading arrays takes as long as two predictions. BoTorch asks its own models, which have a `posterior`, many times.
+    """
+    known = factor_cache.found(strategy)
+    alone = not hasattr(type(model), "posterior") and in_force().forced("posterior") is None
+    return alone or (known is not None and known.grown)
+
+
 def _made(model: Any, strategy: Any) -> Posterior | None:
     """Read a model's arrays, None if any part is unsupported."""
     try:
         if not factor_cache.plain(strategy):
             raise UnreadError("a covariance of another form")
+        if _left_alone.get(strategy) is None and _is_once(model, strategy):
+            _left_alone.put(strategy, False)
+            return None
         with torch.no_grad():
             factor = factor_cache.of(strategy)
         if factor is None:
             raise UnreadError("no factor")
-        if factor.grown and _left_alone.get(strategy) is None:
-            _left_alone.put(strategy, False)
-            return None
         made = Posterior(model, factor)
         if not made.holds():
             raise UnreadError("a part that changed meanwhile")

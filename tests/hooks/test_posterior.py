@@ -408,6 +408,18 @@ def test_gradients_by_the_mean_alone_do_not_pass_the_covariance():
     close(*reversed(both(run)))
 
 
+@pytest.mark.parametrize(("kind", "most"), [(Regression, 1), (lambda n: SingleTaskGP(*data()), 2)])
+def test_a_model_that_may_predict_once_is_read_at_its_second_prediction(kind, most):
+    """Reading takes longer than the prediction; BoTorch's models are asked many times."""
+    model, x = kind(8).eval(), points(3)
+    with autokern.enabled(), torch.no_grad():
+        asked = [sum(autokern.stats().get("posterior", {}).values())]
+        for _ in range(2):
+            model(x)
+            asked.append(sum(autokern.stats().get("posterior", {}).values()))
+    assert asked[2] - asked[0] == most
+
+
 def test_a_model_is_not_read_for_more_points_than_arrays_serve():
     model = Regression(8).eval()
     with torch.no_grad(), autokern.enabled():
