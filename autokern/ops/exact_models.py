@@ -174,8 +174,9 @@ def objective_by_arrays(reading: Any, forward: Closure | None, parameters: Param
 
 
 _MOST_ACROSS = 2**22  # covariances between test and training points above which one thread is slower than torch
-_SMALL, _WORK = 2**18, {"float64": 2**27, "float32": 2**26}
-"""Numbers of such covariances, and of multiplications with the factor, up to which `arrays` needs no measurement."""
+_SMALL, _WORK, _PLAIN = 2**18, {"float64": 2**27, "float32": 2**26}, 8
+"""Numbers of such covariances, and of multiplications with the factor, up to which `arrays` needs no measurement, and
+by what factor more without gradients."""
 Call = Callable[[torch.Tensor], Any]
 
 
@@ -231,8 +232,8 @@ class _Posterior(OpOfParts):
         return out.loc, out.covariance_matrix
 
     def small(self, problem: Problem) -> bool:
-        few = problem.elements <= min(_SMALL, _WORK[problem.dtype] // problem.n)
-        return few and _posterior_unsupported(problem) is None
+        most = min(_SMALL, _WORK[problem.dtype] // problem.n) * (1 if problem.grad else _PLAIN)
+        return problem.elements <= most and _posterior_unsupported(problem) is None
 
 
 POSTERIOR = _Posterior()

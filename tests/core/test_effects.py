@@ -124,6 +124,13 @@ def test_objects_that_only_compute(free: Any) -> None:
     assert effect(free) is None
 
 
+def test_decorators_of_the_libraries_are_theirs_and_what_they_decorate_is_read() -> None:
+    """Whatever module `functools.wraps` names; BoTorch's decorator of acquisitions raises errors."""
+    decorated = pytest.importorskip("botorch").utils.t_batch_mode_transform(expected_q=1)
+    assert effect(decorated(weighted)) is None
+    assert "writing" in str(effect(decorated(writing)))
+
+
 def through_alias(x: torch.Tensor) -> torch.Tensor:
     calls = CALLS
     calls += [1]
