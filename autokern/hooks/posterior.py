@@ -87,9 +87,10 @@ def _is_once(model: Any, strategy: Any) -> bool:
 
     Reading arrays takes as long as two predictions. BoTorch asks its own models, which have a `posterior`, many times.
     """
+    if not hasattr(type(model), "posterior") and in_force().forced("posterior") is None:
+        return True
     known = factor_cache.found(strategy)
-    alone = not hasattr(type(model), "posterior") and in_force().forced("posterior") is None
-    return alone or (known is not None and known.grown)
+    return known is not None and known.grown
 
 
 def _made(model: Any, strategy: Any) -> Posterior | None:

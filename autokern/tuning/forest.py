@@ -114,14 +114,14 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
         """Return Estimates by candidate, where similar problems were measured."""
-        here, found = words(problem), dict[str, Estimate]()
-        place = self.place(problem, here)
+        own, found = words(problem), dict[str, Estimate]()
+        place = self.place(problem, own)
         told = self.told(place)
-        octave, doubt = self.seen.beyond(place, here) if self.seen is not None else (_FAR, 0.0)
+        octave, doubt = self.seen.beyond(place, own) if self.seen is not None else (_FAR, 0.0)
         if octave < _FAR:
             found = {n: Estimate(mean, max(width, _LEAST) + doubt, "other hosts") for n, (mean, width) in told.items()}
         met = self.met.get(kind(problem)) if self.own else None
-        octave, doubt = met.beyond(place, here) if met is not None else (_FAR, 0.0)
+        octave, doubt = met.beyond(place, own) if met is not None else (_FAR, 0.0)
         if octave < _FAR:
             source = "extrapolated" if octave > 0.5 else "measured"
             leaves = [zip(*tree.leaf(place, self.of_own), strict=True) for tree in self.own]
@@ -133,9 +133,9 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
                     sigma = max(UNIT * math.sqrt(variance), _LEAST)
                     if sigma < _UNSURE or name in told:
                         base, others = told.get(name, (0.0, 0.0))[0], found.get(name)
-                        error = sigma / math.sqrt(len(known)) + 2 * doubt  # of the mean; what follows is its share
-                        own = 1.0 if others is None else 1 / (1 + (error / max(others.sigma, _HOSTS)) ** 2)
-                        found[name] = Estimate(base + own * UNIT * mean, sigma + doubt, source)
+                        error = sigma / math.sqrt(len(known)) + 2 * doubt  # of the mean correction
+                        share = 1.0 if others is None else 1 / (1 + (error / max(others.sigma, _HOSTS)) ** 2)
+                        found[name] = Estimate(base + share * UNIT * mean, sigma + doubt, source)
         if not found.keys() - {"stock"}:
             return {}
         found["stock"] = Estimate(0.0, 0.0, found["stock"].source if "stock" in found else "other hosts")

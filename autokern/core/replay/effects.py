@@ -186,8 +186,10 @@ def _of_function(function: Any) -> list[Any] | str:
     """Return the objects that a function holds and calls, or the reason why its code may have side effects."""
     cells = dict(zip(function.__code__.co_freevars, map(content, function.__closure__ or ()), strict=True))
     held = [*cells.values(), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    wrapped = is_installed(function.__code__.co_filename)  # a decorator of theirs has the module of what it decorates
-    if is_library(function.__globals__.get("__name__")) and (wrapped or is_library(function.__module__)):
+    if is_library(function.__globals__.get("__name__")) and (
+        is_library(function.__module__)
+        or is_installed(function.__code__.co_filename)  # the wrapper of a library's decorator has the user's module
+    ):
         if _is_named(function.__name__) and function.__qualname__ == function.__name__:
             return f"{function.__name__} is called"
         return held

@@ -43,13 +43,13 @@ _PLAIN |= {
 
 def on_one_thread(optimize: Any) -> bool:
     """Declare the hook of `botorch.optim.optimize`; return False to be called again later."""
-    stock = getattr(optimize, "_optimize_acqf", None)  # whose callees warn of themselves, at lines of BoTorch
+    stock = getattr(optimize, "_optimize_acqf", None)  # warnings inside name its line, not ours
     if type(stock) is not FunctionType or stock.__module__ != optimize.__name__:
         return stock is None  # a mock may be removed later
     alone = threads.limited(stock, 1)
 
     @hook(optimize, "_optimize_acqf")
-    def optimized(opt_inputs: Any) -> Any:
+    def optimised(opt_inputs: Any) -> Any:
         return (alone if not stay_out() and _is_small(opt_inputs) else stock)(opt_inputs)
 
     return True
