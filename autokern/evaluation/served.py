@@ -122,7 +122,9 @@ def _copied(model: Any) -> Any:
 
 def _rows(model: Any) -> Iterator[tuple[str, str, str]]:
     if isinstance(model, ApproximateGP):
-        points = model.variational_strategy.inducing_points.detach()[..., :2, :] + 0.1
+        strategy = model.variational_strategy
+        strategy = getattr(strategy, "base_variational_strategy", strategy)  # of each task
+        points = strategy.inducing_points.detach()[..., :2, :] + 0.1
         yield "training step", "the library", _replayed(held(model))
         yield _told("prediction", lambda: model.eval()(points).variance)
         return

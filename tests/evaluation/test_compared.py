@@ -7,6 +7,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.variational import IndependentMultitaskVariationalStrategy, VariationalStrategy
 from support.losses import Own, single, sparse
 from support.models import ExactModel
 from support.pages import Page
@@ -144,12 +145,19 @@ def test_what_cannot_be_replayed_says_why():
     assert "Counting.forward, a function of your own, may change what others see" in why
 
 
+def tasks(*args, **kwargs):
+    return IndependentMultitaskVariationalStrategy(VariationalStrategy(*args, **kwargs), num_tasks=2)
+
+
 def test_lists_and_variational_models():
     models = [single(ScaleKernel(RBFKernel())).model, single().model]
     several = gpytorch.models.IndependentModelList(*models)
     assert {"1, training step", "2, training step", "2, prediction"} <= rows(several).keys()
 
-    assert rows(sparse().model)["training step"] == ("the library", "in long loops it is recorded and replayed")
+    for strategy in (VariationalStrategy, tasks):
+        found = rows(sparse(strategy=strategy).model)
+        assert found["training step"] == ("the library", "in long loops it is recorded and replayed")
+        assert found["prediction"] == ("the library", "")
 
 
 def test_other_modules_and_an_environment_that_switches_off(monkeypatch):

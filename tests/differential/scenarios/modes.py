@@ -1,6 +1,7 @@
 """Modes of torch and of its process: whatever holds while a model is used, it computes as stock, there and after it."""
 
 import contextlib
+import pathlib
 import warnings
 
 import gpytorch
@@ -128,9 +129,10 @@ def traced(see: See, what: str, kernel: str):
 
     with torch.no_grad(), gpytorch.settings.trace_mode(), gpytorch.settings.fast_pred_var():
         _ = model(x).variance if what == "variance" else model(x).mean
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             script = torch.jit.trace(run, (x,), check_trace=False)
+        see("told", sorted({pathlib.Path(one.filename).name for one in told}))
         see("there", script(x))
         see("elsewhere", script(points(see, 5, seed=2)))
 
