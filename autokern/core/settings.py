@@ -24,7 +24,6 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 Pairs = tuple[tuple[str, str], ...]
-Thresholds = tuple[tuple[str, str, int], ...]
 
 
 def parse_bytes(text: str) -> int:
@@ -112,17 +111,6 @@ def _exclude(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _threshold(text: str) -> Thresholds:
-    """Return triples of op, device and size."""
-    found = []
-    for item in text.split(","):
-        match = re.fullmatch(r"\s*([a-z0-9_]+):([a-z0-9]+)=(\d+)\s*", item)
-        if not match:
-            raise ValueError(f"expected op:device=size, found {item!r}")
-        found.append((match[1], match[2], int(match[3])))
-    return tuple(found)
-
-
 class Row(NamedTuple):
     """Syntax and meaning of one setting."""
 
@@ -162,8 +150,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     unknown: Annotated[str, Row(_one_of("guard", "trust", "stock"), "`guard`, `trust`, `stock`",
         "where a library's function differs from all tested releases: stock runs where autokern relies on it "
         "(default), the function is trusted, or autokern stays off")] = "guard"
-    threshold: Annotated[Thresholds, Row(_threshold, "`qr:cuda=512`",
-        "up to that many columns the op runs on the CPU, above on the device")] = ()
     accuracy: Annotated[str, Row(_one_of(*LEVELS_OF_ACCURACY), "`same`, `approximate`",
         "same (default): results agree with stock or are better; approximate: lower precision may run where its "
         "measured error is small enough")] = "same"
@@ -201,7 +187,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def order_choices(self) -> bool:
         """Whether a setting affects which candidates run, so that even the smallest calls must be dispatched."""
-        named = self.force or self.exclude or self.threshold or self.random_seed is not None
+        named = self.force or self.exclude or self.random_seed is not None
         limits = (self.memory, self.calls) != (None, None)
         return bool(named or limits or self.accuracy != "same" or self.calibrate == "first-use")
 
@@ -212,10 +198,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def excludes(self, op: str, candidate: str) -> bool:
         """Whether the user excluded a candidate, for one op or for all."""
         return candidate in self.exclude or f"{op}={candidate}" in self.exclude
-
-    def cpu_up_to(self, op: str, device: str) -> int | None:
-        """Return the largest number of columns for which the user ordered a device's op to the CPU, or None."""
-        return {(o, d): size for o, d, size in self.threshold}.get((op, device))
 
 
 _HINTS = get_type_hints(Settings, include_extras=True).items()

@@ -187,8 +187,8 @@ class Shared:
         self._lock = Lock()
 
     def decision(self, table: Feasibility, settings: Settings) -> Decision:
-        """Decide a problem like its neighbours in size, or by itself where memory or an order by exact size matters."""
-        exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
+        """Decide a problem like its neighbours in size, or by itself where memory or a drawn candidate matters."""
+        exact = settings.memory is not None or settings.random_seed is not None
         if exact or max(table.memory.values()) >= memory.LARGE:
             return self._decide(table, settings)
         problem, coarse = table.problem, table.problem.coarse

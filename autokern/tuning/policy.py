@@ -196,8 +196,8 @@ class _Case:
         return f"predicted to be the fastest{where}, by more than the uncertainty"
 
     def _ordered(self) -> Decision | None:
-        """Return the decision by the user's order (force, random seed or threshold), or None without an order."""
-        op, problem, settings = self.op, self.problem, self.settings
+        """Return the decision by the user's order (force or random seed), or None without an order."""
+        op, settings = self.op, self.settings
         forced = settings.forced(op.name)
         if forced is not None:
             if forced not in (names := op.names()):
@@ -209,15 +209,9 @@ class _Case:
         if settings.random_seed is not None:  # each call is drawn anew
             able = [c for c in self.table.candidates if c.name not in self.excluded and c.accuracy != "approximate"]
             names = [c.name for c in able if not c.compiles] or ["stock"]
-            name = random.Random(f"{settings.random_seed}:{problem}:{self.seen}").choice(names)
+            name = random.Random(f"{settings.random_seed}:{self.problem}:{self.seen}").choice(names)
             return self._decision(name, "drawn at random", "order", max(2, self.seen + 1))
-        size = settings.cpu_up_to(op.name, problem.device)
-        if size is None:
-            return None
-        wanted, side = "cpu" if problem.n <= size else "native", f"{problem.n} columns, threshold {size}"
-        if wanted in op.names() and wanted not in self.excluded:
-            return self._decision(wanted, f"ordered by the user ({side})", "order")
-        return self._decision("stock", f"ordered by the user ({side}), which is what stock does", "order")
+        return None
 
     def _repaid(self, ranked: list[Candidate]) -> tuple[Candidate, int]:
         """Return the first candidate whose compilation the calls repay, and the calls after which to decide again."""

@@ -29,10 +29,6 @@ VALUES = {
         {"keops,compiled": frozenset({"keops", "compiled"}), "qr=cpu,,keops ": frozenset({"qr=cpu", "keops"})},
         ["a b", "qr="],
     ),
-    "threshold": (
-        {"qr:cuda=512,qr:xpu=256": (("qr", "cuda", 512), ("qr", "xpu", 256))},
-        ["qr=512", "qr:cuda=many", "qr:cuda=-1", "qr:cuda=1,"],
-    ),
     "accuracy": ({"approximate": "approximate", "SAME": "same"}, ["good"]),
     "max_error": ({"1e-5": 1e-5}, ["0", "1", "nan", "small"]),
     "memory": (

@@ -115,7 +115,7 @@ ORDERS = [
     ({"exclude": ["choleskyqr2"]}, {"exclude": frozenset({"qr=choleskyqr2"})}),
     ({"memory": "1GiB"}, {"memory": 2**30}),
     *((order, order) for order in ({"accuracy": "approximate"}, {"calls": 100})),
-    *((None, order) for order in ({"threshold": (("qr", "cuda", 512),)}, {"calibrate": "first-use"})),
+    (None, {"calibrate": "first-use"}),
 ]
 
 

@@ -7,8 +7,7 @@ from support.synthetic import flops, measured, seconds_of_stock, square, trials,
 
 from autokern.core.decision import Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
-from autokern.core.problem import Feasibility, Problem
-from autokern.core.registry import get
+from autokern.core.problem import Feasibility
 from autokern.core.settings import Settings
 from autokern.system.memory import Limit
 from autokern.tuning.chooser import Chooser
@@ -146,18 +145,6 @@ def test_the_exam_makes_no_result_less_exact(make_op):
     assert examined(loose, "stock", {"exact": 1.5, "fast": 0.5}) == ["exact", "exact", "exact"]
 
 
-def test_thresholds_of_the_user_beat_measurements():
-    qr = get("qr")
-    for n, want in ((64, "stock"), (200, "cpu"), (300, "cpu"), (301, "stock"), (600, "stock")):
-        problem = Problem(op="qr", m=n, n=n, device="cuda")
-        found = chosen(qr, NOTHING, problem, threshold=(("qr", "cuda", 300),))
-        assert found.candidate == want, n  # above: stock runs on the device; at 64 columns: on the CPU, as ordered
-        assert "ordered by the user" in found.reason
-        assert n > 64 or chosen(qr, NOTHING, problem, threshold=(("qr", "cuda", 9),)).candidate == "native"
-    other = chosen(qr, NOTHING, Problem(op="qr", m=64, n=64), threshold=(("qr", "cuda", 300),))
-    assert "ordered by the user" not in other.reason
-
-
 def test_random_choice_is_feasible_reproducible_and_various(op):
     known = measured({"fast": 5.0})
     draws = [[chosen(op, known, random_seed=seed).candidate for seed in range(40)] for _ in range(2)]
@@ -186,10 +173,9 @@ def test_memory(op):
 
 def test_a_forced_candidate_that_does_not_fit_gives_way_to_what_fits(op):
     op.candidate("small", memory=lambda p: 8)(lambda a: a)
-    for orders in (force("fast"), {"threshold": (("synthetic", "cpu", 10**6),)}):
-        found = chosen(op, {}, memory=100, **orders)
-        assert found.candidate == "small"
-        assert "stock does not fit" in found.reason
+    found = chosen(op, {}, memory=100, **force("fast"))
+    assert found.candidate == "small"
+    assert "stock does not fit" in found.reason
     forced = chosen(op, {}, memory=100, **force("small"))
     assert (forced.candidate, forced.reason) == ("small", "forced by the user")
     assert chosen(op, {}, memory=100, random_seed=3).candidate == "small"
