@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import gpytorch
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, MultiDeviceKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from torch.nn import Module
 
 from autokern.core.releases.known import relied
 from autokern.hooks.bypass import stay_out_of_kernels
-from autokern.hooks.install import Property, hook, is_enabled, stock_of
+from autokern.hooks.install import Property, hook, stock_of
 from autokern.kernels.tree import family_name
 from autokern.model import marginal
 from autokern.runtime.dispatch import route
@@ -64,17 +63,6 @@ def _hooked(kind: type) -> None:
         if not plain or stay_out_of_kernels() or family_name(self) is None:
             return stock(self, x1, x2, *args, **params)
         return _dispatch(self, *_near(x1, x2))
-
-
-@hook(MultiDeviceKernel, "forward")
-def _several(self: Any, x1: Any, x2: Any, diag: bool = False, **kwargs: Any) -> Any:
-    """Compute by the base kernel, inside candidates too, if no devices are given, where gpytorch fails."""
-    if type(self) is not MultiDeviceKernel or self.device_ids or not is_enabled():
-        return _several.__wrapped__(self, x1, x2, diag=diag, **kwargs)
-    if self.module.active_dims is None:
-        return self.module.forward(x1, x2, diag=diag, **kwargs)
-    with gpytorch.settings.lazily_evaluate_kernels(False):
-        return self.module(x1, x2, diag=diag, **kwargs)
 
 
 for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, ScaleKernel):

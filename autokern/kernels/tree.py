@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, MultiDeviceKernel, ProductKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKernel, ScaleKernel
 from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import OWN, Family, code_of, family, formula_of
@@ -78,9 +78,6 @@ def described(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
         return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None
     if kind is ConstantKernel:
         return Node("constant")
-    if kind is MultiDeviceKernel:  # without devices it only wraps its kernel
-        alone = not kernel.device_ids and kernel.module.active_dims is None
-        return described(kernel.module, keops, kinds) if alone else None
     if kind is ScaleKernel:
         inner = described(kernel.base_kernel, keops, kinds)
         return None if inner is None else Node("scale", children=(inner,))
@@ -135,8 +132,6 @@ def key(kernel: Kernel) -> Any:
         inner: Any = key(parts["base_kernel"])
     elif kind in BRANCHES:
         inner = tuple(key(child) for child in parts["kernels"])
-    elif kind is MultiDeviceKernel:
-        inner = not own["device_ids"], key(parts["module"])
     else:
         inner = own.get("nu")
     return (kind, parameters, own["_buffers"].get("active_dims") is None, OWN.isdisjoint(own), inner)
@@ -167,8 +162,6 @@ def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) ->
         if kind is ConstantKernel:
             weights.append(kernel.constant.squeeze(-1))
             return Node("constant")
-        if kind is MultiDeviceKernel:
-            return collect(kernel.module, x)
         if kind in BRANCHES:
             chosen = [(child, child.active_dims) for child in kernel.kernels]
             inputs = [x if active is None else x.index_select(-1, active) for _, active in chosen]

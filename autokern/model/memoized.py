@@ -66,9 +66,8 @@ _THEIRS = LIBRARIES | {"torch"}
 def is_library(module: torch.nn.Module) -> bool:
     """Whether a module and its parts are of the libraries' own classes, which keep no state in evaluation."""
     kind = type(module)
-    changing = kind.__name__ in _CHANGING and module.__dict__.get("device_ids") != []  # no devices: a plain wrapper
     own = (v for v in module.__dict__.values() if callable(v) and not isinstance(v, (torch.Tensor, type)))
-    if not _is_theirs(kind) or changing or not all(map(_is_theirs, own)):
+    if not _is_theirs(kind) or kind.__name__ in _CHANGING or not all(map(_is_theirs, own)):
         return False
     return all(part is None or is_library(part) for part in module._modules.values())
 

@@ -1,4 +1,4 @@
-"""Small exact models on an accelerator by arrays, with stock's numbers of the present values, and over no devices.
+"""Small exact models on an accelerator by arrays, with stock's numbers of the present values.
 
 On a CPU the same tests look at arrays in the memory of the tensors.
 """
@@ -15,7 +15,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.botorch_models import MODELS, closure
 from support.exact_models import moments
 from support.models import ExactModel, loss_of, points, step
-from support.outcomes import assert_close, serving
+from support.outcomes import assert_close, outcome, serving
 
 import autokern
 from autokern.model.parameters import Mirrors, fetched, placed
@@ -163,33 +163,19 @@ def test_mirrors_follow_their_tensors_unless_they_are_to_stay():
     assert copies[3].tolist() == [True, False]
 
 
-CPU = torch.device("cpu")
-without_accelerators = pytest.mark.skipif(torch.accelerator.is_available(), reason="needs none")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="with an accelerator, torch keeps the list of devices")
+@pytest.mark.parametrize("n", [1, 12])
+@pytest.mark.parametrize("inner", [False, True], ids=["whole", "inner"])
+def test_a_model_over_several_devices_is_left_to_the_library(n, inner):
+    """Its kernel works with accelerators only: without any, the library's own error is raised."""
+    cpu, x = torch.device("cpu"), points(n)
+    kernel = MultiDeviceKernel(RBFKernel() if inner else ScaleKernel(RBFKernel()), [cpu, cpu], output_device=cpu)
+    model = ExactModel(x, x[:, 0], ScaleKernel(kernel) if inner else kernel).double()
 
+    def outcomes():
+        return outcome(lambda: step(model.train())), outcome(lambda: moments(model.eval()(x + 1)))
 
-def over_devices(kernel):
-    return MultiDeviceKernel(kernel, device_ids=[CPU, CPU], output_device=CPU)
-
-
-def found(kernel, n):
-    """A step, a prediction, and products."""
-    x, others = points(n, seed=n), points(7, seed=n + 1)
-    model = ExactModel(x, (6 * x[:, 0]).sin() + 0.1 * x[:, 1], kernel).double()
-    with autokern.enabled():
-        products = [autokern.covariance.matmul(kernel, z, x, x[:, :1]) for z in (x, others)]
-        return step(model), moments(model.eval()(others)), products
-
-
-@without_accelerators
-@pytest.mark.parametrize("n", [1, 12, 400])
-@pytest.mark.parametrize(
-    ("wrapped", "plain"),
-    [
-        (lambda: over_devices(ScaleKernel(RBFKernel())), lambda: ScaleKernel(RBFKernel())),
-        (lambda: ScaleKernel(over_devices(MaternKernel(2.5))), lambda: ScaleKernel(MaternKernel(2.5))),
-        (lambda: over_devices(RBFKernel(active_dims=(1,))), lambda: RBFKernel(active_dims=(1,))),
-    ],
-    ids=["whole", "inner", "active"],
-)
-def test_a_model_over_no_devices_is_the_model_of_its_kernel(wrapped, plain, n):
-    assert_close(found(wrapped(), n), found(plain(), n))
+    found = outcomes()
+    autokern.disable()
+    assert found == outcomes()
+    assert found[0][0][0] is AttributeError

@@ -27,20 +27,17 @@ X, Y, NEW = POINTS[:N, :2].contiguous(), (6 * POINTS[:N, 0]).sin() + 0.3 * POINT
 REFINED = iterated_density._REFINED
 
 
-def made(lengthscale: float, several: bool = False) -> Any:
+def made(lengthscale: float) -> Any:
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(2.5))
     kernel.base_kernel.lengthscale = lengthscale
-    if several:
-        cpu = torch.device("cpu")
-        kernel = gpytorch.kernels.MultiDeviceKernel(kernel, [cpu, cpu], output_device=cpu)
     model = ExactModel(X, Y, kernel)
     model.likelihood.noise = 0.05
     return model.double()
 
 
-def density(lengthscale: float, several: bool = False, double: bool = True) -> tuple[list[float], str]:
+def density(lengthscale: float, double: bool = True) -> tuple[list[float], str]:
     """Loss and gradients of the second step, and the preconditioner that served it; all products `double` or not."""
-    model = made(lengthscale, several)
+    model = made(lengthscale)
     iterated_density._REFINED = 1.0 if double else REFINED
     seen: list[Solved] = []
     with autokern.using(force={"exact_log_prob": "preconditioned"}), collecting(seen.extend):
@@ -94,7 +91,6 @@ def main() -> None:
     found["pivoted"], found["of pivoted"] = density(0.8)
     found["vecchia"], found["of vecchia"] = density(0.05)
     found["single"], _ = density(0.8, double=False)
-    found["devices"], _ = density(0.8, several=True)
     found |= predictions()
     found["derivative"] = gradients_of_the_library()
     found["saved"] = saved()
