@@ -83,8 +83,7 @@ def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch
     _kept.calls += 1
     device = inputs[0].device
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    precision = torch.backends.cuda.matmul.fp32_precision
-    whole = (key, device, stream, precision, tuple((t.shape, t.dtype) for t in inputs))
+    whole = (key, device, stream, torch.backends.cuda.matmul.fp32_precision, tuple((t.shape, t.dtype) for t in inputs))
     with torch.autocast(device.type, enabled=False):
         found = _kept.recordings.get(whole)
         if found is None:

@@ -142,8 +142,7 @@ def decisions(found: Served, saved: Callable[[Served], str] | None = None) -> Ta
             rows[-1].insert(3, saved(group.pairs))
     if saved is not None:
         columns.insert(3, ">saved, predicted")
-    title = "decisions of this process" if rows else "autokern took no decision in this process"
-    return Table(title, columns, rows)
+    return Table("decisions of this process" if rows else "autokern took no decision in this process", columns, rows)
 
 
 def counted(count: int, word: str) -> str:
@@ -159,5 +158,4 @@ def _sizes(problem: Problem) -> str:
 
 
 def _words(*first: str, problem: Problem) -> str:
-    grad = f"gradient of {problem.grad}" if problem.grad else ""
-    return ", ".join(filter(None, (*first, problem.variant, grad)))
+    return ", ".join(filter(None, (*first, problem.variant, f"gradient of {problem.grad}" if problem.grad else "")))

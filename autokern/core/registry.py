@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from autokern.core.op import Op
 
 GROUP = "autokern.candidates"
-_OWN = {
-    "cuda_graphs": ("exact_log_prob",),
-    "keops": ("kernel_matmul",),
-}
+_OWN = {"cuda_graphs": ("exact_log_prob",), "keops": ("kernel_matmul",)}
 """The ops to which autokern's own plugins add candidates."""
 
 _ops: dict[str, Op] = {}

@@ -211,16 +211,14 @@ def is_ours(variable: str) -> bool:
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
     """Return the settings of the environment; SettingsError if a value is invalid, or a variable unknown."""
-    source = os.environ if environ is None else environ
-    given = {name: text.strip() for name, text in source.items() if is_ours(name)}
+    given = {name: text.strip() for name, text in (os.environ if environ is None else environ).items() if is_ours(name)}
     parsed: dict[str, Any] = {}
     for row in ROWS if given else ():
         if text := given.pop(row.variable, ""):
             try:
                 parsed |= _read(row, text)
             except ValueError as error:
-                message = f"{row.variable}={text!r}: {error}. {row.variable} means: {row.meaning}"
-                raise SettingsError(message) from None
+                raise SettingsError(f"{row.variable}={text!r}: {error}. {row.variable} means: {row.meaning}") from None
     if given:
         known = ", ".join(sorted(row.variable for row in ROWS))
         question = nearest(min(given), [row.variable for row in ROWS])

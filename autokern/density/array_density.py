@@ -69,8 +69,7 @@ class KernelReading:
 
     def holds(self, dims: int, dtype: torch.dtype, batch: torch.Size, n: int) -> bool:
         """Whether the reading is valid for these arguments and the kernel still consists of the objects read."""
-        same = self._how == (dims, dtype, batch) and self._places == places(batch, n)
-        return bool(same) and self._seen.holds()
+        return bool(self._how == (dims, dtype, batch) and self._places == places(batch, n)) and self._seen.holds()
 
     def computed(
         self, scale: float, moving: bool, x: Array, mean: Array, value: Array, noise: Array | None = None
@@ -205,8 +204,7 @@ class Step(NamedTuple):
         """The key of a `Reading` with these shapes."""
         x, value = self.distribution._covar.x1, self.value
         models = value[..., 0].numel() if value.dim() > 1 else 1
-        dtype = str(value.dtype).removeprefix("torch.")
-        return (*x.shape[-2:], models, dtype, value.device.type, self.reading.kernels)
+        return (*x.shape[-2:], models, str(value.dtype).removeprefix("torch."), value.device.type, self.reading.kernels)
 
 
 _steps = Readings(StepReading)

@@ -140,8 +140,7 @@ def solve(
         if made == 1:
             _add(first, kp, active)
         q = by.turned(kp)
-        curvature = (p * q).sum(0)
-        alpha = rho / curvature
+        alpha = rho / (p * q).sum(0)
         if not torch.isfinite(alpha).all() or bool((alpha <= 0).any()):
             expected = math.inf
             break
@@ -181,8 +180,7 @@ def refined(
 
     The log determinant is corrected for ``K - K'`` to first order: ``u^T S^T (K - K') S w``.
     """
-    goals = (max(tolerances[0], _NEARLY), tolerances[1])
-    found = solve(nearly, by, rhs, probes, goals, most, patience)
+    found = solve(nearly, by, rhs, probes, (max(tolerances[0], _NEARLY), tolerances[1]), most, patience)
     if found.left > 1:
         return found
     x, done, count = found.solution, found.probed, probes.shape[1]
@@ -237,7 +235,6 @@ def logdets(solved: Solution, n: int) -> torch.Tensor:
         diagonal = inverse.clone()
         diagonal[1:] += beta[: size - 1] * inverse[:-1]
         beside = beta[: size - 1].sqrt() * inverse[:-1]
-        matrix = torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)
-        values, vectors = torch.linalg.eigh(matrix)
+        values, vectors = torch.linalg.eigh(torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1))
         found.append(n * (vectors[0].square() * values.clamp_min(1e-300).log()).sum())
     return torch.stack(found) + solved.shift

@@ -140,8 +140,7 @@ class Reading:
         self._transform = getattr(type(model), "transform_inputs", None)
         names = parts_of(type(model))
         self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
-        tensor = self._points(model, names[2])
-        x: Array = tensor.cpu().numpy().astype(np.float64)
+        x: Array = self._points(model, names[2]).cpu().numpy().astype(np.float64)
         tasks, points = numbered(seen, model, x)
         if tasks is not None and x.ndim != 2:
             raise UnreadError("a batch of multitask models")
@@ -199,8 +198,7 @@ class Reading:
         kind = type(model)
         if kind.__call__ is not ExactGP.__call__ or getattr(kind, "transform_inputs", None) is not self._transform:
             return False
-        same = kind.forward is self._forward and self._forward.__code__ is self._code
-        return same and self._seen.holds()
+        return kind.forward is self._forward and self._forward.__code__ is self._code and self._seen.holds()
 
     def covers(self, parameters: Mapping[str, torch.Tensor]) -> bool:
         """Whether these are exactly the model's parameters that require gradients."""

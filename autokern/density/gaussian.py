@@ -50,8 +50,7 @@ def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.T
 
     def found(wanted: Sequence[bool]) -> list[torch.Tensor | None]:
         # a second backward pass factorises again, since the first one overwrote the factor
-        state = states.pop() if states else _stated(parts, tensors, keep=True)
-        return gradients_by(state, tensors[0], wanted)
+        return gradients_by(states.pop() if states else _stated(parts, tensors, keep=True), tensors[0], wanted)
 
     del state
     out = computed(density, threads.limited(found, most), plainly(parts), saved=tensors)
@@ -118,8 +117,7 @@ def _assemble(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: b
     steps = row_blocks(buffer, CACHED)
     little = buffer.numel() * buffer.element_size() <= bytes_on(CACHED, buffer.device.type)
     for start, stop in steps:
-        whole = stop - start == buffer.shape[-1]
-        out = buffer if whole else buffer[start:stop, :stop]
+        out = buffer if stop - start == buffer.shape[-1] else buffer[start:stop, :stop]
         blocks.fill((start, stop), out, keep and len(steps) == 1 and little)
     buffer.diagonal(dim1=-2, dim2=-1).add_(noise)
 

@@ -148,8 +148,7 @@ def chained(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Chained:
 
 def is_clear(data: Chained, exact: bool) -> bool:
     """Whether the noise is a large enough share of the prior variance; less suffices where stock iterates."""
-    least = _LEAST if exact else _LEAST_ITERATED
-    return bool(data.noise.detach().amin() > least * data.weights.detach().sum())
+    return bool(data.noise.detach().amin() > (_LEAST if exact else _LEAST_ITERATED) * data.weights.detach().sum())
 
 
 def has_digits(data: Chained, solved: torch.Tensor, most: float) -> bool:

@@ -135,8 +135,7 @@ def _step(n: int, dtype: torch.dtype) -> Task:
 
     def step() -> None:
         optimizer.zero_grad()
-        loss = -mll(model(*model.train_inputs), model.train_targets)
-        loss.backward()
+        (-mll(model(*model.train_inputs), model.train_targets)).backward()
         optimizer.step()
 
     return step

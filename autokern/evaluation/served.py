@@ -177,8 +177,7 @@ def _told(part: str, run: Callable[[], Any]) -> tuple[str, str, str]:
         for name, count in by.items()
         if name != "stock" and count > before.get(op, {}).get(name, 0)
     ]
-    why = "\n".join(dict.fromkeys(_hinted(reason) for _, reason in told))
-    return part, ", ".join(served) or "the library", why
+    return part, ", ".join(served) or "the library", "\n".join(dict.fromkeys(_hinted(reason) for _, reason in told))
 
 
 def _hinted(reason: str) -> str:

@@ -177,9 +177,8 @@ def _step(mll: Any, forward: Any, prior: Any, target: Any, params: tuple[Any, ..
     if not marginal.is_plain(prior.__dict__.get("_covar")) or n > _MOST or regime(n) != EXACT:
         return None
     few = mean.is_cpu and n <= _MOST_VALUES.get(mean.dtype, 0) and mean.numel() <= min(n * _MODELS, _MOST)
-    if not torch.is_grad_enabled() and not few:
-        return None
-    if gpytorch.settings.observation_nan_policy.value() != "ignore":
+    masked = gpytorch.settings.observation_nan_policy.value() != "ignore"
+    if masked or not (torch.is_grad_enabled() or few):
         return None
     order = in_force()  # the user may force the density's op
     if order.forced("exact_log_prob") is not None and order.forced("objective") is None:

@@ -260,8 +260,7 @@ def _of_kernel(kernel: Kernel, d: int, grad: bool, keops: bool) -> Matrices:
     kind = type(kernel)
     if kind is ScaleKernel:
         inner = _of_kernel(kernel.base_kernel, d, grad, keops)
-        scaled = Matrices(max(inner.peak, inner.live + 1), inner.live + 1 if grad else 1)
-        return scaled if inner.peak else _NOTHING
+        return Matrices(max(inner.peak, inner.live + 1), inner.live + 1 if grad else 1) if inner.peak else _NOTHING
     if kind in (AdditiveKernel, ProductKernel):
         dimensions = [d if part.active_dims is None else len(part.active_dims) for part in kernel.kernels]
         parts = [_of_kernel(k, own, grad, keops) for k, own in zip(kernel.kernels, dimensions, strict=True)]

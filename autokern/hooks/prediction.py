@@ -63,8 +63,7 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
     if gpytorch.settings.debug.on() and not isinstance(output, gpytorch.distributions.MultivariateNormal):
         raise RuntimeError("ExactGP.forward must return a MultivariateNormal")
     mean, covariance, n = output.loc, output.lazy_covariance_matrix, strategy.num_train
-    points = output.event_shape[0] - strategy.train_shape[0]
-    test_shape = torch.Size([points, *output.event_shape[1:]])
+    test_shape = torch.Size([output.event_shape[0] - strategy.train_shape[0], *output.event_shape[1:]])
     prior, cross = _new_and_cross(strategies.kernel_of(strategy), covariance, n)
     return mean[..., n:], prior, cross, output.batch_shape, test_shape, output.__class__
 
@@ -123,9 +122,7 @@ def _is_linear(query: Query) -> bool | None:
     from autokern.ops.predict import PREDICT
 
     problem = PREDICT.problem_of(query)
-    if problem is None or predicts(problem) is not None:
-        return False
-    return explain(problem).candidate == "state-space"
+    return problem is not None and predicts(problem) is None and explain(problem).candidate == "state-space"
 
 
 @hook(DefaultPredictionStrategy, "_mean_cache", relies=None)
@@ -229,8 +226,7 @@ def _get_fantasy_strategy(
         found = _get_fantasy_strategy.__wrapped__(*args, **kwargs)
         strategies.made(None)
         return found
-    exact = found == EXACT or factor_cache.is_exact(self)
-    grown = _dispatch_fantasy(Update(*args, kwargs.get("noise"), exact))
+    grown = _dispatch_fantasy(Update(*args, kwargs.get("noise"), found == EXACT or factor_cache.is_exact(self)))
     strategies.made(grown)
     return grown
 

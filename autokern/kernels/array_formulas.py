@@ -193,8 +193,7 @@ class SpectralMixture:
                     back = turned if alike else _turned(turn.swapaxes(-1, -2), others, sides)
                     moved = (here * turned).sum(-2, keepdims=True) + (there * back).sum(-2, keepdims=True)
                     grads[1, k, q] = (-2 * math.pi * weight * moved)[..., 0, 0]
-                    spread = over_pairs(pull, gaps)
-                    grads[2, k, q] = (2 * weight * _GAUSSIAN * scale * spread)[..., 0, 0]
+                    grads[2, k, q] = (2 * weight * _GAUSSIAN * scale * over_pairs(pull, gaps))[..., 0, 0]
                 slope = 2 * weight * (_GAUSSIAN * scale * scale * pull.sum(-1, keepdims=True) - math.pi * mean * turned)
                 by_z[..., k] += slope[..., 0]
         if theta:

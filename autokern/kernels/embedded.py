@@ -47,9 +47,8 @@ def _beside(points: list[torch.Tensor]) -> torch.Tensor:
 
 def _common(x1: torch.Tensor, x2: torch.Tensor | None) -> torch.Tensor:
     """Return a centre to subtract from two sets of points that enlarges the batch of neither."""
-    if x2 is None or x1.shape[:-2] == x2.shape[:-2]:
-        return centre_of(x1)
-    return centre_of(x1.flatten(0, -2)).view(-1)
+    alike = x2 is None or x1.shape[:-2] == x2.shape[:-2]
+    return centre_of(x1) if alike else centre_of(x1.flatten(0, -2)).view(-1)
 
 
 def read(kernel: Kernel | Embedded, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:

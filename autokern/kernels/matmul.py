@@ -35,8 +35,7 @@ _members = 1  # the least number of threads of any rank, by which all ranks deal
 def measure(here: Ranks) -> None:
     """Measure each rank's elements per second, count its threads, and keep the minima over all ranks."""
     global _rate, _members
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(_SAMPLE, 3, generator=generator, dtype=torch.float64, device="cpu")
+    x = torch.rand(_SAMPLE, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
     tree, plan, best = Tree(Node("leaf", "matern52"), [x], [], []), tiles.usual(x.device), float("inf")
     for _ in range(3):
         here.barrier()
@@ -121,8 +120,7 @@ def gradients(
                     total.copy_(one.reshape(-1))
 
     data = agreed(tree, None, plan, left, right)
-    flat = here.summed("gradients", (n, n, t, int(want_rhs)), data, right, sum(sizes), work)
-    *found, by_rhs = flat.split(sizes)
+    *found, by_rhs = here.summed("gradients", (n, n, t, int(want_rhs)), data, right, sum(sizes), work).split(sizes)
     views = [part.view(like.shape) for part, like in zip(found, tensors, strict=True)]
     return views, by_rhs.view_as(right) if want_rhs else None
 

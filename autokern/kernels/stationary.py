@@ -36,9 +36,7 @@ def exp_(t: torch.Tensor) -> torch.Tensor:
 
 def decay(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Write ``exp(-a)`` into `out`, which may be `a`."""
-    if a.is_cpu and _is_slow():
-        return torch.mul(a, -_LOG2_E, out=out).exp2_()
-    return torch.neg(a, out=out).exp_()
+    return torch.mul(a, -_LOG2_E, out=out).exp2_() if a.is_cpu and _is_slow() else torch.neg(a, out=out).exp_()
 
 
 def root_(u: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:

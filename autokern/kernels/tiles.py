@@ -211,8 +211,7 @@ def rounded(z: torch.Tensor, by: float, gamma: float, norm_last: bool, precision
         pieces.append(piece)
     norms = torch.stack(pieces, -1)
     ones = torch.ones_like(norms)
-    both = (ones, norms) if norm_last else (norms, ones)
-    return torch.cat(((z * by).to(dtype), *both), -1)
+    return torch.cat(((z * by).to(dtype), *((ones, norms) if norm_last else (norms, ones))), -1)
 
 
 def has_room(precision: str, gamma: float, *points: torch.Tensor) -> bool:
@@ -259,8 +258,7 @@ class _Leaf:
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
         found = []
         for sums, turned in zip(self._side.sums, self._side.turned, strict=True):
-            own = turned[:-1] * sums[-1] - sums[:-1]
-            found.append(own.mT.mul(2 * self.family.gamma * factor).to(self._dtype))
+            found.append((turned[:-1] * sums[-1] - sums[:-1]).mT.mul(2 * self.family.gamma * factor).to(self._dtype))
         return found
 
 

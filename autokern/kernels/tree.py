@@ -180,10 +180,8 @@ def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) ->
 def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
     """Return the kernel matrix by plain torch steps, differentiable to any order: the reference for all other ways."""
     columns: Sequence[torch.Tensor | None] = others or [None] * len(tree.points)
-    pairs = zip(by_leaf(tree), columns, strict=True)
-    us = (_square_distances(z, other) * of.gamma for (of, z, _), other in pairs)
-    weights = [w[..., None, None] for w in tree.weights]
-    return by_formula(tree.node, us, tree.shapes, weights, lambda of: of)
+    us = (_square_distances(z, other) * of.gamma for (of, z, _), other in zip(by_leaf(tree), columns, strict=True))
+    return by_formula(tree.node, us, tree.shapes, [w[..., None, None] for w in tree.weights], lambda of: of)
 
 
 def by_formula(

@@ -183,9 +183,7 @@ def _combined(
     operation: Callable[..., torch.Tensor], one: torch.Tensor, other: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
     """Return ``operation(one, other)``, in `out` unless both operands are smaller constants."""
-    if out.shape not in (one.shape, other.shape):
-        return operation(one, other)
-    return operation(one, other, out=out)
+    return operation(one, other, out=out) if out.shape in (one.shape, other.shape) else operation(one, other)
 
 
 def _add(totals: dict[int, torch.Tensor], index: int, more: torch.Tensor) -> None:

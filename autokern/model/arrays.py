@@ -253,9 +253,7 @@ class Inspected:
                 return False
         for index, (tensor, pointer, shape, stride, fixed) in enumerate(self._tensors):
             moved = tensor.data_ptr() != pointer or tensor.shape != shape or tensor.stride() != stride
-            if moved and not self._follows(index):
-                return False
-            if fixed and tensor.requires_grad:
+            if (moved and not self._follows(index)) or (fixed and tensor.requires_grad):
                 return False
         for parameter in self.parameters.values():
             tensor = parameter.tensor

@@ -112,15 +112,11 @@ class Row(NamedTuple):
         return self.setting.on() if hasattr(self.setting, "on") else self.setting.value()
 
 
-def _tolerates(value: float, default: float) -> bool:
-    """Whether `eval_cg_tolerance` is looser than its default and in force as `cg_tolerance`."""
-    return bool(value > default and library.cg_tolerance.value() == value)
-
-
 ROWS = (
     Row(library.max_cholesky_size, DEFAULT_SIZES[0], lambda limit, _: not is_default_size(limit), _PURPOSES),
     Row(library.cg_tolerance, 1, gt, (SOLVES, TRACES)),
-    Row(gpytorch.settings.eval_cg_tolerance, 0.01, _tolerates, (SOLVES,)),
+    # an order if it is looser than its default, and in force as `cg_tolerance`
+    Row(gpytorch.settings.eval_cg_tolerance, 0.01, lambda a, b: library.cg_tolerance.value() == a > b, (SOLVES,)),
     Row(library.max_cg_iterations, 1000, lt, (SOLVES, TRACES)),
     Row(library.terminate_cg_by_size, False, ne, (SOLVES, TRACES)),
     Row(library.max_preconditioner_size, 15, ne, (SOLVES, TRACES)),

@@ -217,8 +217,7 @@ def of_independent_tasks(distribution: Any, likelihood: Any) -> Marginal | None:
     noise = _noise_of_tasks(likelihood, distribution.num_tasks) if libraries.noise_in_place(likelihood) else None
     if noise is None or noise.dim() != 1:  # noise is correlated between tasks
         return None
-    batch = MultivariateNormal(distribution.mean.mT, distribution._covar.base_linear_op)
-    return read(batch, noise.unsqueeze(-1))
+    return read(MultivariateNormal(distribution.mean.mT, distribution._covar.base_linear_op), noise.unsqueeze(-1))
 
 
 def _noise_of_tasks(likelihood: Any, tasks: int) -> torch.Tensor:

@@ -40,8 +40,7 @@ def fetched(tensors: Sequence[torch.Tensor]) -> list[Array]:
     """Return tensors of one dtype and device as arrays by one transfer; those of CPU tensors share their memory."""
     if tensors[0].is_cpu:
         return [t.detach().numpy() for t in tensors]
-    flat = torch.cat([t.detach().reshape(-1) for t in tensors]).cpu()
-    parts = flat.split([t.numel() for t in tensors])
+    parts = torch.cat([t.detach().reshape(-1) for t in tensors]).cpu().split([t.numel() for t in tensors])
     return [part.view(t.shape).numpy() for part, t in zip(parts, tensors, strict=True)]
 
 
@@ -173,9 +172,7 @@ class Parameter(Element):
 
     def written(self, grad: torch.Tensor) -> Array:
         """Return the memory of the tensor's ``grad``."""
-        if grad is self._grad and grad.data_ptr() == self._pointer:
-            return self._written
-        return grad.numpy()
+        return self._written if grad is self._grad and grad.data_ptr() == self._pointer else grad.numpy()
 
     def of(self, at: tuple[Any, ...], shape: tuple[int, ...]) -> Element:
         """Return the part of the models at these indices of the batch; `shape` is that of one model.

@@ -140,8 +140,7 @@ def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
 
 def is_few(problem: Problem) -> bool:
     """Whether points are so few that arrays need no measurement, twice as many for a mixture."""
-    most = 2 if "mixture" in families(problem) else 1
-    return problem.n * problem.batch <= most * _SMALL[problem.dtype]
+    return problem.n * problem.batch <= (2 if "mixture" in families(problem) else 1) * _SMALL[problem.dtype]
 
 
 class OpOfParts(Op):

@@ -76,17 +76,12 @@ def _memory(problem: Problem) -> int:
 
 _TILES = 2**26  # bytes of the tiles in which kernels and derivatives are formed
 
-_large = every(
-    of_many,
-    of_trees,
-    only("the points require gradients", lambda p: "x" not in p.grad.split("/")),
-)
+_large = every(of_many, of_trees, only("the points require gradients", lambda p: "x" not in p.grad.split("/")))
 
 
 def _iterated_memory(problem: Problem) -> int:
     matrix = problem.n**2 * problem.itemsize
-    held = matrix if matrix <= iterated_density.DENSE else _TILES
-    return held + footprint(problem.n) + problem.n * 210 * 8
+    return (matrix if matrix <= iterated_density.DENSE else _TILES) + footprint(problem.n) + problem.n * 210 * 8
 
 
 def register(op: Op) -> None:

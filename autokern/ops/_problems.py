@@ -62,8 +62,7 @@ def matrix_problem(op: str, a: torch.Tensor, square: bool = False, **more: Any) 
 def kernel_problem(op: str, node: Node, kernel: Any, *tensors: torch.Tensor, more: str = "") -> Problem | None:
     """Return the problem of a kernel, perhaps `Embedded`, on ``x1, x2`` (and columns ``rhs``); None if unsupported."""
     (x1, x2, *rhs), names = tensors, sorted(trees.leaves(node))
-    own = (*kernel.shapes, *kernel.weights) if isinstance(kernel, Embedded) else kernel.parameters()
-    parameters = list(own)
+    parameters = list((*kernel.shapes, *kernel.weights) if isinstance(kernel, Embedded) else kernel.parameters())
     if not names or x1.shape[-1] != x2.shape[-1]:
         return None
     if any(t.dtype is not x1.dtype or t.device != x1.device for t in parameters):
@@ -147,8 +146,7 @@ def trained(problem: Problem, generator: torch.Generator) -> Any:
 class _Model(ExactGP):  # type: ignore[misc]
     def __init__(self, x: torch.Tensor, y: torch.Tensor, kernel: Kernel) -> None:
         batch = y.shape[:-1]
-        likelihood = GaussianLikelihood(noise_prior=LogNormalPrior(-4.0, 1.0), batch_shape=batch)
-        super().__init__(x, y, likelihood)
+        super().__init__(x, y, GaussianLikelihood(noise_prior=LogNormalPrior(-4.0, 1.0), batch_shape=batch))
         self.mean_module, self.covar_module = ConstantMean(batch_shape=batch), kernel
 
     def forward(self, x: torch.Tensor) -> MultivariateNormal:

@@ -116,8 +116,7 @@ class _Qr(Op):
         return torch.linalg.qr(a)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-        a = random_matrix(problem, generator, problem.m, problem.n)
-        return (a.requires_grad_(bool(problem.grad)),)
+        return (random_matrix(problem, generator, problem.m, problem.n).requires_grad_(bool(problem.grad)),)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         q, r = (t.detach().double() for t in out)
@@ -127,8 +126,7 @@ class _Qr(Op):
         gram = q.mT @ q - torch.eye(k, dtype=q.dtype, device=q.device)
         scale = torch.linalg.matrix_norm(a).max().item() or 1.0
         residual = torch.linalg.matrix_norm(a - q @ r).max().item() / scale
-        below = torch.tril(r, -1).abs().max().item() / scale
-        return max(gram.abs().max().item(), residual, below) / unit
+        return max(gram.abs().max().item(), residual, torch.tril(r, -1).abs().max().item() / scale) / unit
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         full, elsewhere = level == "full", device != "cpu"

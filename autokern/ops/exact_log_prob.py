@@ -69,8 +69,7 @@ def _stock_memory(problem: Problem) -> int:
     """Return stock's bytes: kernel matrices that autograd keeps, the noisy matrix, the factor, and derivatives."""
     names = families(problem)
     kept = sum(of.kept(problem.d) if (of := known_family(name)) else 6 for name in names) - (len(names) - 1)
-    more = 3.0 if iterates(problem) else 6.2
-    return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
+    return int((kept + (3.0 if iterates(problem) else 6.2)) * problem.batch * problem.n**2 * problem.itemsize)
 
 
 class _ExactLogProb(shared.Iterated):
@@ -124,8 +123,7 @@ class _ExactLogProb(shared.Iterated):
         noise = x.new_full((*value.shape[:-1], 1), 0.1).requires_grad_()
         mean = torch.zeros_like(value).requires_grad_()
         with torch.enable_grad():
-            prior = MultivariateNormal(mean, LazyEvaluatedKernelTensor(x, x, kernel=kernel))
-            marginal = read(prior, noise)
+            marginal = read(MultivariateNormal(mean, LazyEvaluatedKernelTensor(x, x, kernel=kernel)), noise)
         assert marginal is not None
         return marginal, value, not iterates(problem)
 
@@ -214,8 +212,7 @@ def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor
         found = array_density.log_prob(marginal, value)
     if found is not None:
         return found
-    unread = trees.form(marginal.lazy.kernel, keops=exact) is None
-    return (stock if unread else fused)(marginal, value, exact)
+    return (stock if trees.form(marginal.lazy.kernel, keops=exact) is None else fused)(marginal, value, exact)
 
 
 shared.on_other_devices(

@@ -72,8 +72,7 @@ class _Fantasy(OpOfParts):
         residual = torch.cat((old, targets), dim=-1) - full_output.mean
         lower = torch.linalg.cholesky(k)
         alpha = torch.cholesky_solve(residual.unsqueeze(-1), lower).squeeze(-1)
-        ones = torch.ones_like(k[..., :1])
-        return alpha, torch.linalg.solve_triangular(lower, ones, upper=False).square().sum(-2)
+        return alpha, torch.linalg.solve_triangular(lower, torch.ones_like(k[..., :1]), upper=False).square().sum(-2)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         strategy = trained(problem, generator)
@@ -138,8 +137,7 @@ def stock(update: Update) -> Any:
     """
     strategy, *data, noise, exact = update
     with as_asked(exact, strategy.num_train):
-        more = {} if noise is None else {"noise": noise}
-        made = libraries.get_fantasy_strategy(strategy, *data, **more)
+        made = libraries.get_fantasy_strategy(strategy, *data, **({} if noise is None else {"noise": noise}))
     factor_cache.keep_mean(made, get_from_cache(made, "mean_cache"))
     return made
 

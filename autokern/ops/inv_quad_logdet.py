@@ -155,8 +155,7 @@ def system_of(problem: Problem, generator: torch.Generator) -> tuple[AddedDiagLi
     """Return a covariance of random points plus noise, and random columns."""
     k, wanted = positive_definite(problem, generator), bool(problem.grad)
     k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
-    noise = k.new_full((*k.shape[:-2], 1), 0.1).requires_grad_(wanted)
-    diagonal = ConstantDiagLinearOperator(noise, problem.n)
+    diagonal = ConstantDiagLinearOperator(k.new_full((*k.shape[:-2], 1), 0.1).requires_grad_(wanted), problem.n)
     operator = AddedDiagLinearOperator(DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
     return operator, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_(wanted)
 

@@ -46,8 +46,7 @@ def in_tiles(tile: int) -> Callable[[Problem], int]:
     def memory(problem: Problem) -> int:
         held = len(families(problem)) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
         workers = threads.members(torch.device(problem.device))
-        one = min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
-        return of_outputs(problem) + workers * held * one
+        return of_outputs(problem) + workers * held * min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
 
     return memory
 
@@ -56,8 +55,7 @@ def in_matrices(matrices: float) -> Bytes:
     """Return the memory rule of a product that holds the matrix once, or with gradients `matrices` times."""
 
     def memory(problem: Problem) -> int:
-        each = matrices if problem.grad else 1.0
-        return int(each * problem.elements * problem.itemsize) + of_outputs(problem)
+        return int((matrices if problem.grad else 1.0) * problem.elements * problem.itemsize) + of_outputs(problem)
 
     return memory
 

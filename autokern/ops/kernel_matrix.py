@@ -70,8 +70,7 @@ def _strips_memory(problem: Problem) -> int:
 
 def _differences_memory(problem: Problem) -> int:
     wide = sum(2 if name == "periodic" else 1 for name in families(problem))
-    each = problem.elements * problem.itemsize * (2 if problem.grad else 1)
-    return each * (2 * problem.d * wide + 1)
+    return problem.elements * problem.itemsize * (2 if problem.grad else 1) * (2 * problem.d * wide + 1)
 
 
 _single = _by_family((1, 1, 2, 2), (1, 2, 2, 3), rq=1, periodic=1)
@@ -92,8 +91,7 @@ class _KernelMatrix(Op):
         if node is None or not is_ours(x1, x2):
             return None
         several = any((getattr(part, "ard_num_dims", None) or 1) > 1 for part in kernel.modules())
-        more = "/ard" if several else "/iso"
-        return kernel_problem(self.name, node, kernel, x1, x2, more=more)
+        return kernel_problem(self.name, node, kernel, x1, x2, more="/ard" if several else "/iso")
 
     def reference(self, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
         return trees.dense(*both(kernel, x1, x2)[:2])

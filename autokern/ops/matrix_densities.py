@@ -51,13 +51,11 @@ class _OfMatrices(OpOfParts):
     def key(self, forward: Forward, *tensors: Any) -> Any:
         if not isinstance(tensors[-1], torch.Tensor):
             return None
-        read = ((t.__class__, t.shape, t.dtype, t.device, t.requires_grad) for t in tensors)
-        return *read, torch.is_grad_enabled()
+        return *((t.__class__, t.shape, t.dtype, t.device, t.requires_grad) for t in tensors), torch.is_grad_enabled()
 
     def problem_of(self, forward: Forward, *tensors: torch.Tensor) -> Problem | None:
         k, wanted = tensors[0], torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        served = wanted and k.dim() == 2 and is_ours(k) and alike(*tensors)
-        tasks = self.tasks(*tensors) if served else None
+        tasks = self.tasks(*tensors) if wanted and k.dim() == 2 and is_ours(k) and alike(*tensors) else None
         return None if tasks is None else matrix_problem(self.name, k, square=True, d=tasks, grad="a")
 
     def reference(self, forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
@@ -137,16 +135,14 @@ class _TaskLogProb(_OfMatrices):
     def tasks(self, *tensors: torch.Tensor) -> int | None:
         kx, kt, *others = tensors
         n, t = len(kx), kt.shape[-1] if kt.dim() else 0
-        same = t > 0 and [tuple(a.shape) for a in (kt, *others)] == [(t, t), (t, t), (n, t), (n, t)]
-        return t if same else None
+        return t if t > 0 and [tuple(a.shape) for a in (kt, *others)] == [(t, t), (t, t), (n, t), (n, t)] else None
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         n, t = problem.n, problem.d
         kx, kt = positive_definite(problem, generator), positive_definite(problem.replace(n=t), generator)
         noise = torch.diag(random_matrix(problem, generator, t).square().add_(0.1))
         value = random_matrix(problem, generator, n, t)
-        leaves = (a.requires_grad_() for a in (kx, kt, noise, torch.zeros_like(value)))
-        return _by_tasks, *leaves, value
+        return _by_tasks, *(a.requires_grad_() for a in (kx, kt, noise, torch.zeros_like(value))), value
 
 
 def _by_tasks(

@@ -79,8 +79,7 @@ class Posterior:
         self.train = self.laid(points[:, None])
         if {*seen.families} == {"constant"}:
             raise UnreadError("a kernel that does not depend on the points")
-        moving = not _MOVING.isdisjoint(seen.families)
-        self.alone = None if moving else self.kernel.evaluate(self.train[:, :, :1])
+        self.alone = self.kernel.evaluate(self.train[:, :, :1]) if _MOVING.isdisjoint(seen.families) else None
         n = train.shape[-2]
         if known.requires_grad:
             raise UnreadError("a factor with a graph")  # the rest is slow, so after all checks
@@ -112,8 +111,7 @@ class Posterior:
 
     def holds(self) -> bool:
         """Whether the model still consists of the objects that were read; the caller checks its values."""
-        same = self._type.forward is self._forward and self._forward.__code__ is self._code
-        return same and self._seen.holds()
+        return self._type.forward is self._forward and self._forward.__code__ is self._code and self._seen.holds()
 
     def fits(self, x: torch.Tensor) -> bool:
         """Whether device, dtype and shape of points are supported."""

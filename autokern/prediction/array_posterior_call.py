@@ -29,8 +29,7 @@ class Call:
         self._lead, self._shared = x.shape[: max(0, x.dim() - 2 - len(of.batch))], of.own(x).numel() == 1
         self._unsaved = Unsaved(x, *(p.tensor for p in of.parameters))
         self._constants, self._graded = wanted
-        large = x.numel() // x.shape[-1] * of.key[1] ** 2 > _LARGE
-        self.threads: Any = one_thread if large else _AS_THEY_ARE
+        self.threads: Any = one_thread if x.numel() // x.shape[-1] * of.key[1] ** 2 > _LARGE else _AS_THEY_ARE
 
     def evaluate(self, x: torch.Tensor) -> Pair | None:
         """Return mean and covariance, without keeping them; None if a value is not finite or a task is unknown."""
@@ -58,8 +57,7 @@ class Call:
                 covariance = own - white @ white.swapaxes(-1, -2)
             if not math.isfinite(np.add.reduce(mean, axis=None) + np.add.reduce(covariance, axis=None)):
                 return None
-        pair = placed([self._unstacked(mean), self._unstacked(covariance)], of.device)
-        return cast("Pair", tuple(pair))
+        return cast("Pair", tuple(placed([self._unstacked(mean), self._unstacked(covariance)], of.device)))
 
     def node(self, x: torch.Tensor, tokens: Sequence[torch.Tensor | None], found: Pair) -> Pair:
         """Return mean and covariance as functions of points and of the vectors of hyperparameters."""
@@ -75,8 +73,7 @@ class Call:
 
     def _by_model(self, values: Array, own: int) -> Array:
         """Return values, of which the last `own` axes belong to a set, with one axis for the models in front."""
-        shape = values.shape[values.ndim - own :]
-        return np.moveaxis(values.reshape(*self._lead, -1, *shape), len(self._lead), 0)
+        return np.moveaxis(values.reshape(*self._lead, -1, *values.shape[values.ndim - own :]), len(self._lead), 0)
 
     def _stacked(self, values: torch.Tensor, own: int) -> Array:
         """Return values, of which the last `own` axes belong to a set, as ``(models, sets, ...)``."""
@@ -129,8 +126,7 @@ class Call:
         if graded or by_points is not None:
             of.kernel.backward(kept, g[:, None], by_points, graded)
             if h is not None and (graded or of.alone is None or self.m > 1):
-                within = None if by_points is None else by_points.reshape(*h.shape[:3], -1)
-                of.kernel.backward(own, h, within, graded)
+                of.kernel.backward(own, h, None if by_points is None else by_points.reshape(*h.shape[:3], -1), graded)
 
     def _as_points(self, values: Array | None) -> torch.Tensor | None:
         """Return a gradient by stacked points as one by the caller's points."""

@@ -86,9 +86,7 @@ class LinePosterior(BySolving):
         element = Element(a, gram[:, d:], q, gram[:, :d], j)
         other = of._replace(element=element, white=torch.cat((of.white[..., : 2 * d], white), -1))
         found = responses(other, around(element, self._blocks.stationary)).values.flatten(0, 1)[: self.n]
-        if order is None:
-            return found
-        return torch.empty_like(found).index_copy_(0, order, found)
+        return found if order is None else torch.empty_like(found).index_copy_(0, order, found)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(m, m)``; up to `_DENSE` points by a factor, which is more accurate."""

@@ -146,8 +146,7 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
             lines = [f"{'calls':>8}  {'× stock':>9}  what ran, on what, and why"]
         for group in grouped(self.decisions):
             ran = ": ".join(filter(None, (group.ran, group.sizes)))
-            first = f"{group.calls:>8,}  {group.gain:>9}  {ran}"
-            lines += textwrap.wrap(first, 80, subsequent_indent=_INDENT)
+            lines += textwrap.wrap(f"{group.calls:>8,}  {group.gain:>9}  {ran}", 80, subsequent_indent=_INDENT)
             lines += textwrap.wrap(group.why, 80, initial_indent=_INDENT, subsequent_indent=_INDENT)
         return legible("\n".join(filter(None, [*lines, replayed(), known.summary(known.unknown())])))
 

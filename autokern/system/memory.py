@@ -48,9 +48,7 @@ def orders_from(read: Callable[[], int | None]) -> None:
 
 def least(ordered: int | None, there: Limit | None) -> Limit | None:
     """Return the lower of the user's limit and the available memory; None means no limit."""
-    if ordered is not None and (there is None or ordered < there.bytes):
-        return Limit(ordered, ORDER)
-    return there
+    return Limit(ordered, ORDER) if ordered is not None and (there is None or ordered < there.bytes) else there
 
 
 def current(device: Device, ordered: int | None = None) -> Limit:

@@ -182,8 +182,7 @@ class Ranks:
         if self.rank in found and not asking.is_alive():
             told = _in_words(found, self.size, error)
             self._say(f"lost {told}")
-        end = f"in collective {self.calls}; the timeout is {self.timeout:g} s"
-        return RanksError(f"autokern: {told} {end}")
+        return RanksError(f"autokern: {told} in collective {self.calls}; the timeout is {self.timeout:g} s")
 
     def _say(self, text: str, call: int | None = None) -> None:
         with suppressed(RuntimeError):  # the store has ended
@@ -282,8 +281,7 @@ def join(timeout: float, shy: bool = False) -> Ranks:
     else:
         from torch.distributed.rendezvous import rendezvous
 
-        limit = datetime.timedelta(seconds=timeout)
-        store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
+        store, rank, size = next(iter(rendezvous("env://", timeout=datetime.timedelta(seconds=timeout))))
     os.environ[_MARK] = f"{os.getpid()} {_address()}"
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Ranks(PrefixStore(f"autokern/{again}/{_joined}", store), rank, size, timeout, shy)

@@ -68,7 +68,8 @@ def _ended(theirs: list[object]) -> bool:
     """
     before = {id(one) for one in theirs if type(one) is FrameType}
     frames = [one for one in gc.get_objects() if type(one) is FrameType and id(one) not in before]
-    own = [frame for frame in frames if _is_torch(frame) and any(one is frame for one in gc.get_referents(frame))]
+    of_torch = (frame for frame in frames if str(frame.f_globals.get("__name__")).startswith("torch."))
+    own = [frame for frame in of_torch if any(one is frame for one in gc.get_referents(frame))]
     known = _with_callers((*own, *sys._current_frames().values()))
     alone = all(id(frame) in known for frame in frames)
     frames.clear()
@@ -88,10 +89,6 @@ def _with_callers(frames: Iterable[FrameType | None]) -> set[int]:
             found.add(id(frame))
             frame = frame.f_back  # noqa: PLW2901
     return found
-
-
-def _is_torch(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith("torch.")
 
 
 def _unfreeze_for_finalizers() -> None:

@@ -220,8 +220,7 @@ class _Calibration:
         began, timings, seconds = self._clock(), dict[str, Timing](), min(self._left, _TIMING_SHARE * self._budget)
         self.progress(1 - max(0.0, self._deadline - time.perf_counter()) / self._budget, str(problem))
         try:
-            until = self._ends + share * self._budget
-            timings = self._measurer.timings(pool.op, problem, candidates, seconds, until)
+            timings = self._measurer.timings(pool.op, problem, candidates, seconds, self._ends + share * self._budget)
         except (MemoryError, torch.OutOfMemoryError):
             pass
         except Exception as error:  # the op may be unable to make a sample of the problem at hand

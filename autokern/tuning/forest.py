@@ -168,8 +168,7 @@ def kind(problem: Problem) -> str:
 
 def octaves(problem: Problem) -> tuple[float, ...]:
     """Return base-2 logs of a problem's sizes: larger dimension, n, m, d, rhs, batch, and the root of its elements."""
-    sizes = (problem.n, problem.m, max(1, problem.d), max(1, problem.rhs), problem.batch)
-    n, m, d, rhs, batch = map(math.log2, sizes)
+    n, m, d, rhs, batch = map(math.log2, (problem.n, problem.m, max(1, problem.d), max(1, problem.rhs), problem.batch))
     return max(n, m), n, m, d, rhs, batch, 0.5 * (n + m + batch)
 
 
@@ -224,8 +223,7 @@ def usable(op: Op, trials: Iterable[Trial]) -> list[Trial]:
 
 def candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
     """Return the names of the measured and registered candidates, stock first."""
-    found = {name for trial in trials for name in trial.timings} & set(op.names())
-    return ["stock", *sorted(found - {"stock"})]
+    return ["stock", *sorted({name for trial in trials for name in trial.timings} & set(op.names()) - {"stock"})]
 
 
 def places(forest: Forest, trials: Iterable[Trial]) -> list[list[float]]:

@@ -143,8 +143,7 @@ def _by_key(served: Served) -> list[Page]:
         lines = [*decision.notes(), *decision.meanings()]
         words = f"runs {decision.candidate}{factor}; {calls:,} {'call' if calls == 1 else 'calls'}"
         head = {"title": str(decision.problem), "words": words, "value": value}
-        table = _clean(tables.candidates(decision))
-        cards.append({**head, "lines": list(map(without_paths, lines)), "table": table})
+        cards.append({**head, "lines": list(map(without_paths, lines)), "table": _clean(tables.candidates(decision))})
     notes = ["Each key names a problem; open it to see why its candidate was chosen. Largest differences first."]
     if rest := rows[_MOST_CARDS:]:
         notes.append(f"{len(rest):,} more keys are not listed (saved, predicted: {gain(rest)}).")

@@ -112,8 +112,7 @@ def _values(holder: Any, prefix: str, aliases: dict[str, str]) -> Iterator[tuple
             names = [getattr(base, "id", getattr(base, "attr", "")) for base in bases]
             name, mark = node.name, _hashed(["bases", *(aliases.get(name, name) for name in names or ["object"])])
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            name = getattr(target, "id", "")
+            name = getattr(node.targets[0] if isinstance(node, ast.Assign) else node.target, "id", "")
             with contextlib.suppress(ValueError):
                 mark = of_value(ast.literal_eval(node.value))
         if name and mark:
