@@ -77,11 +77,7 @@ def _obstacle(pykeops: Any, device: str) -> str | None:
 
 @contextlib.contextmanager
 def at_work(device: str = "cpu") -> Iterator[None]:
-    """Run KeOps inside the block, without messages.
-
-    Raises KeOpsError if KeOps cannot work here, and for any error of KeOps but a lack of memory. After a formula failed
-    to build, KeOps is not tried again in this process.
-    """
+    """Run KeOps inside the block, without messages; KeOpsError if it cannot work, or fails but for a lack of memory."""
     global _failure
     problem = keops_problem(device) or (_trial() if device == "cuda" else None)
     if problem is not None:
@@ -102,8 +98,7 @@ def at_work(device: str = "cpu") -> Iterator[None]:
 def _trial() -> str | None:
     """Return why KeOps is not tried on a GPU: a formula ended a process of its own, now or in an earlier program.
 
-    KeOps 2.3 ends a process with a segmentation fault if the compiler links a second, static libstdc++ into libraries
-    that KeOps builds. Other failures may be temporary, such as a lack of memory, and are not stored.
+    KeOps 2.3 does so if the compiler links a second, static libstdc++. Temporary failures are not stored.
     """
     import pykeops
 

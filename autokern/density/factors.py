@@ -46,8 +46,7 @@ def inverted_by_products(lower: torch.Tensor, leaf: int = _LEAF_OF_DEVICES) -> t
 
     LAPACK's trtri and lauum by halves, so that nearly all operations are products of matrices, which a GPU computes
     fastest; torch's `cholesky_inverse` solves for a unit matrix there, with three times as many operations, and reads
-    a status back. Blocks of up to `leaf` rows are not halved: below, launches cost more than operations save. On an
-    NVIDIA H200 an inverse takes 0.4 of the time of `cholesky_inverse` with 10,000 rows, and half with 500.
+    a status back. Blocks of up to `leaf` rows are not halved: below, launches cost more than operations save.
     """
     if lower.shape[-1] <= leaf:
         root = _solved(lower)

@@ -133,8 +133,7 @@ def gradients(
 def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Write the kernel matrix into `out`, shape ``(n, m)``, and return it.
 
-    It is written in blocks of whole rows, each with about as many elements as a tile, once and in order. Even for a
-    symmetric matrix, that is faster than writing each tile of one half twice with the stride of the matrix.
+    Blocks are of whole rows: even for a symmetric matrix, that is faster than writing each tile of one half twice.
     """
     known = sides(tree, others)
     n, m = known.shape

@@ -187,11 +187,7 @@ on_other_devices(
 
 @QR.candidate("choleskyqr2", unsupported=needs_tall, memory=lambda p: _memory_of(p, 2.35))  # both Q, and a copy
 def cholesky_qr2(a: torch.Tensor) -> Pair:
-    """CholeskyQR2 for tall, well-conditioned matrices; Householder QR for all others.
-
-    Two rounds of Gram matrix, Cholesky factor and triangular solve (Yamamoto et al. 2015, ETNA 44). Householder QR runs
-    if a factorisation breaks down, or if the first Q is so far from orthonormal that a second round is not enough.
-    """
+    """CholeskyQR2 for tall, well-conditioned matrices; Householder QR for all others."""
     return _QR.apply(a) if a.requires_grad and torch.is_grad_enabled() else _cholesky_qr2(a)
 
 
@@ -201,10 +197,11 @@ def _round(a: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def _cholesky_qr2(a: torch.Tensor) -> Pair:
+    """Return Q and R by two rounds of Gram matrix, Cholesky factor and solve (Yamamoto et al. 2015, ETNA 44)."""
     q, first, info = _round(a, a.mT @ a)
     gram = q.mT @ q
     defect = (gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).abs().amax()
-    if torch.any(info) or not defect < 0.05 / gram.shape[-1]:
+    if torch.any(info) or not defect < 0.05 / gram.shape[-1]:  # a second round would not be enough
         return native(a)
     q, second, info = _round(q, gram)
     return (q, second @ first) if not torch.any(info) else native(a)

@@ -130,11 +130,7 @@ FANTASY = _Fantasy()
 
 @FANTASY.candidate("stock", memory=lambda p: 6 * p.batch * (p.n + p.m) ** 2 * p.itemsize)
 def stock(update: Update) -> Any:
-    """gpytorch's own; its mean cache is kept, which the library would not find again (gpytorch #2669).
-
-    The library stores the cache under a key without `observation_nan_policy`, so its next prediction solves with the
-    whole matrix, above `max_cholesky_size` by conjugate gradients to a tolerance of 0.01.
-    """
+    """gpytorch's own; its mean cache is kept, which the library would not find again (gpytorch #2669)."""
     strategy, *data, noise, exact = update
     with as_asked(exact, strategy.num_train):
         made = libraries.get_fantasy_strategy(strategy, *data, **({} if noise is None else {"noise": noise}))

@@ -156,10 +156,7 @@ def multi_rank() -> bool:
 
 
 def random_states_kept() -> contextlib.AbstractContextManager[None]:
-    """Return a context that restores the states of torch's generators, the accelerator's included.
-
-    Stock's conjugate gradients draw probes, so a call that autokern times or checks would change the user's numbers.
-    """
+    """Return a context that restores torch's random states, the accelerator's included: trials of stock draw probes."""
     device = accelerator()
     if device is None or device.type == "cpu":
         return torch.random.fork_rng(devices=[])

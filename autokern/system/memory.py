@@ -72,8 +72,7 @@ def refusal(
 ) -> MemoryBudgetError:
     """Return the error of a call whose further allocations, `need` bytes at the peak, exceed the limit `found`.
 
-    It names alternatives: float32 if half the bytes fit, and for a kernel matrix methods that do not form it; `tiles`
-    is False where tiled products do not fit either.
+    It names alternatives; `tiles` is False where tiled products do not fit either.
     """
     ways = ["fewer points at once, or more memory"]
     if of_kernel:
