@@ -42,10 +42,10 @@ def is_kept(holder: Any, name: str, *args: Any) -> bool:
     return (name, args, _NO_KEYWORDS) in holder.__dict__.get(_CACHE, ())
 
 
-def drop(holder: Any, unwanted: Collection[str]) -> None:
-    """Drop the cached results of these methods."""
+def drop(holder: Any, unwanted: Collection[str], but: Collection[Any] = ()) -> None:
+    """Drop the cached results of these methods, except those with one of the positional arguments `but`."""
     kept = holder.__dict__.get(_CACHE, {})
-    for key in [key for key in kept if isinstance(key, tuple) and key[0] in unwanted]:
+    for key in [key for key in kept if isinstance(key, tuple) and key[0] in unwanted and key[1] not in but]:
         del kept[key]
 
 

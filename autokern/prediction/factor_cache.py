@@ -73,6 +73,7 @@ _FORMED = {
 _MARK = "conditioned"
 """A mark in the library's cache of a strategy: an attached factor is valid until a backward pass empties that cache."""
 _CACHES = ("mean_cache", "covar_cache")
+_OF_MISSING = ("fill",), ("mask",)  # policies of means where observations are missing, which the library computes
 _kept: Beside[_Kept] = Beside()
 
 
@@ -169,7 +170,7 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
     kept.exact = made is None or made.grown
     if made is None:
         return
-    memoized.drop(strategy, _CACHES)  # stale, or computed by iterations
+    memoized.drop(strategy, _CACHES, but=_OF_MISSING)  # stale, or computed by iterations
     if not attached:
         kept.detached = made
         return

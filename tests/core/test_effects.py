@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
+import botorch
 import gpytorch
 import numpy as np
 import pytest
@@ -215,6 +216,8 @@ def remembered(x: float) -> float:
         (lambda x: FACTOR * x, ""), (lambda x: (CALLS.__iadd__([1]), x)[1], ""),
         (lambda x: (torch.set_default_dtype(x.dtype), x)[1], ""),
         (lambda x, model: (model.set_train_data(x), x)[1], ""),
+        (lambda x: (botorch.logging.logger.warning("evaluated"), x)[1], "logging"),
+        (type("Made", (botorch.acquisition.AcquisitionFunction,), {"forward": Counting.forward})(None), "STORE_ATTR"),
     ],
 )  # fmt: skip
 def test_what_may_be_noticed_is_named(other: Any, reason: str) -> None:

@@ -165,6 +165,11 @@ def behind(x: torch.Tensor) -> torch.Tensor:
     return found.exp() + x.sum(-1)
 
 
+@torch.library.custom_op("autokern_tests::total", mutates_args=())
+def total(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
+
+
 TALLY = torch.zeros(1)
 
 
@@ -201,6 +206,16 @@ def test_draws_go_on_in_their_order_and_a_seed_is_drawn_but_not_used() -> None:
         (lambda x: x * max(x.detach().view(-1).tolist()), "leave torch"),
         (lambda x: x * float(x.detach().exp().numpy().max()), "leave torch"),
         (lambda x: x * float(np.asarray(x.detach()).max()), "leave torch"),
+        (lambda x: x.sum(-1) * torch.tensor([v > 0.5 for v in x.detach()[:, 0]]), "leave torch"),
+        (lambda x: x.sum(-1) * torch.tensor(data=(tuple(v for v in x.detach()[:, 0]),)), "leave torch"),
+        (lambda x: x.sum(-1) * torch.as_tensor(list(x.detach()[:, 0])), "leave torch"),
+        (lambda x: x.sum(-1) * torch.asarray(list(x.detach()[:, 0])), "leave torch"),
+        (lambda x: x.sum(-1) * x.new_tensor(list(x.detach()[:, 0])), "leave torch"),
+        (lambda x: x.sum(-1) * torch.DoubleTensor(list(x.detach()[:, 0])), "leave torch"),
+        (lambda x: x.sum(-1) * torch.arange(8)[([(7 * v).long() for v in x.detach()[:, 0]],)], "leave torch"),
+        (lambda x: x * len(str(x)), "leave torch"),
+        (lambda x: x.sum(-1) * x.detach()[0].clone().apply_(abs)[0], "leave torch"),
+        (lambda x: total(x) + x.sum(), "may do more"),
         (lambda x: torch.view_as_real(x.to(torch.complex128)).sum((-1, -2)), "another kind"),
         (lambda x: (x.reshape(-1, 1, 1) * torch.ones(1, 1000, 1000)).sum((-1, -2)), "large"),
         (behind, "outside of torch"),

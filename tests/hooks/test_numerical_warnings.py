@@ -114,3 +114,17 @@ def test_a_factor_in_huge_pages_is_the_librarys_and_the_matrix_is_left_alone(dty
             torch.testing.assert_close(*found, rtol=0, atol=100 * torch.finfo(dtype).eps)
             assert found[1].triu(1).count_nonzero() == 0
         torch.testing.assert_close(given, before, rtol=0, atol=0, equal_nan=True)
+
+
+@SIDES
+def test_a_mean_of_filled_observations_is_computed_and_told_of_once(on):
+    x = torch.rand(20, 2)
+    model = ExactModel(x, x.sum(-1).where(torch.arange(20) != 3, torch.nan)).eval()
+    settings = gpytorch.settings
+    with served(on), settings.observation_nan_policy("fill"), settings.fast_pred_var(), torch.no_grad():
+        with pytest.warns(RuntimeWarning, match="policy .fill."):
+            model(x[:3])
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            _ = model(x[:3] + 0.1).variance, model(x[:3] + 0.2).mean
+    assert told == []

@@ -39,7 +39,7 @@ _STORES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "STORE_SUBSCR", "STORE_N
 _OTHERS = ("DELETE_", "GET_AWAITABLE", "IMPORT_", "INPLACE_", "YIELD_")
 _NAMES = frozenset(
     ("manual_seed", "seed", "set_rng_state", "save", "load", "backward", "compile", "distributed",
-     "initialize", "train", "zero_grad", "step", "profile", "record_function",
+     "initialize", "logger", "logging", "train", "zero_grad", "step", "profile", "record_function",
      "numpy", "tolist", "data_ptr", "write", "__setattr__", "__delattr__",
      # of containers
      "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "insert",
@@ -118,7 +118,7 @@ def _inside(one: Any, read: set[type], left: set[tuple[int, str]]) -> list[Any] 
         return f"a {type(one).__name__}, which changes when it is used"
     if isinstance(one, weakref.ref):
         of = type(one())
-        return [] if of is types.NoneType or is_library(of.__module__) else f"a weak reference to a {of.__name__}"
+        return [] if of is types.NoneType or is_of_library(of) else f"a weak reference to a {of.__name__}"
     if isinstance(one, dict) and (type(one).__module__ in STANDARD or is_library(type(one).__module__)):
         return [*one.keys(), *_values(one, left)]
     if isinstance(one, functools.partial):
@@ -139,11 +139,11 @@ def _inside(one: Any, read: set[type], left: set[tuple[int, str]]) -> list[Any] 
         return f"a {kind.__name__} yields its next value"
     if isinstance(one, torch.nn.Module) and any(vars(one).get(name) for name in HOOKS):
         return f"a hook on a {kind.__name__}"
-    if not any(is_library(base.__module__) for base in kind.__mro__) and kind not in _EMPTY:
+    if not any(map(is_of_library, kind.__mro__)) and kind not in _EMPTY:
         return f"an object of class {kind.__name__}"
     bases = [base for base in kind.__mro__ if base not in read]
     read.update(bases)
-    methods = [f for base in bases for f in _of_class(base, own=not is_library(base.__module__))]
+    methods = [f for base in bases for f in _of_class(base, own=not is_of_library(base))]
     state = getattr(one, "__dict__", None)
     return [*methods, *(_values(state, left) if isinstance(state, dict) else ())]
 
@@ -154,7 +154,7 @@ def _values(of: dict[Any, Any], left: set[tuple[int, str]]) -> Iterable[Any]:
 
 def _of_class(kind: type, own: bool) -> Iterator[Any]:
     """Yield the members of a class of the user's (`own`), or the replacements in a class of a library."""
-    if kind.__module__.partition(".")[0] in STANDARD:
+    if kind.__module__.partition(".")[0] in STANDARD and not is_made(kind):
         return
     for name, member in vars(kind).items():
         if type(member).__module__ == "unittest.mock":
@@ -180,6 +180,16 @@ def is_library(module: Any) -> bool:
     """Whether a module of this name belongs to a library, or to Python's modules that wrap library functions."""
     root = str(module).partition(".")[0]
     return root in _LIBRARIES or root in _AROUND or str(module).startswith(_BASES)
+
+
+def is_of_library(kind: type) -> bool:
+    """Whether a class belongs to a library."""
+    return is_library(kind.__module__) and not is_made(kind)
+
+
+def is_made(kind: type) -> bool:
+    """Whether a call of `type` has made a class, which then has the module of its metaclass or of the call."""
+    return kind.__module__ in ("abc", "types") and vars(sys.modules[kind.__module__]).get(kind.__name__) is not kind
 
 
 def _of_function(function: Any) -> list[Any] | str:

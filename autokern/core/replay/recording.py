@@ -29,28 +29,37 @@ from autokern.core.errors import caught
 from autokern.core.replay import Pairs, operations
 from autokern.core.replay.operations import Kind, Noted, Replay, Step, UnrecordedError, apart, memory_of, tensors_in
 
-_IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 2**21, 2**26, 2**28
-"""Most bytes of a recording whose tensors share no memory, of any recording, and of all recordings of a process."""
+_MOST_STEPS, _IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 20_000, 2**21, 2**26, 2**28
+"""Most steps; most bytes of a recording whose tensors share no memory, of any, and of all of a process."""
 _living: list[tuple[weakref.ref[Any], int]] = []  # owners of recordings, with bytes, oldest first
-_MOST_STEPS = 20_000
-_READ = torch.ops.aten._local_scalar_dense.default
-_BATCH_NORM = torch.ops.aten.native_batch_norm.default
+_READ, _BATCH_NORM = torch.ops.aten._local_scalar_dense.default, torch.ops.aten.native_batch_norm.default
+_TORCHS = "aten", "prim", "prims", "profiler"  # namespaces of operations
 _FRAMES = 8  # most frames between the record of an operation and the function that called it
-_LEAVING = frozenset(("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage"))
+_LEAVING = ("__array__", "__dlpack__", "__repr__", "apply_", "data_ptr", "map_", "numpy", "storage", "tolist",
+            "untyped_storage")  # fmt: skip
+_BUILDING, _INDEXING = ("as_tensor", "asarray", "new", "new_tensor", "tensor"), ("__getitem__", "__setitem__")
+_READING = "__float__", "__format__", "__index__", "__int__"
+_WAYS = {name: names for names in (_LEAVING, _BUILDING, _READING, _INDEXING) for name in names}
 
 
 class _Leaving(TorchFunctionMode):
-    """Notices where numbers of a recording leave torch."""
+    """Notices where numbers of a recording leave torch, also where torch reads lists of tensors, which no mode sees."""
 
     def __init__(self, recorder: Any) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if args and getattr(func, "__name__", "") in _LEAVING:
+        way, recorder, kwargs = _WAYS.get(getattr(func, "__name__", "")), self._recorder, kwargs or {}
+        if way is None:
+            return func(*args, **kwargs)
+        reads, found = recorder.reads, func(*args, **kwargs)
+        values = (*args[1], *args[2:]) if way is _INDEXING and type(args[1]) is tuple else (*args, *kwargs.values())
+        lists = [one for one in values if isinstance(one, (list, tuple))]
+        if way is not _READING or recorder.reads == reads:
             with torch._C.DisableTorchFunction():
-                self._recorder.noticed(self._recorder.leaves, args[0])
-        return func(*args, **(kwargs or {}))
+                recorder.noticed(recorder.leave, lists if way in (_BUILDING, _INDEXING) else values)
+        return found
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -63,7 +72,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, *inputs: torch.Tensor, seeding: CodeType | bool | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seeding, self._seeds = seeding, set[int]()  # memory of drawn seeds
-        self.draws = False
+        self.draws, self.reads = False, 0  # `reads` counts the numbers that Python has read
         self.drawn: dict[torch.Generator, torch.Tensor] = {}
         """The generators of the program from which the computation drew, and their earlier states."""
         self._inputs = {memory_of(t) for t in inputs}
@@ -75,8 +84,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._restored: list[Step] = []
         self._begun: set[int] = set()  # memory whose contents each replay restores first
         self._steps: list[Noted] = []
-        self._bytes, self._reason = 0, ""
-        self._middle = 0
+        self._bytes, self._middle, self._reason = 0, 0, ""
         self._leaving: Any = _Leaving(self)
 
     @classmethod
@@ -119,9 +127,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             step = functools.partial(operations.copied, call, [found.detach()])
             self._steps.append((step, set(memories), {memory_of(found)}))
 
-    def leaves(self, tensor: Any) -> None:
-        """Refuse a recording of which numbers leave torch, unless they depend on no input."""
-        if isinstance(tensor, torch.Tensor) and memory_of(tensor) in self._varying:
+    def leave(self, values: Any) -> None:
+        """Refuse a recording whose numbers leave torch by these values, unless they depend on no input."""
+        if not self._varying.isdisjoint(map(memory_of, tensors_in(values))):
             self.fail("numbers leave torch")
 
     def has_read(self, tensor: torch.Tensor) -> bool:
@@ -195,11 +203,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return what an operation reads, whether its result varies, and the outside tensors that it writes, copied."""
         memories = self._read(tensors_in((*args, *kwargs.values())))
         varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
+        if func.namespace not in _TORCHS:
+            raise UnrecordedError(f"{func}, whose code may do more than compute")
         if kind.seeded and (self._seeding is None or kwargs.get("generator") is not None):
             raise UnrecordedError(f"{func} draws random numbers")
         if func is _BATCH_NORM and args[3] is not None and args[5]:  # which its schema does not state
             raise UnrecordedError(f"{func} updates running statistics")
-        self.draws = self.draws or kind.seeded
+        self.draws, self.reads = self.draws or kind.seeded, self.reads + (func is _READ)
         if func is _READ and memories.keys() <= self._seeds:
             return memories, False, []
         return memories, varies, self._writes(operations.written(kind, args, kwargs), varies)
@@ -249,8 +259,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._steps.append((operations.step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
             if kind.seeded and any(f.f_code is self._seeding for f, _ in islice(traceback.walk_stack(None), _FRAMES)):
                 self._seeds |= writes
-            if kind.shaped or kind.seeded:  # keep the step: Python may have read the shape, and draws are repeated
-                self._steps.append((_nothing, writes, set()))
+            if kind.shaped or kind.seeded:  # a check keeps the step: Python may have read the shape, draws are repeated
+                self._steps.append((lambda: None, writes, set()))
 
     def _rewritten(
         self, func: Any, args: Any, kwargs: Any, kind: Kind, reads: Any, varies: bool, others: Pairs
@@ -288,7 +298,3 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while sum(n for _, n in _living) > _MOST_OF_ALL:
             if (oldest := _living.pop(0)[0]()) is not None:
                 oldest.forget()
-
-
-def _nothing() -> None:
-    """Do nothing: a check that keeps the steps whose results it reads."""

@@ -24,7 +24,7 @@ import torch
 
 from autokern.core.errors import caught, unless_it_fails
 from autokern.core.replay import Held, Ran
-from autokern.core.replay.operations import ChangedError, Copies, Replay, UnrecordedError
+from autokern.core.replay.operations import ChangedError, Copies, Replay
 from autokern.core.replay.recording import Recorder
 from autokern.core.state import inside
 from autokern.hooks.bypass import may_replay
@@ -245,8 +245,8 @@ class Repeated(abc.ABC):
             found = self.result(self._results, *call)
             self._replay, self.draws, self.copies = self.made(recorder), recorder.draws, recorder.copies
             recorder.limit(self)
-        except UnrecordedError as reason:
-            self.end(str(reason))
+        except caught(Exception) as reason:  # where it is the evaluation's own, the library raises it again
+            self.end(str(reason) or repr(reason))
         if found is None:
             host.take_random_states(before, self.drawn)
             return self.library(*call)
