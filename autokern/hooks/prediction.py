@@ -47,8 +47,9 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
 @hook(ExactGP, "_get_test_prior_mean_and_covariances", relies=None)
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points lazy: variances do not need the whole matrix."""
-    odd = kwargs or stay_out_of_predictions() or type(self.prediction_strategy) not in _OURS
-    odd = odd or any(t.dim() < 2 for t in test_inputs) or _is_small_of_tasks(self, test_inputs)
+    odd = kwargs or stay_out_of_models() or any(t.dim() < 2 for t in test_inputs)
+    odd = odd or type(self.prediction_strategy) not in _OURS or _is_small_of_tasks(self, test_inputs)
+    odd = odd or not prediction.holds()
     strategy = None if odd else strategies.ours(self)
     if strategy is None:
         strategies.made(None)  # keywords or modes may affect the strategy

@@ -34,6 +34,10 @@ def _function(closure: Any) -> Any:
     return getattr(closure, "__func__", closure)
 
 
+_ALONE = (lambda self, tensor: self._transform(tensor)).__code__
+"""The transform of a constraint whose bounds are the optimiser's only, such as BoTorch's `LogTransformedInterval`."""
+
+
 class Inspected:
     """The objects and memory that a reading of a model depends on.
 
@@ -172,8 +176,10 @@ class Inspected:
         return self._present.get(id(tensor))
 
     def _transform(self, constraint: Interval) -> Curve | None:
-        kind = type(constraint)
-        if kind not in (Positive, GreaterThan, LessThan, Interval):
+        kind, names = type(constraint), ("co_code", "co_names")
+        code = getattr(kind.transform, "__code__", None)
+        alone = all(getattr(code, name, None) == getattr(_ALONE, name) for name in names)
+        if kind not in (Positive, GreaterThan, LessThan, Interval) and not alone:
             raise UnreadError(f"a constraint {kind.__name__}")
         plain = "_transform" in constraint.__dict__
         transform = self.attribute(constraint, "_transform") if plain else self.module(constraint, "_transform")
@@ -185,7 +191,7 @@ class Inspected:
         curve = curve_of(transform)
         if curve is None:
             raise UnreadError(f"the transform {transform}")
-        if kind is Positive:
+        if kind is Positive or alone:
             return curve
         lower, upper = (self.constant(self.buffer(constraint, name)) for name in ("lower_bound", "upper_bound"))
         return bounded(kind, curve, lower, upper)

@@ -52,13 +52,23 @@ def _transformed(self: Any, x: Any) -> Any:
     return MultivariateNormal(mean, covariance)
 
 
+def _fitted(self: Any, x: Any) -> Any:
+    """BoTorch's fully Bayesian models."""
+    self._check_if_fitted()
+    if self.training:
+        x = self.transform_inputs(X=x)
+    mean = self.mean_module(x)
+    covariance = self.covar_module(x)
+    return MultivariateNormal(mean, covariance)
+
+
 def _compared(code: types.CodeType) -> tuple[Any, ...]:
     flags = code.co_flags & 0xFFFF  # higher bits are those of `from __future__ import ...`
     return code.co_code, code.co_argcount, flags, len(code.co_names)
 
 
 _TEMPLATES = {_compared(template.__code__): template.__code__ for template in (
-    _qualified, _by_name, _transformed,
+    _qualified, _by_name, _transformed, _fitted,
     lambda self, x: gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x)),
     lambda self, x: MultivariateNormal(self.mean_module(x), self.covar_module(x)),
 )}  # fmt: skip
@@ -73,10 +83,10 @@ def _modules_of(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
         return None
     names = dict(zip(template.co_names, forward.__code__.co_names, strict=True))
     root, known = ("gpytorch", gpytorch) if "gpytorch" in names else ("MultivariateNormal", MultivariateNormal)
-    fixed = {"distributions", "MultivariateNormal", "training", "transform_inputs"} - {root}
+    fixed = {"_check_if_fitted", "distributions", "MultivariateNormal", "training", "transform_inputs"} - {root}
     if forward.__globals__.get(names[root]) is not known or any(names.get(name, name) != name for name in fixed):
         return None
-    return names["mean_module"], names["covar_module"], template is _transformed.__code__
+    return names["mean_module"], names["covar_module"], "training" in names
 
 
 def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +123,8 @@ def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) ->
 def parts_of(kind: Any) -> tuple[str, str, bool]:
     """Return the names of a model class's mean and kernel, and whether `forward` transforms inputs; or UnreadError."""
     names = ("mean_module", "covar_module", True) if _is_mapping(kind) else _modules_of(kind.forward)
-    if names is None or any(hasattr(kind, name) for name in names[:2]):
+    check = getattr(kind, "_check_if_fitted", kind.forward)
+    if names is None or any(hasattr(kind, name) for name in names[:2]) or check.__module__ != kind.forward.__module__:
         raise UnreadError("a forward method that is not plain")
     return names
 

@@ -56,16 +56,19 @@ class Posterior:
         if type(inputs) not in (tuple, list) or len(inputs) != 1:
             raise UnreadError("training data other than one tensor of inputs")
         first = inputs[0]
-        self.batch, self.device, self.dtype = first.shape[:-2], first.device, first.dtype
+        self.device, self.dtype = first.device, first.dtype
         seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
         # the same names as in `hooks.strategies`, so that both share one cached comparison
         seen.relies(*PREDICTION, *map(type, model.modules()))
         self.tasks, train = numbered(seen, model, np.asarray(seen.view(first, fixed=True), np.float64))
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
+        if self._kernel_module is None:
+            raise UnreadError("a model that was not fitted")
         seen.batch = self._kernel_module.batch_shape  # fantasies of a model share one kernel without a batch
+        self.batch = first.shape[:-2] or seen.batch  # samples of hyperparameters share the points
         if seen.batch != self.batch[len(self.batch) - len(seen.batch) :]:
             raise UnreadError("a kernel of another batch shape")
-        points = train.reshape(-1, *train.shape[-2:])
+        points = np.broadcast_to(train, (*self.batch, *train.shape[-2:])).reshape(-1, *train.shape[-2:])
         far = (np.abs(points.mean((0, 1))) > _FAR * points.std((0, 1))).any()
         if first.dtype is torch.float32 and far and trees.form(self._kernel_module) is None:
             raise UnreadError("points far from the origin, at which the library's covariance loses digits")
@@ -95,14 +98,11 @@ class Posterior:
     def _held(self, values: torch.Tensor, *shape: int) -> Array:
         """Return values in float64 with one batch axis in front, of size 1 if all models share the values."""
         lead = values.shape[: values.dim() - len(shape)]
+        if len(lead) > len(self.batch):
+            raise UnreadError("a factor of another batch shape")
         if values.dtype is not self.dtype or (lead.numel() > 1 and values.numel() > _MOST):
             raise UnreadError("a factor of another dtype, or many large ones")
-        if lead.numel() == 1:
-            values = values.reshape(shape)
-        elif len(lead) <= len(self.batch):
-            values = values.expand(*self.batch, *shape)
-        else:
-            raise UnreadError("a factor of another batch shape")
+        values = values.reshape(shape) if lead.numel() == 1 else values.expand(*self.batch, *shape)
         return np.asarray(values.cpu().numpy(), np.float64).reshape(-1, *shape)
 
     def laid(self, x: Array) -> Array:

@@ -12,7 +12,18 @@ from botorch.models import MultiTaskGP, SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
 from gpytorch.kernels import ConstantKernel, LinearKernel, PiecewisePolynomialKernel, RBFKernel, ScaleKernel
-from support.botorch_models import F64, MODELS, OF_OTHER_KERNELS, ROUGH, D, data, moved, of_categories, with_kernel
+from support.botorch_models import (
+    F64,
+    MODELS,
+    OF_OTHER_KERNELS,
+    OF_SAMPLES,
+    ROUGH,
+    D,
+    data,
+    moved,
+    of_categories,
+    with_kernel,
+)
 from support.densities import weighted
 from support.models import ExactModel
 from support.outcomes import assert_close, count, judged, outcome, serving
@@ -87,15 +98,15 @@ INDEXED = {
     "indexed categories": ("categories", CATEGORIES),
     "indexed table": ("table", of_these_tasks(1, 2.7, 0)[..., :3]),
 }
-EVERYWHERE = INDEXED | {
-    f"{name} {shape}": (name, points(*shape)) for name in MODELS for shape in [(1,), (5, 1), (5, 4), (2, 3, 2)]
-}
+SHAPES = [(1,), (5, 1), (5, 4), (2, 3, 2)]
+ALL = MODELS | OF_SAMPLES
+EVERYWHERE = INDEXED | {f"{name} {shape}": (name, points(*shape)) for name in ALL for shape in SHAPES}
 
 
 @pytest.mark.parametrize(("name", "x"), EVERYWHERE.values(), ids=EVERYWHERE)
 def test_values_and_gradients_are_the_same(name, x):
     tolerance = {"rtol": 1e-5, "atol": 1e-6} if name in ROUGH else {}
-    close(*reversed(both(lambda: read(MODELS[name](), x))), **tolerance)
+    close(*reversed(both(lambda: read(ALL[name](), x))), **tolerance)
 
 
 SINGLE = ["usual", "known noise", "two outputs", "sum", "product", "normalised inputs", *OF_OTHER_KERNELS]

@@ -2,10 +2,14 @@
 
 import copy
 import functools
+import types
+from unittest import mock
 
+import numpy as np
 import torch
-from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
+from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP, fully_bayesian
 from botorch.models.kernels import CategoricalKernel
+from botorch.models.map_saas import EnsembleMapSaasSingleTaskGP
 from botorch.models.transforms import Normalize
 from botorch.models.utils.gpytorch_modules import get_matern_kernel_with_gamma_prior
 from botorch.optim.closures import get_loss_closure_with_grads
@@ -95,6 +99,22 @@ def linear_mean(**more):
     return LinearMean(D, **more)
 
 
+def of_samples(**more):
+    """A fully Bayesian model of four samples; JAX, which only draws them, is not needed."""
+    x, y = data()
+    of_jax = {"_HAS_JAX": True, "jnp": types.SimpleNamespace(array=np.array)}
+    with mock.patch.multiple(fully_bayesian, create=True, **of_jax):
+        model = fully_bayesian.SaasFullyBayesianSingleTaskGP(x, y, **copy.deepcopy(more))
+    generator = torch.Generator().manual_seed(3)
+    drawn = {name: torch.rand(4, generator=generator, **F64) for name in ("outputscale", "mean", "noise")}
+    model.load_mcmc_samples({"lengthscale": 0.3 + torch.rand(4, D, generator=generator, **F64), **drawn})
+    return model
+
+
+def ensemble():
+    return moved(EnsembleMapSaasSingleTaskGP(*data(), num_taus=3))
+
+
 KNOWN = torch.full((15, 1), 0.02, **F64)
 OF_OTHER_KERNELS = {
     "rough": with_kernel(lambda: ScaleKernel(MaternKernel(0.5, ard_num_dims=D))),
@@ -128,6 +148,11 @@ OF_OTHER_KERNELS = {
     "two periodic outputs": single(2, covar_module=of_two(PeriodicKernel)),
     "two polynomials": single(2, covar_module=kernels.PolynomialKernel(2, batch_shape=torch.Size([2]))),
     "two outputs of sums": single(2, covar_module=of_two(LinearKernel) + of_two(RBFKernel)),
+}
+OF_SAMPLES = {
+    "samples": of_samples,
+    "samples of normalised inputs": functools.partial(of_samples, input_transform=Normalize(D)),
+    "ensemble": ensemble,
 }
 MODELS = {
     "usual": single(),

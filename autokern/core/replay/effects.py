@@ -25,7 +25,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from autokern.core.releases import LIBRARIES, is_installed
 from autokern.core.releases.recorded import content
 
-_LIBRARIES = LIBRARIES | {"autokern", "torch"}
+_LIBRARIES = LIBRARIES | {"autokern", "jax", "jaxlib", "torch"}
 PLAIN = frozenset(
     (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device,
      torch.layout, torch.memory_format, slice, range)
