@@ -406,6 +406,24 @@ def test_what_asks_for_something_else_runs_stock(name):
     close(*reversed(both(lambda: outcome(run), calls=0)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "frozen"), [("usual", True), ("usual", False), ("known noise", True), ("two outputs", True)]
+)
+def test_a_model_without_parameters_to_train_has_gradients_by_points_alone(name, frozen):
+    """Nothing but the points has gradients through caches then, whichever way the library computes variances."""
+
+    def run():
+        model = MODELS[name]().eval()
+        for p in model.parameters():
+            p.requires_grad_(not frozen and p is model.likelihood.noise_covar.raw_noise)
+        x = points(1, 4).requires_grad_()
+        found = model(x)
+        (slope,) = torch.autograd.grad(weighted(found.mean) + weighted(found.covariance_matrix), x)
+        return found.mean.detach(), found.variance.detach(), slope
+
+    close(*reversed(both(run, calls=int(frozen))), rtol=1e-8, atol=1e-9)
+
+
 def test_gradients_by_the_mean_alone_do_not_pass_the_covariance():
     """A confidence region writes into what its standard deviations are made of."""
 
