@@ -92,6 +92,13 @@ def recoverable(error: BaseException, *by: Any) -> bool:
     return all(name is None or _is_known(name) for name in (type(error).__module__, *modules))
 
 
+def raised_again(*kinds: type[Kind]) -> tuple[type[Kind], ...]:
+    """Return the kinds for an ``except`` clause whose block repeats the call; none for an error that comes but once."""
+    error = sys.exc_info()[1]
+    once = error is None or interrupted(error) or not _is_known(type(error).__module__)
+    return () if once else kinds
+
+
 def caught(*kinds: type[Kind], by: tuple[Any, ...] = ()) -> tuple[type[Kind], ...]:
     """Return the kinds for an ``except`` clause; an empty tuple if the present error is not `recoverable`."""
     error = sys.exc_info()[1]

@@ -10,6 +10,7 @@ as ``RBFKernel() + LinearKernel()`` is evaluated. A training step or a predictio
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import sys
@@ -154,11 +155,16 @@ def _toeplitz_matmul(toeplitz_column: Any, toeplitz_row: Any, tensor: Any) -> An
 def _left_t_interp(interp_indices: Any, interp_values: Any, rhs: Any, output_dim: Any) -> Any:
     """Add up rows that have the same index; the library multiplies by a sparse matrix, which no recording takes."""
     kinds = {(type(t), t.dtype, t.layout, t.device.type) for t in (interp_values, rhs)}
-    if len(kinds) != 1 or not kinds <= _PLAIN or rhs.dim() < 2 or not rhs.numel() or stay_out_of_operators():
-        return _left_t_interp.__wrapped__(interp_indices, interp_values, rhs, output_dim)
-    terms = (rhs.unsqueeze(-2) * interp_values.unsqueeze(-1)).flatten(-3, -2)
-    rows = interp_indices.flatten(-2).unsqueeze(-1).expand(terms.shape)
-    return terms.new_zeros(*terms.shape[:-2], output_dim, terms.shape[-1]).scatter_add(-2, rows, terms)
+    plain = (
+        len(kinds) == 1 and kinds <= _PLAIN and interp_indices.dtype is torch.int64 and rhs.numel() and rhs.dim() > 1
+    )
+    fits = plain and interp_indices.shape == interp_values.shape and rhs.shape[-2] == interp_values.shape[-2]
+    if fits and not stay_out_of_operators():
+        with contextlib.suppress(RuntimeError):  # of indices or shapes for which the library raises its own
+            terms = (rhs.unsqueeze(-2) * interp_values.unsqueeze(-1)).flatten(-3, -2)
+            rows = interp_indices.flatten(-2).unsqueeze(-1).expand(terms.shape)
+            return terms.new_zeros(*terms.shape[:-2], output_dim, terms.shape[-1]).scatter_add(-2, rows, terms)
+    return _left_t_interp.__wrapped__(interp_indices, interp_values, rhs, output_dim)
 
 
 _KEYS = tuple((name, (), pickle.dumps({})) for name in ("root_decomposition", "root_inv_decomposition"))

@@ -57,8 +57,8 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
             self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs
         )
     pairs = list(zip(train_inputs, test_inputs, strict=True))
-    leads = {t.shape[:-2] for pair in pairs for t in pair}
-    lead = torch.broadcast_shapes(*leads) if len(leads) > 1 else leads.pop()  # type: ignore[no-untyped-call]
+    leads = dict.fromkeys(t.shape[:-2] for pair in pairs for t in pair)
+    lead = torch.broadcast_shapes(*leads) if len(leads) > 1 else next(iter(leads))  # type: ignore[no-untyped-call]
     full = [torch.cat([t.expand(*lead, *t.shape[-2:]) for t in pair], dim=-2) for pair in pairs]
     output = super(ExactGP, self).__call__(*full, **kwargs)
     if gpytorch.settings.debug.on() and not isinstance(output, gpytorch.distributions.MultivariateNormal):

@@ -186,7 +186,7 @@ class Inspected:
         if isinstance(transform, torch.nn.Softplus):
             self.attribute(transform, "beta")
             self.attribute(transform, "threshold")
-        if transform is None:
+        if transform is None and not alone:
             return None
         curve = curve_of(transform)
         if curve is None:

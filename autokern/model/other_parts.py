@@ -29,6 +29,7 @@ _KINDS = (
 )  # fmt: skip
 _PLAIN = (bool, int, float, str, type(None), torch.Size)
 _NONE = frozenset(vars(torch.nn.Module()))
+_BAYESIAN = "botorch.models.fully_bayesian"
 _FUNCTIONS = ("forward", "_split_inputs", "_map_tasks")
 
 
@@ -123,8 +124,8 @@ def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) ->
 def parts_of(kind: Any) -> tuple[str, str, bool]:
     """Return the names of a model class's mean and kernel, and whether `forward` transforms inputs; or UnreadError."""
     names = ("mean_module", "covar_module", True) if _is_mapping(kind) else _modules_of(kind.forward)
-    check = getattr(kind, "_check_if_fitted", kind.forward)
-    if names is None or any(hasattr(kind, name) for name in names[:2]) or check.__module__ != kind.forward.__module__:
+    check = getattr(getattr(kind, "_check_if_fitted", None), "__module__", _BAYESIAN)
+    if names is None or any(hasattr(kind, name) for name in names[:2]) or check != _BAYESIAN:
         raise UnreadError("a forward method that is not plain")
     return names
 

@@ -216,6 +216,7 @@ def remembered(x: float) -> float:
         (lambda x: FACTOR * x, ""), (lambda x: (CALLS.__iadd__([1]), x)[1], ""),
         (lambda x: (torch.set_default_dtype(x.dtype), x)[1], ""),
         (lambda x, model: (model.set_train_data(x), x)[1], ""),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "cond"),
         (lambda x: (botorch.logging.logger.warning("evaluated"), x)[1], "logging"),
         (type("Made", (botorch.acquisition.AcquisitionFunction,), {"forward": Counting.forward})(None), "STORE_ATTR"),
     ],

@@ -215,6 +215,7 @@ def test_draws_go_on_in_their_order_and_a_seed_is_drawn_but_not_used() -> None:
         (lambda x: x.sum(-1) * torch.arange(8)[([(7 * v).long() for v in x.detach()[:, 0]],)], "leave torch"),
         (lambda x: x * len(str(x)), "leave torch"),
         (lambda x: x.sum(-1) * x.detach()[0].clone().apply_(abs)[0], "leave torch"),
+        (lambda x: x.sum(-1) * x.detach()[0].tensor_split((x[:1, 0] > 0).long())[0].sum(), "leave torch"),
         (lambda x: total(x) + x.sum(), "may do more"),
         (lambda x: torch.view_as_real(x.to(torch.complex128)).sum((-1, -2)), "another kind"),
         (lambda x: (x.reshape(-1, 1, 1) * torch.ones(1, 1000, 1000)).sum((-1, -2)), "large"),

@@ -10,7 +10,7 @@ from botorch.models.transforms import input as transforms
 from botorch.models.transforms.input import ChainedInputTransform, Log10, Normalize, Round, Warp
 from gpytorch import kernels as k
 from gpytorch import priors as p
-from gpytorch.constraints import GreaterThan
+from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean, ConstantMeanGrad
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -153,6 +153,18 @@ def free(*values):
     return torch.nn.Parameter(numbers(*values))
 
 
+class Unbounded(Interval):
+    """A constraint whose bounds are the optimiser's, with a function that its class has."""
+
+    def transform(self, tensor):
+        return self._transform(tensor)
+
+    def inverse_transform(self, tensor):
+        return tensor.log()
+
+    _transform = property(lambda self: torch.exp, lambda self, value: None)
+
+
 def with_prior(closure):
     kernel = k.RBFKernel()
     kernel.kind = kernel.lengthscale
@@ -199,6 +211,9 @@ UNREAD = {
     "tasks of several columns": lambda: made(k.IndexKernel(3)),
     "a kernel that serves twice": lambda: made(k.AdditiveKernel(shared := k.RBFKernel(), k.ScaleKernel(shared))),
     "a parameter that serves twice": lambda: twice(k.LinearKernel() + k.LinearKernel()),
+    "a constraint's own function": lambda: made(
+        k.RBFKernel(lengthscale_constraint=Unbounded(0.1, 9.0, transform=None))
+    ),
     "another prior": lambda: made(k.RBFKernel(lengthscale_prior=p.HalfCauchyPrior(1.0))),
     "a prior of tasks": lambda: made(k.IndexKernel(3, prior=LKJ, active_dims=[2])),
     "a prior of a logarithm": lambda: with_prior(lambda m: m.lengthscale.log()),

@@ -10,11 +10,16 @@ import pytest
 import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
 from gpytorch.means import LinearMean
-from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
+from linear_operator.operators import (
+    DenseLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+    interpolated_linear_operator,
+)
 from linear_operator.utils import toeplitz
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel, points, step
-from support.outcomes import as_stock, assert_close, both
+from support.outcomes import as_stock, assert_close, both, outcome
 
 import autokern
 from autokern.hooks import linear_operator as hooks
@@ -228,3 +233,29 @@ def test_what_the_library_refuses_raises_its_error(right):
     theirs = error()
     with autokern.enabled():
         assert error() == theirs
+
+
+INDICES = torch.randint(0, 6, (7, 2), generator=torch.Generator().manual_seed(0))
+WEIGHTS, RIGHT = torch.rand(7, 2, dtype=torch.float64), torch.rand(3, 7, 2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("indices", "right"),
+    [(INDICES, RIGHT), (INDICES, RIGHT[0]), (INDICES, RIGHT.float()), (INDICES.int(), RIGHT), (INDICES.double(), RIGHT),
+     (INDICES, RIGHT[:, :1]), (INDICES + 6, RIGHT), (INDICES - 6, RIGHT), (INDICES, RIGHT[0, :, 0]),
+     (INDICES[:0], RIGHT[:, :0]), (INDICES[:, :1], RIGHT), (INDICES.expand(3, 7, 2), RIGHT)],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_rows_with_the_same_index_are_added_up_bit_for_bit(indices, right):
+    def run():
+        at = [WEIGHTS.clone().requires_grad_(), right.clone().requires_grad_()]
+        value = interpolated_linear_operator.left_t_interp(indices, *at, 6)
+        return value.detach(), *torch.autograd.grad(value.sin().sum(), at)
+
+    def found():
+        values = outcome(run)[0]
+        return values if isinstance(values[0], type) else tuple(t.tolist() for t in values)
+
+    expected = found()
+    with autokern.enabled():
+        assert found() == expected

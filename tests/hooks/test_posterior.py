@@ -8,7 +8,7 @@ from unittest import mock
 import gpytorch
 import pytest
 import torch
-from botorch.models import MultiTaskGP, SingleTaskGP
+from botorch.models import MultiTaskGP, SingleTaskGP, fully_bayesian
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
 from gpytorch.kernels import ConstantKernel, LinearKernel, PiecewisePolynomialKernel, RBFKernel, ScaleKernel
@@ -22,6 +22,7 @@ from support.botorch_models import (
     data,
     moved,
     of_categories,
+    of_samples,
     with_kernel,
 )
 from support.densities import weighted
@@ -422,6 +423,25 @@ def test_a_model_without_parameters_to_train_has_gradients_by_points_alone(name,
         return found.mean.detach(), found.variance.detach(), slope
 
     close(*reversed(both(run, calls=int(frozen))), rtol=1e-8, atol=1e-9)
+
+
+class Checked(fully_bayesian.SaasFullyBayesianSingleTaskGP):
+    """A user's model, whose own code must run."""
+
+    calls = 0
+
+    def _check_if_fitted(self):
+        Checked.calls += 1
+        super()._check_if_fitted()
+
+
+def test_a_check_of_the_user_s_runs_in_each_prediction():
+    def run():
+        model = of_samples(Checked)
+        before = Checked.calls
+        return *read(model, points(3, 2)), torch.tensor(Checked.calls - before)
+
+    close(*reversed(both(run, calls=0)))
 
 
 def test_gradients_by_the_mean_alone_do_not_pass_the_covariance():

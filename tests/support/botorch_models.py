@@ -99,12 +99,12 @@ def linear_mean(**more):
     return LinearMean(D, **more)
 
 
-def of_samples(**more):
+def of_samples(kind=fully_bayesian.SaasFullyBayesianSingleTaskGP, **more):
     """A fully Bayesian model of four samples; JAX, which only draws them, is not needed."""
     x, y = data()
     of_jax = {"_HAS_JAX": True, "jnp": types.SimpleNamespace(array=np.array)}
     with mock.patch.multiple(fully_bayesian, create=True, **of_jax):
-        model = fully_bayesian.SaasFullyBayesianSingleTaskGP(x, y, **copy.deepcopy(more))
+        model = kind(x, y, **copy.deepcopy(more))
     generator = torch.Generator().manual_seed(3)
     drawn = {name: torch.rand(4, generator=generator, **F64) for name in ("outputscale", "mean", "noise")}
     model.load_mcmc_samples({"lengthscale": 0.3 + torch.rand(4, D, generator=generator, **F64), **drawn})

@@ -41,6 +41,7 @@ _NAMES = frozenset(
     ("manual_seed", "seed", "set_rng_state", "save", "load", "backward", "compile", "distributed",
      "initialize", "logger", "logging", "train", "zero_grad", "step", "profile", "record_function",
      "numpy", "tolist", "data_ptr", "write", "__setattr__", "__delattr__",
+     "associative_scan", "cond", "flex_attention", "scan", "while_loop",  # operators that torch compiles
      # of containers
      "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "insert",
      "intersection_update", "move_to_end", "pop", "popitem", "popleft", "remove", "reverse", "rotate", "setdefault",

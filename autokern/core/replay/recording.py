@@ -35,8 +35,8 @@ _living: list[tuple[weakref.ref[Any], int]] = []  # owners of recordings, with b
 _READ, _BATCH_NORM = torch.ops.aten._local_scalar_dense.default, torch.ops.aten.native_batch_norm.default
 _TORCHS = "aten", "prim", "prims", "profiler"  # namespaces of operations
 _FRAMES = 8  # most frames between the record of an operation and the function that called it
-_LEAVING = ("__array__", "__dlpack__", "__repr__", "apply_", "data_ptr", "map_", "numpy", "storage", "tolist",
-            "untyped_storage")  # fmt: skip
+_LEAVING = ("__array__", "__dlpack__", "__repr__", "_pack_padded_sequence", "apply_", "data_ptr", "map2_", "map_",
+            "numpy", "storage", "tensor_split", "tolist", "untyped_storage")  # fmt: skip
 _BUILDING, _INDEXING = ("as_tensor", "asarray", "new", "new_tensor", "tensor"), ("__getitem__", "__setitem__")
 _READING = "__float__", "__format__", "__index__", "__int__"
 _WAYS = {name: names for names in (_LEAVING, _BUILDING, _READING, _INDEXING) for name in names}

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokern.core.errors import caught, unless_it_fails
+from autokern.core.errors import caught, raised_again, unless_it_fails
 from autokern.core.replay import Held, Ran
 from autokern.core.replay.operations import ChangedError, Copies, Replay
 from autokern.core.replay.recording import Recorder
@@ -211,7 +211,7 @@ class Repeated(abc.ABC):
 
     def _agree(self, ours: list[np.ndarray], theirs: list[np.ndarray], within: float = 0.0) -> bool:
         """Whether results agree; for products of another size, as after points were dropped, rounding differs."""
-        sizes = [float(np.abs(values).max(initial=0.0)) for values in theirs]
+        sizes = [float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) for values in theirs]
         self._sizes = list(map(max, sizes, self._sizes or sizes))
         agreement = within or self.agreement
         return len(ours) == len(theirs) and all(
@@ -245,7 +245,7 @@ class Repeated(abc.ABC):
             found = self.result(self._results, *call)
             self._replay, self.draws, self.copies = self.made(recorder), recorder.draws, recorder.copies
             recorder.limit(self)
-        except caught(Exception) as reason:  # where it is the evaluation's own, the library raises it again
+        except raised_again(Exception) as reason:
             self.end(str(reason) or repr(reason))
         if found is None:
             host.take_random_states(before, self.drawn)
