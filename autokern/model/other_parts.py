@@ -24,9 +24,8 @@ from autokern.core.releases.known import relied
 from autokern.kernels.array_parts import Array, Same, summed
 from autokern.model.arrays import Inspected, UnreadError
 
-_KINDS = (
-    "AffineInputTransform", "ChainedInputTransform", "FilterFeatures", "InputStandardize", "Log10", "Normalize", "Round"
-)  # fmt: skip
+_KINDS = ("AffineInputTransform", "ChainedInputTransform", "FilterFeatures", "InputStandardize", "Log10", "Normalize",
+          "Round")  # fmt: skip
 _PLAIN = (bool, int, float, str, type(None), torch.Size)
 _NONE = frozenset(vars(torch.nn.Module()))
 _BAYESIAN = "botorch.models.fully_bayesian"
@@ -54,7 +53,6 @@ def _transformed(self: Any, x: Any) -> Any:
 
 
 def _fitted(self: Any, x: Any) -> Any:
-    """BoTorch's fully Bayesian models."""
     self._check_if_fitted()
     if self.training:
         x = self.transform_inputs(X=x)
@@ -167,14 +165,12 @@ def numbered(seen: Inspected, model: Any, x: Array) -> tuple[Tasks | None, Array
         values = np.array(sorted(expected), np.float64)
         numbers = seen.unchanging(seen.buffer(model, "_task_mapper"))[values.astype(np.int64)].astype(np.float64)
     tasks = Tasks(column, values, numbers)
-    points = tasks.mapped(x)
-    if points is None:
+    if (points := tasks.mapped(x)) is None:
         raise UnreadError("points with unknown task values")
     return tasks, points
 
 
-FIXED = FixedNoiseGaussianLikelihood, DirichletClassificationLikelihood
-"""Likelihoods with given noise variances, to which a learned noise may be added."""
+FIXED = FixedNoiseGaussianLikelihood, DirichletClassificationLikelihood  # a learned noise may be added to theirs
 
 
 class Values(NamedTuple):
@@ -207,10 +203,9 @@ class Mean:
 
     def __init__(self, seen: Inspected, mean: Any, tasks: int | None = None) -> None:
         """Read a mean; `tasks` is the column of the points by which BoTorch selects a task's mean."""
-        kind, constants = type(mean), [mean]
+        kind, constants, self._kept = type(mean), [mean], Same()
         self.column: int | None = None
         self._weights: Any = None
-        self._kept = Same()
         if kind is MultitaskMean and tasks is not None:
             several = seen.module(mean, "base_means")
             constants, self.column = [seen.module(several, name) for name in several._modules], tasks
@@ -230,8 +225,7 @@ class Mean:
         """Return for each constant the mask of its points, None for all."""
         if (column := self.column) is None:
             return [None] * self.count
-        tasks = range(self.count)
-        return self._kept.of(x, lambda x: [np.equal(x[..., column, None], task) for task in tasks])
+        return self._kept.of(x, lambda x: [np.equal(x[..., column, None], task) for task in range(self.count)])
 
     def value(self, x: Array) -> Any:
         """Return the means ``(..., n, 1)`` of points, or one mean for all."""
