@@ -140,7 +140,8 @@ def solve(
         if made == 1:
             _add(first, kp, active)
         q = by.turned(kp)
-        alpha = rho / (p * q).sum(0)
+        curvature = (p * q).sum(0)
+        alpha = rho / curvature
         if not torch.isfinite(alpha).all() or bool((alpha <= 0).any()):
             expected = math.inf
             break

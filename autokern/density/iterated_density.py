@@ -85,7 +85,11 @@ def _solved(
     matrix: _Matrix, tree: Tree, noise: torch.Tensor, residual: torch.Tensor, signs: torch.Tensor, kept: Kept,
     tolerance: float,
 ) -> tuple[str, Preconditioner, Solution] | None:  # fmt: skip
-    """Return the preconditioner that needs the fewest products, with its solutions; None if none converges."""
+    """Return the preconditioner that needs the fewest products, with its solutions; None if none converges.
+
+    The second one is tried if the first fails, or needs more than `_FEW` products and more than twice those of the last
+    choice; it stops once it needs more than the first. Pivots that explain little are not tried after Vecchia's factor.
+    """
     if kept.rests():
         return None
     best: tuple[str, Preconditioner, Solution] | None = None

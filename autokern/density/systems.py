@@ -138,7 +138,8 @@ def _iterated(
     first = left
     for made in range(1, most + 1):
         q = multiply(p)
-        alpha = torch.where(rho > 0, rho / (p * q).sum(0), 0.0)  # a solved column stays unchanged
+        curvature = (p * q).sum(0)
+        alpha = torch.where(rho > 0, rho / curvature, 0.0)  # a solved column stays unchanged
         if not torch.isfinite(alpha).all() or (alpha < 0).any():
             return None, made
         x.addcmul_(p, alpha)

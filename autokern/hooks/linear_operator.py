@@ -10,7 +10,6 @@ as ``RBFKernel() + LinearKernel()`` is evaluated. A training step or a predictio
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
 import sys
@@ -23,7 +22,7 @@ from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, KroneckerProductAddedDiagLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
 
-from autokern.core.errors import unless_it_fails
+from autokern.core.errors import suppressed, unless_it_fails
 from autokern.core.releases.known import relied
 from autokern.core.state import inside
 from autokern.hooks.bypass import stay_out, stay_out_of_operators
@@ -155,12 +154,10 @@ def _toeplitz_matmul(toeplitz_column: Any, toeplitz_row: Any, tensor: Any) -> An
 def _left_t_interp(interp_indices: Any, interp_values: Any, rhs: Any, output_dim: Any) -> Any:
     """Add up rows that have the same index; the library multiplies by a sparse matrix, which no recording takes."""
     kinds = {(type(t), t.dtype, t.layout, t.device.type) for t in (interp_values, rhs)}
-    plain = (
-        len(kinds) == 1 and kinds <= _PLAIN and interp_indices.dtype is torch.int64 and rhs.numel() and rhs.dim() > 1
-    )
-    fits = plain and interp_indices.shape == interp_values.shape and rhs.shape[-2] == interp_values.shape[-2]
-    if fits and not stay_out_of_operators():
-        with contextlib.suppress(RuntimeError):  # of indices or shapes for which the library raises its own
+    plain = len(kinds) == 1 and kinds <= _PLAIN and rhs.numel() and rhs.dim() > 1
+    alike = interp_indices.dtype is torch.int64 and interp_indices.shape == interp_values.shape
+    if plain and alike and rhs.shape[-2] == interp_values.shape[-2] and not stay_out_of_operators():
+        with suppressed(RuntimeError):  # of indices or shapes for which the library raises its own
             terms = (rhs.unsqueeze(-2) * interp_values.unsqueeze(-1)).flatten(-3, -2)
             rows = interp_indices.flatten(-2).unsqueeze(-1).expand(terms.shape)
             return terms.new_zeros(*terms.shape[:-2], output_dim, terms.shape[-1]).scatter_add(-2, rows, terms)

@@ -72,9 +72,10 @@ def _asked(model: Any, x: torch.Tensor) -> bool:
     settings, data = gpytorch.settings, model.train_inputs[0]
     if settings.prior_mode.on() or settings.skip_posterior_variances.on():
         return False
-    apart = settings.fast_pred_var.on() or not any(p.requires_grad for p in model.parameters())
-    if torch.is_grad_enabled() and not (apart and settings.detach_test_caches.on()):
-        return False  # gradients pass through the factor
+    if torch.is_grad_enabled():  # do gradients pass through the factor?
+        by_solves = settings.fast_pred_var.off() and any(p.requires_grad for p in model.parameters())
+        if by_solves or settings.detach_test_caches.off():
+            return False
     if settings.observation_nan_policy.value() != "ignore" or settings.memory_efficient.on():
         return False
     n = data.shape[-2]

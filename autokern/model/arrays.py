@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,8 @@ def _function(closure: Any) -> Any:
     return getattr(closure, "__func__", closure)
 
 
-_ALONE = (lambda self, tensor: self._transform(tensor)).__code__
+_code = operator.attrgetter("co_code", "co_names")
+_ALONE = _code((lambda self, tensor: self._transform(tensor)).__code__)
 """The transform of a constraint whose bounds are the optimiser's only, such as BoTorch's `LogTransformedInterval`."""
 
 
@@ -176,9 +179,8 @@ class Inspected:
         return self._present.get(id(tensor))
 
     def _transform(self, constraint: Interval) -> Curve | None:
-        kind, names = type(constraint), ("co_code", "co_names")
-        code = getattr(kind.transform, "__code__", None)
-        alone = all(getattr(code, name, None) == getattr(_ALONE, name) for name in names)
+        kind = type(constraint)
+        alone = isinstance(kind.transform, FunctionType) and _code(kind.transform.__code__) == _ALONE
         if kind not in (Positive, GreaterThan, LessThan, Interval) and not alone:
             raise UnreadError(f"a constraint {kind.__name__}")
         plain = "_transform" in constraint.__dict__

@@ -81,7 +81,8 @@ _large = every(of_many, of_trees, only("the points require gradients", lambda p:
 
 def _iterated_memory(problem: Problem) -> int:
     matrix = problem.n**2 * problem.itemsize
-    return (matrix if matrix <= iterated_density.DENSE else _TILES) + footprint(problem.n) + problem.n * 210 * 8
+    held = matrix if matrix <= iterated_density.DENSE else _TILES
+    return held + footprint(problem.n) + problem.n * 210 * 8
 
 
 def register(op: Op) -> None:

@@ -69,7 +69,8 @@ def _stock_memory(problem: Problem) -> int:
     """Return stock's bytes: kernel matrices that autograd keeps, the noisy matrix, the factor, and derivatives."""
     names = families(problem)
     kept = sum(of.kept(problem.d) if (of := known_family(name)) else 6 for name in names) - (len(names) - 1)
-    return int((kept + (3.0 if iterates(problem) else 6.2)) * problem.batch * problem.n**2 * problem.itemsize)
+    more = 3.0 if iterates(problem) else 6.2
+    return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
 
 
 class _ExactLogProb(shared.Iterated):
@@ -212,7 +213,8 @@ def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor
         found = array_density.log_prob(marginal, value)
     if found is not None:
         return found
-    return (stock if trees.form(marginal.lazy.kernel, keops=exact) is None else fused)(marginal, value, exact)
+    unread = trees.form(marginal.lazy.kernel, keops=exact) is None
+    return (stock if unread else fused)(marginal, value, exact)
 
 
 shared.on_other_devices(

@@ -55,7 +55,8 @@ class _OfMatrices(OpOfParts):
 
     def problem_of(self, forward: Forward, *tensors: torch.Tensor) -> Problem | None:
         k, wanted = tensors[0], torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        tasks = self.tasks(*tensors) if wanted and k.dim() == 2 and is_ours(k) and alike(*tensors) else None
+        served = wanted and k.dim() == 2 and is_ours(k) and alike(*tensors)
+        tasks = self.tasks(*tensors) if served else None
         return None if tasks is None else matrix_problem(self.name, k, square=True, d=tasks, grad="a")
 
     def reference(self, forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
@@ -135,7 +136,8 @@ class _TaskLogProb(_OfMatrices):
     def tasks(self, *tensors: torch.Tensor) -> int | None:
         kx, kt, *others = tensors
         n, t = len(kx), kt.shape[-1] if kt.dim() else 0
-        return t if t > 0 and [tuple(a.shape) for a in (kt, *others)] == [(t, t), (t, t), (n, t), (n, t)] else None
+        same = t > 0 and [tuple(a.shape) for a in (kt, *others)] == [(t, t), (t, t), (n, t), (n, t)]
+        return t if same else None
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         n, t = problem.n, problem.d

@@ -202,7 +202,8 @@ class Session:
         from autokern.tuning import policy
 
         there, device = None, table.problem.device
-        if not self.agreed and max(table.memory.values()) >= memory.LARGE and device in host.current().devices:
+        large = not self.agreed and max(table.memory.values()) >= memory.LARGE
+        if large and device in host.current().devices:
             there = memory.current(device)  # on a device of this host, not of a replayed recording
         return policy.decide(table, self.chooser, settings, there, seen)
 

@@ -223,7 +223,8 @@ def usable(op: Op, trials: Iterable[Trial]) -> list[Trial]:
 
 def candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
     """Return the names of the measured and registered candidates, stock first."""
-    return ["stock", *sorted({name for trial in trials for name in trial.timings} & set(op.names()) - {"stock"})]
+    found = {name for trial in trials for name in trial.timings} & set(op.names())
+    return ["stock", *sorted(found - {"stock"})]
 
 
 def places(forest: Forest, trials: Iterable[Trial]) -> list[list[float]]:

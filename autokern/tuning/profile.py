@@ -217,6 +217,7 @@ def decode(data: bytes) -> Profile:
     profile.tools = {}
     whole = profile.schema == SCHEMA and all(forest.is_whole for forest in profile.forests.values())
     sizes = [(p.m, p.n, p.batch, 1 + p.d, 1 + p.rhs) for p in (trial.problem for trial in profile.trials)]
-    if not (whole and all(min(of_problem) >= 1 and max(of_problem) <= 2**40 for of_problem in sizes)):
+    possible = all(min(of_problem) >= 1 and max(of_problem) <= 2**40 for of_problem in sizes)
+    if not (whole and possible):
         raise ProfileError(f"it is of schema {profile.schema}, or it has broken trees or an impossible size")
     return profile

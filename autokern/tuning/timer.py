@@ -56,7 +56,8 @@ class _Pairs:
         """Whether the gap between the candidate and stock is known well enough."""
         error, clear = standard_error(self.ratios), min(self.ratios) > _CLEAR or max(self.ratios) < -_CLEAR
         enough = clear or len(self.ratios) >= _FEW
-        return self.is_stock or (enough and (error <= _TIE or abs(statistics.median(self.ratios)) >= 4 * error + _TIE))
+        known = enough and (error <= _TIE or abs(statistics.median(self.ratios)) >= 4 * error + _TIE)
+        return self.is_stock or known
 
     def timing(self) -> Timing:
         doubt = statistics.median(-0.5 * math.log((1 - a.lost) * (1 - b.lost)) for a, b in self.pairs)

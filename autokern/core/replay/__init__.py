@@ -22,7 +22,7 @@ import torch
 from autokern.core.errors import caught
 from autokern.core.releases import LIBRARIES, is_of_libraries
 from autokern.core.releases.recorded import content, functions
-from autokern.core.replay.effects import STANDARD, codes, is_library, is_made, is_of_library, walked
+from autokern.core.replay.effects import codes, is_library, is_of_library, is_of_python, walked
 
 _FEW = 32  # most elements for which comparing Python numbers is faster than `torch.equal`
 _SMALL = 256  # default of the largest number of elements of a tensor whose numbers are compared
@@ -97,8 +97,8 @@ class Held:
         self._arrays = [one for one in self.objects if isinstance(one, np.ndarray)]
         varying = set(map(id, inputs))
         self._tensors = [one for one in self.tensors if id(one) not in varying and _is_small(one, most)]
-        bases = {base for kind in self.kinds() for base in kind.__mro__ if not is_of_library(base)}
-        own = (base for base in bases if base.__module__.partition(".")[0] not in STANDARD or is_made(base))
+        bases = {base for kind in self.kinds() for base in kind.__mro__}
+        own = (base for base in bases if not (is_of_library(base) or is_of_python(base)))
         modules = [sys.modules.get(f"{name}.settings") for name in LIBRARIES]
         kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
         self._settings = [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)]

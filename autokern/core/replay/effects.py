@@ -155,7 +155,7 @@ def _values(of: dict[Any, Any], left: set[tuple[int, str]]) -> Iterable[Any]:
 
 def _of_class(kind: type, own: bool) -> Iterator[Any]:
     """Yield the members of a class of the user's (`own`), or the replacements in a class of a library."""
-    if kind.__module__.partition(".")[0] in STANDARD and not is_made(kind):
+    if is_of_python(kind):
         return
     for name, member in vars(kind).items():
         if type(member).__module__ == "unittest.mock":
@@ -185,10 +185,15 @@ def is_library(module: Any) -> bool:
 
 def is_of_library(kind: type) -> bool:
     """Whether a class belongs to a library."""
-    return is_library(kind.__module__) and not is_made(kind)
+    return is_library(kind.__module__) and not _is_made(kind)
 
 
-def is_made(kind: type) -> bool:
+def is_of_python(kind: type) -> bool:
+    """Whether a class belongs to one of Python's modules in `STANDARD`."""
+    return kind.__module__.partition(".")[0] in STANDARD and not _is_made(kind)
+
+
+def _is_made(kind: type) -> bool:
     """Whether a call of `type` has made a class, which then has the module of its metaclass or of the call."""
     return kind.__module__ in ("abc", "types") and vars(sys.modules[kind.__module__]).get(kind.__name__) is not kind
 
