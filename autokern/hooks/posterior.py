@@ -72,16 +72,13 @@ def _asked(model: Any, x: torch.Tensor) -> bool:
     settings, data = gpytorch.settings, model.train_inputs[0]
     if settings.prior_mode.on() or settings.skip_posterior_variances.on():
         return False
-    if torch.is_grad_enabled():  # do gradients pass through the factor?
-        by_solves = settings.fast_pred_var.off() and any(p.requires_grad for p in model.parameters())
-        if by_solves or settings.detach_test_caches.off():
-            return False
+    if torch.is_grad_enabled() and settings.detach_test_caches.off():  # gradients pass through the weights
+        return False
     if settings.observation_nan_policy.value() != "ignore" or settings.memory_efficient.on():
         return False
-    n = data.shape[-2]
-    if n + x.shape[-2] > settings.max_eager_kernel_size.value() or (settings.debug.on() and data.shape == x.shape):
-        return False  # stock returns a lazy covariance, or may warn that these are the training points
-    return regime(n, SOLVE) == EXACT and x.shape[:-1].numel() * x.shape[-2] <= MOST
+    if settings.debug.on() and data.shape == x.shape:
+        return False  # stock may warn that these are the training points
+    return regime(data.shape[-2], SOLVE) == EXACT and x.shape[:-1].numel() * x.shape[-2] <= MOST
 
 
 def _is_once(model: Any, strategy: Any) -> bool:

@@ -243,7 +243,7 @@ def _wanted(reading: Posterior, x: torch.Tensor) -> str:
     """Return the gradients that may be required: ``theta`` (hyperparameters), ``x`` (points), both, or none."""
     if not torch.is_grad_enabled():
         return ""
-    if reading.graded():
+    if any(p.tensor.requires_grad for p in reading.parameters):
         return "theta/x" if x.requires_grad else "theta"
     return "x" if x.requires_grad else ""
 

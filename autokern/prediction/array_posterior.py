@@ -3,7 +3,8 @@
 `Posterior` holds a model's kernel and mean at one state, with the inverse factor W of the noisy training covariance,
 ``W^T W = K^-1``, and ``a = K^-1 (y - mean)``. With the covariances C of the points with the training points, the mean
 is ``m + C a`` and the covariance ``K** - V V^T``, where ``V = C W^T``. The backward pass propagates ``dL/dC = g a^T -
-(H + H^T) V W``. As in the library with detached caches, no gradient reaches factor and weights.
+(H + H^T) V W``. As in the library with detached caches, no gradient reaches weights and noise, and with `fast_pred_var`
+none the factor; else the kernel's hyperparameters have ``dL/dK = (V W)^T H V W``, too.
 
 Hyperparameters enter the graph as vectors, whose nodes all calls share. The autograd engine tells whether a backward
 pass runs those nodes: ``torch.autograd.grad(value, X)`` does not, and skips their gradients. Second derivatives are
@@ -20,8 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 from gpytorch.models import ExactGP
+from gpytorch.settings import fast_pred_var
 
 from autokern.core.state import Lock
+from autokern.density.matrices import solved
 from autokern.kernels import tree as trees
 from autokern.kernels.array_distances import arranged
 from autokern.kernels.array_parts import Array
@@ -128,10 +131,6 @@ class Posterior:
         own = self.own(x).numel()
         return x.shape[:-2].numel() // own * max(own, self.key[0])
 
-    def graded(self) -> bool:
-        """Whether any hyperparameter requires a gradient."""
-        return any(p.tensor.requires_grad for p in self.parameters)
-
     def at(self, x: torch.Tensor) -> Pair | None:
         """Return mean ``(..., m)`` and covariance ``(..., m, m)``, None if a value is not finite."""
         grads = torch.is_grad_enabled()
@@ -139,7 +138,7 @@ class Posterior:
         own = self.own(x)
         if own.numel() > 1 and own != self.batch:
             x = x.expand(*x.shape[: x.dim() - 2 - len(own)], *self.batch, *x.shape[-2:])
-        call = Call(self, x, wanted)
+        call = Call(self, x, wanted, solves=fast_pred_var.off())
         found = call.evaluate(x)
         if found is None or not grads:
             return found
@@ -159,8 +158,11 @@ class Posterior:
             self._tokens = wanted, tokens
         return both, tokens
 
-    def formula(self, x: torch.Tensor, values: Sequence[torch.Tensor] = ()) -> Pair:
-        """Return mean and covariance by the model's modules, or by copies that have `values`; differentiable."""
+    def formula(self, x: torch.Tensor, values: Sequence[torch.Tensor] = (), solves: bool = False) -> Pair:
+        """Return mean and covariance by the model's modules, or by copies that have `values`; differentiable.
+
+        If the covariance `solves`, its gradients pass through the kernel matrix of the training points.
+        """
         modules = self._kernel_module, self._mean_module
         if values:
             memo = {id(p.tensor): value for p, value in zip(self.parameters, values, strict=True)}
@@ -169,9 +171,14 @@ class Posterior:
         held = (torch.from_numpy(array).to(x) for array in (self.inverse, self.weights))
         inverse, weights = (a.reshape(*(self.batch if len(a) > 1 else ()), *a.shape[1:]) for a in held)
         points, mean = self._prior(mean_module, x)
-        cross = kernel(points, self._prior(None, self._train.to(x))[0]).to_dense()
-        white = cross @ inverse.mT
-        return mean + (cross @ weights).squeeze(-1), kernel(points).to_dense() - white @ white.mT
+        train = self._prior(None, self._train.to(x))[0]
+        cross = kernel(points, train).to_dense()
+
+        def solve(rhs: torch.Tensor) -> torch.Tensor:
+            return inverse.mT @ (inverse @ rhs)
+
+        by_train = solved(kernel(train).to_dense(), solve, cross.mT) if solves else solve(cross.mT)
+        return mean + (cross @ weights).squeeze(-1), kernel(points).to_dense() - cross @ by_train
 
     def _prior(self, mean: Any, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Return the points that the kernel gets, and their mean, None if `mean` is None."""

@@ -24,8 +24,8 @@ Apart = tuple[list[Parameter], list[Parameter]]  # hyperparameters of the mean, 
 class Call:
     """One evaluation with the intermediate results for its backward passes."""
 
-    def __init__(self, of: Any, x: torch.Tensor, wanted: Apart) -> None:
-        self.of, self.m, self._shape = of, x.shape[-2], x.shape
+    def __init__(self, of: Any, x: torch.Tensor, wanted: Apart, solves: bool) -> None:
+        self.of, self.m, self._shape, self._solves = of, x.shape[-2], x.shape, solves
         self._lead, self._shared = x.shape[: max(0, x.dim() - 2 - len(of.batch))], of.own(x).numel() == 1
         self._unsaved = Unsaved(x, *(p.tensor for p in of.parameters))
         self._constants, self._graded = wanted
@@ -88,15 +88,18 @@ class Call:
         if of.lock.entered():
             return self.differentiable(by_mean, by_covariance, points, constant, graded)
         k, total, n = self._shape_of_cross
-        h = None
+        h = by_train = None
         if by_covariance is None:
             g = np.zeros((k, total, n))
         else:
             h = self._stacked(by_covariance, 2)
             h = h + h.swapaxes(-1, -2)
-            g = (h @ self._white).reshape(k, total, n) @ of.inverse
-            np.negative(g, out=g)
             h *= 0.5
+            g = (h @ self._white).reshape(k, total, n) @ of.inverse
+            if self._solves and graded:
+                solved = self._white.reshape(k, total, n) @ of.inverse
+                by_train = solved.swapaxes(-1, -2) @ g
+            g *= -2.0
         slopes = None
         if by_mean is not None:
             slopes = self._stacked(by_mean, 1).reshape(k, 1, total, 1)
@@ -110,6 +113,8 @@ class Call:
             for parameter in of.parameters:
                 parameter.by_value.fill(0.0)
             self._add(g, h, slopes, found, constant, graded)
+            if by_train is not None:
+                of.kernel.backward(of.kernel.evaluate(of.train)[1], by_train[:, None], None, True)
             if constant and slopes is not None:
                 by_constant = _joined(self._constants)
             if graded:
@@ -144,7 +149,7 @@ class Call:
         of = self.of
 
         def outs(x: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
-            both = zip(of.formula(x, values), (by_mean, by_covariance), strict=True)
+            both = zip(of.formula(x, values, self._solves), (by_mean, by_covariance), strict=True)
             return [out for out, grad in both if grad is not None]
 
         of_mean = self._constants if constant and by_mean is not None else []

@@ -110,6 +110,21 @@ def test_values_and_gradients_are_the_same(name, x):
     close(*reversed(both(lambda: read(ALL[name](), x))), **tolerance)
 
 
+SOLVED = INDEXED | {f"{name} {shape}": (name, points(*shape)) for name in ALL for shape in SHAPES[1::2]}
+
+
+@pytest.fixture
+def solves(monkeypatch):
+    """Turn off `fast_pred_var`, as GPyTorch's models do and BoTorch's do not: the data's kernel matrix has gradients."""
+    monkeypatch.setattr(gpytorch.settings.fast_pred_var, "_set_state", lambda state: None)
+
+
+@pytest.mark.usefixtures("solves")
+@pytest.mark.parametrize(("name", "x"), SOLVED.values(), ids=SOLVED)
+def test_gradients_through_the_kernel_matrix_of_the_data(name, x):
+    test_values_and_gradients_are_the_same(name, x)
+
+
 SINGLE = ["usual", "known noise", "two outputs", "sum", "product", "normalised inputs", *OF_OTHER_KERNELS]
 IN_SINGLE = INDEXED | {f"{k} {at}": (k, points(*at)) for k in SINGLE for at in [(1,), (5, 4), (2, 3, 2)]}
 
@@ -230,6 +245,17 @@ TWICE = ["usual", "two outputs", "normalised inputs", "tasks of other values", "
 @stock_s(rtol=1e-8, atol=1e-8)
 def test_second_derivatives(name, x):
     """Stock has none of Matern kernels."""
+    return twice_differentiated(name, x)
+
+
+@pytest.mark.usefixtures("solves")
+@pytest.mark.parametrize(("name", "x"), [*((k, points(2, 2)) for k in TWICE), INDEXED["tasks (3.4, 7.9)"]])
+@stock_s(rtol=1e-8, atol=1e-8)
+def test_second_derivatives_through_the_kernel_matrix_of_the_data(name, x):
+    return twice_differentiated(name, x)
+
+
+def twice_differentiated(name, x):
     model, x = MODELS[name](), x.clone().requires_grad_()
     posterior = model.posterior(x)
     value = weighted(posterior.mean) + weighted(posterior.distribution.covariance_matrix)
@@ -377,7 +403,6 @@ CONTEXTS = {
     "no variances": gpytorch.settings.skip_posterior_variances,
     "missing observations": lambda: gpytorch.settings.observation_nan_policy("mask"),
     "little memory": gpytorch.settings.memory_efficient,
-    "lazy": lambda: gpytorch.settings.max_eager_kernel_size(4),
     "gradients through caches": lambda: gpytorch.settings.detach_test_caches(False),
     "traced": gpytorch.settings.trace_mode,
     "dispatch mode": Noted,
@@ -405,24 +430,6 @@ def test_what_asks_for_something_else_runs_stock(name):
             return [found.mean.detach(), found.covariance_matrix.detach()]
 
     close(*reversed(both(lambda: outcome(run), calls=0)), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "frozen"), [("usual", True), ("usual", False), ("known noise", True), ("two outputs", True)]
-)
-def test_a_model_without_parameters_to_train_has_gradients_by_points_alone(name, frozen):
-    """Nothing but the points has gradients through caches then, whichever way the library computes variances."""
-
-    def run():
-        model = MODELS[name]().eval()
-        for p in model.parameters():
-            p.requires_grad_(not frozen and p is model.likelihood.noise_covar.raw_noise)
-        x = points(1, 4).requires_grad_()
-        found = model(x)
-        (slope,) = torch.autograd.grad(weighted(found.mean) + weighted(found.covariance_matrix), x)
-        return found.mean.detach(), found.variance.detach(), slope
-
-    close(*reversed(both(run, calls=int(frozen))), rtol=1e-8, atol=1e-9)
 
 
 class Checked(fully_bayesian.SaasFullyBayesianSingleTaskGP):
