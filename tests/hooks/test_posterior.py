@@ -115,7 +115,7 @@ SOLVED = INDEXED | {f"{name} {shape}": (name, points(*shape)) for name in ALL fo
 
 @pytest.fixture
 def solves(monkeypatch):
-    """Turn off `fast_pred_var`, as GPyTorch's models do and BoTorch's do not: the data's kernel matrix has gradients."""
+    """Turn off `fast_pred_var`, as in GPyTorch, not in BoTorch: the data's kernel matrix has gradients."""
     monkeypatch.setattr(gpytorch.settings.fast_pred_var, "_set_state", lambda state: None)
 
 
