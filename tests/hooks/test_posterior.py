@@ -181,6 +181,19 @@ def test_fantasies(name, shape, lead):
     assert isinstance(expected, type) or apart or count("posterior", "arrays") > before
 
 
+@pytest.mark.usefixtures("solves")
+@pytest.mark.parametrize("name", ["usual", "two outputs"])
+@pytest.mark.parametrize("trained", [True, False])
+@stock_s(rtol=1e-8, atol=1e-8)
+def test_the_kernel_matrix_of_a_fantasy_is_that_of_the_first_model(name, trained):
+    torch.manual_seed(0)
+    first = MODELS[name]().requires_grad_(trained)
+    with torch.no_grad():
+        fantasy = first.fantasize(points(5, 2, seed=7), SobolQMCNormalSampler(torch.Size([3]), seed=1))
+    slopes = read(fantasy, points(2), twice=True)
+    return [slopes, [p.grad for p in first.parameters()]]
+
+
 @pytest.mark.parametrize("name", ["usual", "known noise", "normalised inputs", "two outputs", "tasks of other values"])
 @pytest.mark.parametrize("graph", [False, True])
 def test_the_factor_of_a_fantasy_grows(name, graph):
