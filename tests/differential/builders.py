@@ -7,6 +7,7 @@ import torch
 import user_code
 from gpytorch import kernels as k
 from gpytorch import likelihoods, means
+from gpytorch.constraints import Interval
 from table import FORMULAE, See
 
 NONE = torch.Size()
@@ -59,6 +60,9 @@ KERNELS: dict[str, Callable[[torch.Size], Any]] = {
     "scaled matern32": lambda b: k.ScaleKernel(_matern(1.5, batch_shape=b), batch_shape=b),
     "scaled matern52": lambda b: k.ScaleKernel(_matern(2.5, ard_num_dims=2, batch_shape=b), batch_shape=b),
     "twice scaled": lambda b: k.ScaleKernel(k.ScaleKernel(_ard(b), batch_shape=b), batch_shape=b),
+    "active matern52": lambda b: k.ScaleKernel(
+        _matern(2.5, active_dims=(0,), lengthscale_constraint=Interval(0.1, 3.0), batch_shape=b), batch_shape=b
+    ),
     "active dimension": lambda b: k.ScaleKernel(_rbf(active_dims=(1,), batch_shape=b), batch_shape=b),
     "periodic": lambda b: k.ScaleKernel(k.PeriodicKernel(batch_shape=b), batch_shape=b),
     "rq": lambda b: k.ScaleKernel(k.RQKernel(batch_shape=b), batch_shape=b),

@@ -69,17 +69,18 @@ class Tasked(RBFKernel):
 
 
 class Buffered(Kernel):
-    """Has a buffer that the covariance depends on."""
+    """Has buffers that the covariance depends on."""
 
     has_lengthscale = True
 
     def __init__(self, **options: Any):
         super().__init__(**options)
         self.register_buffer("shift", torch.tensor(0.5))
+        self.register_buffer("height", torch.tensor(1.5))
 
     def forward(self, x1, x2, diag=False, **params):
         found = self.covar_dist(x1 / self.lengthscale, x2 / self.lengthscale, square_dist=True, diag=diag)
-        return (1 + found * self.shift).reciprocal()
+        return (self.height + found * self.shift).reciprocal()
 
 
 class Hyper(Kernel):

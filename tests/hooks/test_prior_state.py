@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 import torch
-from gpytorch.constraints import Interval, Positive
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.models import ExactModel, points
@@ -22,9 +21,9 @@ def by_mll(model, prior):
     return ExactMarginalLogLikelihood(model.likelihood, model)(prior, model.train_targets)
 
 
-def loss_and_prior(kernel=None, d=1):
-    x = points(40, d=d)
-    model = ExactModel(x, (4 * x[:, 0]).sin(), kernel or ScaleKernel(MaternKernel(1.5))).double()
+def loss_and_prior():
+    x = points(40, d=1)
+    model = ExactModel(x, (4 * x[:, 0]).sin(), ScaleKernel(MaternKernel(1.5))).double()
     prior = model(*model.train_inputs)
     return model, prior, by_mll(model, prior)
 
@@ -74,48 +73,6 @@ def test_copies_of_a_prior_keep_its_values():
         covariance.requires_grad_(False)
         for found in (copy.deepcopy(covariance), pickle.loads(pickle.dumps(covariance)), covariance):
             assert_close(found.to_dense(), expected)
-
-
-def replaced(space, name, value):
-    """A change of the Matern kernel: an entry of one of its dictionaries, which its methods read."""
-    return lambda kernel: vars(kernel)[space].__setitem__(name, value)
-
-
-CHANGES = {
-    "nu": lambda kernel: setattr(kernel, "nu", 0.5),
-    "bound in place": lambda kernel: kernel.raw_lengthscale_constraint.upper_bound.fill_(9.0),
-    "bound": lambda kernel: setattr(kernel.raw_lengthscale_constraint, "upper_bound", torch.tensor(9.0)),
-    "constraint": lambda kernel: kernel.register_constraint("raw_lengthscale", Positive()),
-    "transform": lambda kernel: setattr(kernel.raw_lengthscale_constraint, "_transform", torch.exp),
-    "dimensions in place": lambda kernel: kernel.active_dims.fill_(1),
-    "dimensions": lambda kernel: setattr(kernel, "active_dims", None),
-    "parameter": replaced("_parameters", "raw_lengthscale", torch.nn.Parameter(torch.full((1, 1), 2.0).double())),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("read", ["covariance", "density"])
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
-@each_that_serves
-def test_whatever_was_changed_since_what_is_read_is_of_the_time_of_the_density(change, read, mode, candidate):
-    """A sub-kernel is replaced at last, which hides other changes where the reading looks at the model again."""
-
-    def found(*changes):
-        kernel = MaternKernel(2.5, active_dims=[0], lengthscale_constraint=Interval(0.1, 3.0))
-        with mode():
-            model, prior, _ = loss_and_prior(ScaleKernel(kernel), d=2)
-        for one in changes:
-            one(model.covar_module.base_kernel)
-        return by_mll(model, prior) if read == "density" else prior.covariance_matrix
-
-    expected = found()
-    for changes in ([change], [change, lambda kernel: setattr(kernel, "forward", None)]):
-        assert_close(found(*changes), expected)
-        assert read == "density" or expected.requires_grad == (mode is torch.enable_grad)
-        with autokern.enabled(), autokern.using(force=dict([candidate])):
-            one = found(*changes)
-            assert_close(one, expected)
-            assert one.requires_grad == expected.requires_grad
 
 
 def test_a_prior_whose_points_were_written_is_refused():

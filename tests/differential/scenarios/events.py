@@ -6,8 +6,12 @@ import gpytorch
 import torch
 from builders import noises, points, regression, values
 from gpytorch.constraints import Interval
-from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ZeroMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls.added_loss_term import AddedLossTerm
+from gpytorch.priors import NormalPrior
 from table import cases, scenarios
 
 from scenarios.predictions import under
@@ -74,6 +78,18 @@ def _forward(see, model):
     kernel.forward = lambda *args, **options: 2.0 * stock(*args, **options)
 
 
+def _forward_of_the_model(see, model):
+    stock = model.forward
+    model.forward = lambda x: MultivariateNormal(stock(x).mean + 1.0, model.covar_module(x))
+
+
+def _names_of_buffers(model):
+    """The same tensors, in the same order, by each other's names."""
+    buffers = base(model)._buffers
+    shift, height = buffers.pop("shift"), buffers.pop("height")
+    buffers.update(height=shift, shift=height)
+
+
 def _noises(see):
     return 3 * noises(22).to(see.dtype)
 
@@ -101,6 +117,7 @@ EVENTS = {
     "mean setter": lambda see, m: m.mean_module.initialize(constant=1.7),
     "other parameter": _swap,
     "other kernel": lambda see, m: setattr(m, "covar_module", ScaleKernel(RBFKernel()).to(see.dtype)),
+    "kernel without a scale": lambda see, m: setattr(m, "covar_module", MaternKernel(1.5).to(see.dtype)),
     "points in place": _no_grad(lambda m: m.train_inputs[0].mul_(0.5)),
     "targets in place": _no_grad(lambda m: m.train_targets.mul_(-2.0)),
     "data set": _data(20),
@@ -121,11 +138,14 @@ EVENTS = {
     "smoothness": lambda see, m: setattr(base(m), "nu", 1.5),
     "trained in between": lambda see, m: setattr(scaled(m.train()), "outputscale", 3.0) or m.eval(),
     "forward of the kernel": _forward,
+    "forward of the model": _forward_of_the_model,
+    "transform": lambda see, m: setattr(base(m).raw_lengthscale_constraint, "_transform", torch.exp),
     "double and back": lambda see, m: m.float().double(),
 }
 OF_KERNELS = {
     "buffer in place": ("buffered", lambda m: next(b for n, b in m.named_buffers() if "shift" in n).mul_(6.0)),
     "buffer assigned": ("buffered", lambda m: setattr(base(m), "shift", torch.tensor(3.0))),
+    "names of buffers": ("buffered", _names_of_buffers),
     "scale assigned": ("attribute", lambda m: setattr(base(m), "scale", torch.tensor(0.2))),
     "scale in place": ("attribute", lambda m: base(m).scale.mul_(0.3)),
     "context": ("hyper", lambda m: setattr(m.covar_module, "context", torch.full((1,), 3.0))),
@@ -201,3 +221,45 @@ def between_predictions(see, event, setting="defaults", kernel="scaled rbf", fir
                 see.grads("variance", p.variance, model)
             if event != "frozen":
                 see.posterior("elsewhere", model(points(see, 5, seed=3)))
+
+
+class Term(AddedLossTerm):
+    def loss(self, *params):
+        return torch.tensor(3.0)
+
+
+def _added_loss(see, model):
+    model.register_added_loss_term("more")
+    model.update_added_loss_term("more", Term())
+
+
+OF_LOSSES = {
+    "prior": lambda see, m: base(m).register_prior("p", NormalPrior(0.0, 1.0), "lengthscale"),
+    "prior of a function": lambda see, m: base(m).register_prior(
+        "own", NormalPrior(0.0, 1.0), lambda kernel: kernel.lengthscale.log()
+    ),
+    "added loss": _added_loss,
+    "evaluation of the likelihood": lambda see, m: m.likelihood.eval(),
+    "hook of a gradient": lambda see, m: base(m).raw_lengthscale.register_hook(lambda slope: 2 * slope),
+    "precision": lambda see, m: m.float(),
+}
+
+
+@scenarios(
+    cases(event=[*EVENTS, *OF_LOSSES]),
+    cases(event="smoothness", kernel="scaled matern52"),
+    cases(event=list(OF_NOISE), likelihood="fixed"),
+    of_kernels(),
+)
+def between_losses(see, event, kernel="scaled rbf", likelihood="gaussian"):
+    """What changes between two calls of one marginal likelihood counts at once."""
+    model = regression(see, 22, kernel, likelihood)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    for name in ("first", "second"):
+        with see.attempt(name):
+            loss = mll(model(*model.train_inputs), model.train_targets)
+            see(f"{name} loss", loss)
+            if loss.requires_grad:
+                see.grads(f"{name} gradient", loss, model)
+        if name == "first":
+            (ALL | OF_LOSSES)[event](see, model)

@@ -8,7 +8,7 @@ from builders import points, regression
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from table import See, cases, scenarios
 
-from scenarios.events import ALL, EVENTS, STALE, of_kernels
+from scenarios.events import ALL, EVENTS, STALE, base, of_kernels
 from scenarios.models import tasked
 from scenarios.predictions import under
 
@@ -102,8 +102,23 @@ PRIORS = {
 }
 
 
+def _bound(see, model):
+    base(model).raw_lengthscale_constraint.upper_bound = torch.tensor(9.0)
+
+
+WRITTEN = {
+    "bound assigned": _bound,
+    "dimensions": lambda see, m: setattr(base(m), "active_dims", None),
+    "dimensions in place": lambda see, m: base(m).active_dims.fill_(1),
+    "no forward": lambda see, m: setattr(base(m), "forward", None),
+}
+CHANGED = ["transform", "smoothness", "bound", "constraint", "other parameter", *WRITTEN]
+
+
 @scenarios(
     cases(first=list(PRIORS), event="Adam"),
+    cases(first=["covariance", "density"], event=CHANGED, kernel="active matern52", hidden=[False, True], kappa=100.0),
+    cases(first="covariance", event=CHANGED[:4], kernel="active matern52", no_graph=True, kappa=100.0),
     cases(first=["covariance", "marginal", "variance", "sample"], event="data assigned"),
     cases(first=["covariance", "density", "part"], event=["Adam"], after="density"),
     cases(first=list(PRIORS)[::2], event="Adam", likelihood="fixed"),
@@ -111,16 +126,27 @@ PRIORS = {
     cases(first=["covariance", "marginal", "density", "variance"], event="Adam", of=["batch", "kronecker"]),
     cases(first=["covariance", "variance"], event="Adam", of="batch", likelihood="fixed"),
 )
-def a_prior_after_a_step(see, first, event, after="marginal", of="one", likelihood="gaussian"):
-    """A prior that is read after its density and a step: what is read first may leave something for the next."""
+def a_prior_after_a_step(
+    see, first, event, after="marginal", of="one", likelihood="gaussian", kernel="scaled matern32", no_graph=False,
+    hidden=False,
+):  # fmt: skip
+    """A prior that is read after its density and a change: what is read first may leave something for the next.
+
+    A kernel that another change makes unknown may hide the change from who looks at the model again.
+    """
     if of == "kronecker":
         model, inputs, _ = tasked(see, of)
     else:
-        model = regression(see, 40, "scaled matern32", likelihood, batch=(2,) if of == "batch" else ())
+        model = regression(see, 40, kernel, likelihood, batch=(2,) if of == "batch" else ())
         inputs = model.train_inputs
-    prior = model.train()(*inputs)
-    PRIORS[after](model, prior).sum().neg().backward(retain_graph=True)
-    EVENTS[event](see, model)
+    with torch.set_grad_enabled(not no_graph):
+        prior = model.train()(*inputs)
+        found = PRIORS[after](model, prior)
+    if not no_graph:
+        found.sum().neg().backward(retain_graph=True)
+    (EVENTS | WRITTEN)[event](see, model)
+    if hidden:
+        WRITTEN["no forward"](see, model)
     for k, name in enumerate([first, *PRIORS]):
         see(f"{name} {k}", PRIORS[name](model, prior))
 
