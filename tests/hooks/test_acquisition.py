@@ -22,6 +22,7 @@ from botorch.generation import gen
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms.input import InputPerturbation
 from botorch.optim import optimize_acqf
+from support.acquisitions import single
 from support.programs import QUIET, python, said
 
 import autokern
@@ -38,11 +39,6 @@ def _two_threads():
     yield
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
-
-
-def model_of(n=12):
-    x = torch.rand(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-    return SingleTaskGP(x, (3 * x).sin().sum(-1, keepdim=True)).eval()
 
 
 def optimised(acquisition, q=1, **kwargs):
@@ -68,10 +64,10 @@ def threads_of(acquisition, error=None, **given):
 
 
 def test_small_ones_run_on_one_thread():
-    assert threads_of(PosteriorMean(model_of())) == {2}
+    assert threads_of(PosteriorMean(single())) == {2}
     with autokern.enabled():
-        assert threads_of(PosteriorMean(model_of())) == {1}
-        assert threads_of(PosteriorMean(model_of()), KeyboardInterrupt()) == {1}
+        assert threads_of(PosteriorMean(single())) == {1}
+        assert threads_of(PosteriorMean(single()), KeyboardInterrupt()) == {1}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +80,7 @@ def test_small_ones_run_on_one_thread():
 )
 def test_large_ones_keep_all_threads(n, given):
     with autokern.enabled():
-        assert threads_of(PosteriorMean(model_of(n)), **given, options={"maxiter": 1}) == {2}
+        assert threads_of(PosteriorMean(single(n=n)), **given, options={"maxiter": 1}) == {2}
 
 
 class Mine(PosteriorMean):
@@ -102,18 +98,18 @@ def test_what_is_not_known_keeps_all_threads():
         threads.append(torch.get_num_threads())
         return samples[..., 0]
 
-    known, broken, perturbed = model_of(), model_of(), model_of()
+    known, broken, perturbed = single(), single(), single()
     mine = MyModel(*known.train_inputs, known.train_targets.unsqueeze(-1)).eval()
     broken.train_inputs = None
     perturbed.input_transform = InputPerturbation(torch.zeros(2, 2).double())
     with autokern.enabled():
         optimised(qLogExpectedImprovement(known, best_f=0.5, objective=GenericMCObjective(objective)))
         assert set(threads) == {2}
-        assert threads_of(Mine(model_of())) == threads_of(PosteriorMean(mine)) == {2}
+        assert threads_of(Mine(single())) == threads_of(PosteriorMean(mine)) == {2}
         assert threads_of(PosteriorMean(broken), ValueError("mine")) == {2}
-        assert threads_of(qLogExpectedImprovement(model_of(), best_f=0.5)) == {1}
+        assert threads_of(qLogExpectedImprovement(single(), best_f=0.5)) == {1}
         namesake = type("PosteriorMean", (PosteriorMean,), {"__module__": "analytic"})
-        assert threads_of(namesake(model_of())) == threads_of(PosteriorMean(perturbed), ValueError("mine")) == {2}
+        assert threads_of(namesake(single())) == threads_of(PosteriorMean(perturbed), ValueError("mine")) == {2}
 
 
 @pytest.mark.slow
@@ -141,11 +137,11 @@ print(len(fine), botorch.optim.optimize._optimize_acqf.__wrapped__ is not None)
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: LogExpectedImprovement(model_of(), best_f=0.5),
-        lambda: qLogExpectedImprovement(model_of(), best_f=0.5),
-        lambda: qLogNoisyExpectedImprovement(model_of(), model_of().train_inputs[0]),
-        lambda: qKnowledgeGradient(model_of(), num_fantasies=2),
-        lambda: qLogExpectedImprovement(ModelListGP(model_of()), best_f=0.5),
+        lambda: LogExpectedImprovement(single(), best_f=0.5),
+        lambda: qLogExpectedImprovement(single(), best_f=0.5),
+        lambda: qLogNoisyExpectedImprovement(single(), single().train_inputs[0]),
+        lambda: qKnowledgeGradient(single(), num_fantasies=2),
+        lambda: qLogExpectedImprovement(ModelListGP(single()), best_f=0.5),
     ],
 )
 def test_candidates_are_the_same(make):
@@ -171,7 +167,7 @@ def test_warnings_are_those_of_the_library_s_lines():
     places = []
     for enabled in (contextlib.nullcontext, autokern.enabled):
         for q in (1, 2):
-            acquisition = qLogExpectedImprovement(model_of(), best_f=0.5)
+            acquisition = qLogExpectedImprovement(single(), best_f=0.5)
             with enabled(), pytest.warns(RuntimeWarning, match="Optimization failed") as caught:
                 optimised(acquisition, q, sequential=True, gen_candidates=warned)
             places.append([(one.filename, one.lineno) for one in caught if "failed" in str(one.message)])
@@ -185,7 +181,7 @@ def test_gradients_of_integrated_variances_are_those_of_the_value():
     )
 
     def value(points, pending):
-        return qNegIntegratedPosteriorVariance(model_of(), grid, X_pending=pending)(points).sum()
+        return qNegIntegratedPosteriorVariance(single(), grid, X_pending=pending)(points).sum()
 
     inputs = points.requires_grad_(), pending.requires_grad_()
     assert not torch.autograd.gradcheck(value, inputs, raise_exception=False)

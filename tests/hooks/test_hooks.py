@@ -234,6 +234,11 @@ MATRICES = {
     "transposed": definite(12).mT,
     "single": torch.full((1, 1), 4.0, dtype=torch.float64),
     "large": definite(1000),
+    "large and of single precision": definite(1000, dtype=torch.float32),
+    "large and transposed": torch.cat([definite(1000)] * 2).mT[:, 1000:],
+    "a part of a larger one": torch.cat([definite(1000)] * 2, 1)[:, 1000:],
+    "large and singular": torch.ones(1000, 1000, dtype=torch.float64),
+    "large with nan": spoilt(definite(1000), (3, 3), float("nan")),
     "singular": torch.ones(6, 6, dtype=torch.float64),
     "singular float32": torch.ones(6, 6),
     "nearly singular": torch.ones(6, 6, dtype=torch.float64) + 1e-13 * torch.eye(6, dtype=torch.float64),
@@ -256,11 +261,12 @@ MATRICES = {
     "options", [{}, {"upper": True}, {"jitter": 1e-3, "max_tries": 2}], ids=["", "upper", "jitter"]
 )
 def test_cholesky_as_stock(name, kind, options, accelerator):
-    a = MATRICES[kind]
+    a, before = MATRICES[kind], MATRICES[kind].clone()
     expected, warned = outcome(lambda: psd_safe_cholesky(a, **options))
     with autokern.enabled(), autokern.using(force={"cholesky": name}):
         found, told = outcome(lambda: psd_safe_cholesky(a, **options))
     assert told == warned
+    assert_close(a, before, rtol=0, atol=0)
     assert_close(found, expected, rtol=1e-5 if a.dtype is torch.float32 else 1e-12, atol=1e-16)
     if isinstance(found, torch.Tensor) and name == "stock" and a.shape[-1] > 1:
         assert found.stride()[-2:] == expected.stride()[-2:]

@@ -7,7 +7,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan
-from linear_operator.utils import cholesky, errors
+from linear_operator.utils import cholesky
 from linear_operator.utils.warnings import NumericalWarning
 from support.models import ExactModel, step
 
@@ -65,19 +65,6 @@ def test_variances_below_zero_are_floored_with_the_warning_of_the_library(on):
 
 
 @pytest.mark.skipif(not memory.has_huge(), reason="this system provides no huge pages")
-@pytest.mark.parametrize("candidate", ["stock", "huge-pages"])
-def test_a_large_matrix_that_needs_jitter_gets_as_much_as_by_the_library(candidate):
-    matrix = torch.ones(1000, 1000, dtype=torch.float64)
-    found = []
-    for context in (contextlib.nullcontext(), autokern.using(force={"cholesky": candidate})):
-        with served(len(found) > 0), context, heard() as told:
-            found.append((cholesky.psd_safe_cholesky(matrix), told))
-    (expected, stock), (lower, ours) = found
-    assert stock == ours != []
-    torch.testing.assert_close(lower, expected)
-
-
-@pytest.mark.skipif(not memory.has_huge(), reason="this system provides no huge pages")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_where_rounding_decides_on_jitter_a_factor_in_huge_pages_has_that_of_the_library(dtype):
     points = torch.rand(1024, 3, dtype=dtype, generator=torch.Generator().manual_seed(1))
@@ -93,27 +80,6 @@ def test_where_rounding_decides_on_jitter_a_factor_in_huge_pages_has_that_of_the
         assert stock == ours
         torch.testing.assert_close(lower, expected)
         low, high = ((low + high) / 2, high) if stock else (low, (low + high) / 2)
-
-
-@pytest.mark.skipif(not memory.has_huge(), reason="this system provides no huge pages")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_factor_in_huge_pages_is_the_librarys_and_the_matrix_is_left_alone(dtype):
-    points = torch.rand(1100, 3, dtype=dtype, generator=torch.Generator().manual_seed(1))
-    matrix = torch.exp(-torch.cdist(points, points).square()) + 0.1 * torch.eye(1100, dtype=dtype)
-    for given in (matrix, matrix.T, torch.cat([matrix, matrix], 1)[:, 1100:], torch.full_like(matrix, torch.nan)):
-        found, before = [], given.clone()
-        for on in (False, True):
-            with served(on), autokern.using(force={"cholesky": "huge-pages"}) if on else contextlib.nullcontext():
-                try:
-                    found.append(cholesky.psd_safe_cholesky(given))
-                except errors.NanError as error:
-                    found.append(str(error))
-        if isinstance(found[0], str):
-            assert found[0] == found[1]
-        else:
-            torch.testing.assert_close(*found, rtol=0, atol=100 * torch.finfo(dtype).eps)
-            assert found[1].triu(1).count_nonzero() == 0
-        torch.testing.assert_close(given, before, rtol=0, atol=0, equal_nan=True)
 
 
 @SIDES

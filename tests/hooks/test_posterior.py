@@ -455,26 +455,21 @@ class Checked(fully_bayesian.SaasFullyBayesianSingleTaskGP):
         super()._check_if_fitted()
 
 
+@stock_s(calls=0)
 def test_a_check_of_the_user_s_runs_in_each_prediction():
-    def run():
-        model = of_samples(Checked)
-        before = Checked.calls
-        return *read(model, points(3, 2)), torch.tensor(Checked.calls - before)
-
-    close(*reversed(both(run, calls=0)))
+    model = of_samples(Checked)
+    before = Checked.calls
+    return *read(model, points(3, 2)), torch.tensor(Checked.calls - before)
 
 
+@stock_s()
 def test_gradients_by_the_mean_alone_do_not_pass_the_covariance():
     """A confidence region writes into what its standard deviations are made of."""
-
-    def run():
-        model = moved(SingleTaskGP(*data())).eval()
-        with gpytorch.settings.fast_pred_var():
-            posterior = model(points(3).requires_grad_())
-            lower, upper = posterior.confidence_region()
-            return torch.autograd.grad(lower.sum() + 2 * upper.sum(), posterior.mean)[0]
-
-    close(*reversed(both(run)))
+    model = moved(SingleTaskGP(*data())).eval()
+    with gpytorch.settings.fast_pred_var():
+        posterior = model(points(3).requires_grad_())
+        lower, upper = posterior.confidence_region()
+        return torch.autograd.grad(lower.sum() + 2 * upper.sum(), posterior.mean)[0]
 
 
 @pytest.mark.parametrize(("kind", "most"), [(Regression, 1), (lambda n: SingleTaskGP(*data()), 2)])

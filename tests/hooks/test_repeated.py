@@ -12,7 +12,7 @@ from botorch.acquisition import active_learning
 from botorch.acquisition import objective as objectives
 from botorch.acquisition.multi_objective import logei as multi_objective
 from botorch.acquisition.risk_measures import VaR
-from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
+from botorch.models import MultiTaskGP, SingleTaskMultiFidelityGP
 from botorch.models.transforms import Standardize
 from botorch.models.transforms.input import InputPerturbation
 from support.acquisitions import (
@@ -24,6 +24,7 @@ from support.acquisitions import (
     kronecker,
     noisy,
     points,
+    several,
     single,
     wrapper,
 )
@@ -38,10 +39,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The model inputs are of type torch.float32"),
     pytest.mark.filterwarnings("ignore:A not p.d., added jitter"),
 ]
-
-
-def several():
-    return ModelListGP(*(noisy(SingleTaskGP(points(), (k * points()).cos().sum(-1, keepdim=True))) for k in (2, 3)))
 
 
 def tasks():

@@ -6,10 +6,9 @@ import torch
 from botorch import acquisition as acquisitions
 from botorch.acquisition.multi_objective.hypervolume_knowledge_gradient import qHypervolumeKnowledgeGradient
 from botorch.exceptions.errors import OptimizationGradientError
-from botorch.models import ModelListGP, SingleTaskGP
 from botorch.sampling.normal import IIDNormalSampler, SobolQMCNormalSampler
 from botorch.sampling.stochastic_samplers import StochasticSampler
-from support.acquisitions import DOUBLE, improvement, noisy, points, single, wrapper
+from support.acquisitions import DOUBLE, improvement, points, several, single, wrapper
 from support.outcomes import count
 
 import autokern
@@ -22,10 +21,8 @@ pytestmark = [
 
 def hypervolume():
     """Two objectives; each evaluation makes a sampler, which draws a seed that nobody uses."""
-    models = [noisy(SingleTaskGP(points(), (k * points()).cos().sum(-1, keepdim=True))) for k in (2, 3)]
-    return qHypervolumeKnowledgeGradient(
-        ModelListGP(*models), torch.tensor([-3.0, -3.0], dtype=DOUBLE), num_fantasies=2, num_pareto=2
-    )
+    reference = torch.tensor([-3.0, -3.0], dtype=DOUBLE)
+    return qHypervolumeKnowledgeGradient(several(), reference, num_fantasies=2, num_pareto=2)
 
 
 class Drawing(acquisitions.PosteriorMean):

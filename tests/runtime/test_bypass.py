@@ -6,11 +6,10 @@ from pathlib import Path
 import linear_operator
 import pytest
 import torch
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from msgspec import structs
 from msgspec.structs import replace
 from support.bases import Replayed
-from support.models import loss_of, rough
+from support.models import rough, step
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
@@ -27,10 +26,6 @@ from autokern.tuning.store import read_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FORCED = {"kernel_matrix": "gemm", "exact_log_prob": "fused"}
-
-
-def loss(model):
-    return loss_of(ExactMarginalLogLikelihood(model.likelihood, model))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -56,7 +51,7 @@ def test_saved_tensors_that_are_kept_elsewhere_are_those_of_stock():
     def packed():
         seen = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
-            loss(rough(30)).backward()
+            step(rough(30))
         return seen
 
     expected = packed()

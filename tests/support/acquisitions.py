@@ -5,7 +5,7 @@ import functools
 import botorch.generation.gen as gen
 import torch
 from botorch.acquisition import qLogExpectedImprovement
-from botorch.models import KroneckerMultiTaskGP, SingleTaskGP
+from botorch.models import KroneckerMultiTaskGP, ModelListGP, SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 
 import autokern
@@ -18,8 +18,8 @@ def points(n=10, d=2, dtype=DOUBLE, seed=0):
     return torch.rand(n, d, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
-def single(dtype=DOUBLE, **options):
-    x = points(dtype=dtype)
+def single(dtype=DOUBLE, n=10, **options):
+    x = points(n, dtype=dtype)
     return noisy(SingleTaskGP(x, (3 * x).sin().sum(-1, keepdim=True), **options))
 
 
@@ -27,6 +27,11 @@ def noisy(model):
     """Let a model that is not fitted have a covariance that is well conditioned."""
     model.likelihood.noise = 0.1
     return model.eval()
+
+
+def several():
+    """Two models, of which the second is of a wilder function."""
+    return ModelListGP(*(noisy(SingleTaskGP(points(), (k * points()).cos().sum(-1, keepdim=True))) for k in (2, 3)))
 
 
 def kronecker():

@@ -10,6 +10,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean
+from support.models import ExactModel
 from support.outcomes import assert_close, judged
 
 import autokern
@@ -18,17 +19,14 @@ NONE, BATCH = torch.Size(), torch.Size([2])
 N = 40
 
 
-class Regression(gpytorch.models.ExactGP):
+class Regression(ExactModel):
     def __init__(self, x, y, kernel=None, likelihood=None, batch=NONE):
-        super().__init__(x, y, likelihood or GaussianLikelihood(batch_shape=batch))
-        self.mean_module = ConstantMean(batch_shape=batch)
-        self.covar_module = kernel or ScaleKernel(RBFKernel(ard_num_dims=x.shape[-1]))
+        kernel = kernel or ScaleKernel(RBFKernel(ard_num_dims=x.shape[-1]))
+        noisy = likelihood or GaussianLikelihood(batch_shape=batch)
+        super().__init__(x, y, kernel, noisy, ConstantMean(batch_shape=batch))
         if likelihood is None:
             self.likelihood.noise = torch.full((*batch, 1), 0.05)
         self.to(x).eval()
-
-    def forward(self, x):  # as the tutorials write it, so that it is read where models are
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 class Formed(Regression):
