@@ -226,7 +226,8 @@ def _same_noise(likelihood: Any, distribution: Any) -> Any:
         return None
     if gpytorch.settings.observation_nan_policy.value() != "ignore" or not libraries.noise_in_place(likelihood):
         return None
-    return likelihood.noise_covar.noise
+    noise = likelihood.noise_covar.noise
+    return noise if noise.shape[-1:] == (1,) else None
 
 
 _training(ExactMarginalLogLikelihood, _by_modules)

@@ -226,7 +226,7 @@ def _mul_matrix(self: Any, other: Any) -> Any:
             return one._mul_matrix(two)
         if one.__class__ is DenseLinearOperator and (entries := _looked_up(two)) is not None:
             return DenseLinearOperator(one.tensor * entries)
-    return _mul_matrix.__wrapped__(*both)
+    return _mul_matrix.__wrapped__(self, other)
 
 
 @unless_it_fails

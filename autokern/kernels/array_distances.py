@@ -81,12 +81,6 @@ def short(x: Array) -> Sequence[Any]:
     return 1.0 - z, lambda g: -pull(g)
 
 
-def exponential(x: Array, lengthscale: Array) -> Sequence[Any]:
-    """Return exponentials of scaled points; a product of two is the exponential of the points' sum."""
-    z = np.exp(x / lengthscale)
-    return z, lambda g: g * z / lengthscale, lambda g: g * z * x / -np.square(lengthscale)
-
-
 def circled(x: Array, lengthscale: Array, period: Array) -> Sequence[Any]:
     """Return points on circles, on which an RBF is the periodic kernel; the lengthscale divides squared distances.
 
@@ -204,6 +198,18 @@ class Products(Distances):
         if others is None:
             return 2.0 * (g @ z), None
         return g @ others[0], g.swapaxes(-1, -2) @ z if theta else None
+
+
+class Sums(Products):
+    """A formula of sums of two numbers, one of each point."""
+
+    def _between(self, z: Array, others: Any) -> tuple[Array, Any]:
+        s: Array = z + (z if others is None else others[0]).swapaxes(-1, -2)
+        return s, None
+
+    def _pulled(self, g: Array, z: Array, others: Any, apart: Any, theta: bool) -> tuple[Array, Array | None]:
+        by_z, by_others = np.add.reduce(g, -1)[..., None], np.add.reduce(g, -2)[..., None]
+        return (by_z + by_others, None) if others is None else (by_z, by_others if theta else None)
 
 
 class Rough(Distances):

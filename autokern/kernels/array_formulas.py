@@ -119,16 +119,15 @@ def polynomial(offset: Parameter, power: float) -> Formula:
     return formula
 
 
-def powered(power: Parameter, sums: bool = False) -> Formula:
-    """Return ``(1 + s) ** power``, or ``(1 + |log s|) ** -power`` if s is the exponential of a sum (`sums`)."""
+def powered(power: Parameter, sign: float = 1.0) -> Formula:
+    """Return ``(1 + |s|) ** power``, or its reciprocal if the `sign` is -1."""
 
     def formula(s: Array) -> Sequence[Any]:
-        t, rate = (np.log(s), -power.value) if sums else (s, power.value)
-        log = np.log1p(np.abs(t))
+        log, rate = np.log1p(np.abs(s)), sign * power.value
         slope = rate * parts.exponential(log * (rate - 1.0))
-        if sums:
-            slope *= np.sign(t) / s  # at a sum of zero the gradient is zero
-        return parts.exponential(log * rate), slope, lambda: parts.exponential(log * rate) * (-log if sums else log)
+        if sign < 0:
+            slope *= np.sign(s)  # at a sum of zero the gradient is zero
+        return parts.exponential(log * rate), slope, lambda: parts.exponential(log * rate) * (sign * log)
 
     return formula
 

@@ -25,6 +25,9 @@ from autokern.kernels.family import OWN, Family, code_of, family, formula_of
 _MOST_DIFFERENCES = 2**24  # most elements of an array of all differences of points
 BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
 """The kind of node of each gpytorch kernel with several children."""
+_SHAPES = {"raw_lengthscale": (1, 0), "raw_period_length": (1, 0), "raw_alpha": (1,), "raw_constant": (1,),
+           "raw_outputscale": ()}  # fmt: skip
+"""Shapes of parameters after the batch; 0 stands for the number of lengthscales."""
 
 
 class Node(NamedTuple):
@@ -69,10 +72,11 @@ def described(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
     kinds.add(kind)
     if not OWN.isdisjoint(own):
         return None
-    for name, axes in (("raw_lengthscale", 2), ("raw_outputscale", 0)):  # axes after the batch
+    for name, shape in _SHAPES.items():
         tensor = own["_parameters"].get(name)
-        if tensor is not None and tensor.shape[: tensor.dim() - axes] != own.get("_batch_shape"):
-            return None  # the library raises
+        sizes = (size or own.get("ard_num_dims") or 1 for size in shape)
+        if tensor is not None and tensor.shape != (*own.get("_batch_shape", ()), *sizes):
+            return None  # the library raises, or computes something else
     found = formula_of(kernel)
     if found is not None:
         return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None

@@ -11,7 +11,7 @@ from gpytorch import kernels
 from autokern.kernels import array_distances as points
 from autokern.kernels import array_formulas as formulas
 from autokern.kernels import array_parts as parts
-from autokern.kernels.array_distances import Distances, Mapped, Products, Rough
+from autokern.kernels.array_distances import Distances, Mapped, Products, Rough, Sums
 from autokern.kernels.array_formulas import SpectralMixture
 from autokern.kernels.array_parts import Array, Columns, Parameter, Part, Product, Scale, Sum
 from autokern.kernels.family import formula_of
@@ -35,11 +35,12 @@ class _Place:
         self.seen.raw = True
         return self.columns(self.seen.dims)
 
-    def parameter(self, name: str = "raw_lengthscale", dims: int | None = None) -> Parameter:
+    def parameter(self, name: str = "raw_lengthscale") -> Parameter:
         """Return a parameter ``(1, dims)`` or ``(1, 1)``, by default the lengthscale."""
-        raw = self.kernel._parameters.get(name)
-        several = self.dims if dims is None else dims
-        return self.seen.parameter(self.kernel, name, (1, 1 if raw is not None and raw.shape[-1:] == (1,) else several))
+        several = self.kernel.ard_num_dims or 1
+        if several not in (1, self.dims):
+            raise UnreadError(f"{several} lengthscales of {self.dims} dimensions")
+        return self.seen.parameter(self.kernel, name, (1, several))
 
     def number(self, name: str) -> Parameter:
         """Return a parameter ``(1,)``."""
@@ -114,8 +115,8 @@ def _of_one(at: _Place, part: Part) -> Part:
 
 
 def _decay(at: _Place) -> Part:
-    sums, power = Mapped(at.raw(), points.exponential, at.parameter()), at.number("raw_power")
-    return _of_one(at, Products(sums, formulas.powered(power, True), power))
+    scaled, power = Mapped(at.raw(), points.scaled, at.parameter()), at.number("raw_power")
+    return _of_one(at, Sums(scaled, formulas.powered(power, -1.0), power))
 
 
 def _mixture(at: _Place) -> Part:
@@ -151,7 +152,7 @@ _READ: dict[type | str, tuple[str, Callable[[_Place], Part]]] = {
     kernels.RQKernel: ("rq", _rational),
     kernels.PeriodicKernel: ("periodic", _periodic),
     kernels.PiecewisePolynomialKernel: ("piecewise", _piecewise),
-    kernels.CosineKernel: ("cosine", lambda at: _distances(at, "cosine", at.parameter("raw_period_length", 1))),
+    kernels.CosineKernel: ("cosine", lambda at: _distances(at, "cosine", at.parameter("raw_period_length"))),
     kernels.LinearKernel: (
         "linear", lambda at: Products(Mapped(at.raw(), points.weighted, at.parameter("raw_variance")), formulas.linear)
     ),

@@ -111,9 +111,9 @@ class Posterior:
         values = values.reshape(shape) if lead.numel() == 1 else values.expand(*self.batch, *shape)
         return np.asarray(values.cpu().numpy(), np.float64).reshape(-1, *shape)
 
-    def laid(self, x: Array) -> Array:
-        """Return points centred and arranged for the parts of the kernel."""
-        return arranged(x, self._raw, self._centre)
+    def laid(self, x: Array, centred: bool = False) -> Array:
+        """Return points less the training points' mean, or less their own, arranged for the kernel's parts."""
+        return arranged(x, self._raw, None if centred else self._centre)
 
     def holds(self) -> bool:
         """Whether the model still consists of the objects that were read; the caller checks its values."""

@@ -44,7 +44,8 @@ class Call:
             z = of.laid(self._points)
             cross, kept = of.kernel.evaluate(z, of.train)
             one = of.alone if self.m == 1 else None
-            own, own_kept = one or of.kernel.evaluate(z.reshape(len(z), -1, self.m, z.shape[-1]))
+            sets = self._points.reshape(len(z), -1, self.m, self._points.shape[-1])
+            own, own_kept = one or of.kernel.evaluate(of.laid(sets, centred=self.m > 1))
             self._kept, n = (kept, own_kept), cross.shape[-1]
             cross = cross.reshape(-1, z.shape[-2], n)
             k, _, _ = self._shape_of_cross = cross.shape

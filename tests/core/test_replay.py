@@ -171,6 +171,22 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 
 TALLY = torch.zeros(1)
+SQUARE = torch.zeros(2, 2)
+
+
+def test_what_was_written_outside_can_be_undone() -> None:
+    """A computation that is refused has run; where it is not the program's own, its program must not see that."""
+    norm, tally = torch.nn.BatchNorm1d(3, dtype=torch.float64), torch.zeros(2)
+    of = [*norm.buffers(), tally]
+    before, versions = [t.clone() for t in of], [t._version for t in of]
+    with (recorder := Recorder(x := points(4, 3))):
+        norm(x).sum().backward()
+        tally.add_(1)
+        tally[1].mul_(3)
+    assert not any(map(torch.equal, of, before))
+    recorder.undo()
+    assert all(map(torch.equal, of, before))
+    assert versions == [t._version for t in of]
 
 
 def test_draws_go_on_in_their_order_and_a_seed_is_drawn_but_not_used() -> None:
@@ -201,6 +217,7 @@ def test_draws_go_on_in_their_order_and_a_seed_is_drawn_but_not_used() -> None:
         (lambda x: (x + torch.randn_like(x)).sum(-1), "random"),
         (lambda x: torch.nn.functional.dropout(x, 0.5).sum(-1), "random"),
         (writes, "memory of others"),
+        (lambda x: x.sum(-1) + SQUARE.t_()[0, 1], "a tensor of others"),
         (lambda x: x.to_sparse().to_dense().sum(-1), "another kind"),
         (outside, "leave torch"),
         (lambda x: x * max(x.detach().view(-1).tolist()), "leave torch"),

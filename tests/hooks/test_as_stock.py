@@ -10,14 +10,23 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, ProductKernel, RBFKernel, RBFKernelGrad, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    MaternKernel,
+    ProductKernel,
+    RBFKernel,
+    RBFKernelGrad,
+    RQKernel,
+    ScaleKernel,
+)
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, ConstantMeanGrad, LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from support.losses import Model, independent
 from support.models import ExactModel, points, step
-from support.outcomes import as_stock, assert_close
+from support.outcomes import as_stock, assert_close, outcome
 
 import autokern
 from autokern.core.releases.known import Relied
@@ -66,6 +75,29 @@ def test_a_class_that_is_patched(kind, name, kernel, seen):
     with mock.patch.object(kind, name, halved(vars(kind)[name])):
         found = read()
     return [*found, model.covar_module(points(3, seed=1)).to_dense(), *read()]
+
+
+SHAPES = {
+    "lengthscales without ARD": (RBFKernel, "covar_module.raw_lengthscale", (1, 2)),
+    "a lengthscale of no shape": (lambda: MaternKernel(2.5), "covar_module.raw_lengthscale", ()),
+    "levels of noise": (RBFKernel, "likelihood.noise_covar.raw_noise", (20,)),
+    "alphas": (RQKernel, "covar_module.raw_alpha", (20,)),
+}
+
+
+@pytest.mark.parametrize(("kernel", "name", "shape"), SHAPES.values(), ids=SHAPES)
+def test_parameters_of_other_shapes_are_left_to_the_library(kernel, name, shape):
+    def run():
+        model = regression(kernel=kernel())
+        module, _, raw = name.rpartition(".")
+        setattr(model.get_submodule(module), raw, torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)))
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        loss = mll(model(*model.train_inputs), model.train_targets)
+        return loss.detach(), torch.autograd.grad(loss.sum(), list(mll.parameters()))
+
+    expected = outcome(run)
+    with autokern.enabled():
+        assert_close(outcome(run), expected)
 
 
 class Shifted(MultivariateNormal):

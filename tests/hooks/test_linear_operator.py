@@ -31,6 +31,13 @@ pytestmark = [
 ]
 
 
+def test_a_product_of_an_operator_with_itself_decomposes_it_once():
+    lazy = gpytorch.kernels.IndexKernel(num_tasks=3, rank=2)(torch.arange(40).remainder(3).unsqueeze(-1))
+    with autokern.enabled():
+        product = lazy * lazy
+        assert product.left_linear_op is product.right_linear_op
+
+
 def trend():
     return ScaleKernel(RBFKernel()) + ScaleKernel(LinearKernel(active_dims=[0]))
 

@@ -140,7 +140,7 @@ def test_single_precision_is_no_further_from_double_precision_than_stock(name, x
             assert (other - exact).norm() <= 2 * (one - exact).norm() + 1e-4 * exact.norm()
 
 
-BOUNDS = {"fidelity": (0, 1, -0.5, 1.5), "two fidelities": (0, 1, -0.5, 1.5), "fidelities by decay": (0, 1)}
+BOUNDS = {"fidelity": (0, 1, -0.5, 1.5), "two fidelities": (0, 1, -0.5, 1.5), "fidelities by decay": (0, 1, 400.0)}
 
 
 @pytest.mark.parametrize(("name", "values"), BOUNDS.items(), ids=BOUNDS)
@@ -148,6 +148,14 @@ def test_fidelities_at_their_bounds_and_beyond(name, values):
     x = points(len(values) ** 2, 2)
     x[..., 1:] = torch.cartesian_prod(*[torch.tensor(values, **F64)] * 2)[:, None]
     close(*reversed(both(lambda: read(MODELS[name](), x))))
+
+
+@pytest.mark.parametrize("name", ["usual", "isotropic", "tasks of other values"])
+def test_points_far_from_the_data(name):
+    """Their covariances have the digits of their distances from each other."""
+    x = of_these_tasks(3, 7) if "tasks" in name else points(5, 2)
+    x[..., ::2] += 1e6  # tasks stand in the second column
+    close(*reversed(both(lambda: read(MODELS[name](), x)[1])), rtol=1e-8)
 
 
 @pytest.mark.filterwarnings("ignore:The model inputs are of type", "ignore:Data")

@@ -59,6 +59,23 @@ def test_what_is_written_to_parameters_after_a_models_call_counts():
     return trained(sparse, once(lambda mll: [p.data.mul_(1.01) for p in mll.parameters()]), inside=True)
 
 
+@as_library()
+def test_a_mean_that_was_written_past_its_version_counter_counts():
+    mll = prepared(sparse)
+    (x,), y = batch(mll, 20)
+    output = mll.model(x)
+    output.loc.data.add_(1.0)
+    return [mll(output, y)]
+
+
+def test_parameters_of_replays_can_be_swapped():
+    with install.enabled():
+        mll = prepared(sparse)
+        called(mll, 20)[0].backward()
+        for p in mll.parameters():
+            torch.utils.swap_tensors(p, torch.nn.Parameter(p.detach().clone()))
+
+
 def test_steps_that_use_the_divergence_otherwise_are_soon_the_library_s():
     with install.enabled():
         mll = prepared(sparse)
@@ -137,8 +154,22 @@ class Weighted(VariationalELBO):
         return super()._log_likelihood_term(*args, **kwargs) * self.weights[0]
 
 
+class Moving(Sparse):
+    """Its network and its model keep averages."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.register_buffer("average", torch.zeros(2))
+
+    def forward(self, x):
+        x = self.norm(x)
+        self.average.lerp_(x.detach()[0], 0.1)
+        return Sparse.forward(self, x + self.average)
+
+
 COUNTED = functools.partial(Weighted, counts=CALLS)
-EFFECTS = [{"model": Counting}, {"model": Noisy}, {"mll": COUNTED}, {"mean": Drawing}]
+EFFECTS = [{"model": Counting}, {"model": Noisy}, {"model": Moving}, {"mll": COUNTED}, {"mean": Drawing}]
 OWN_DRAWS = torch.Generator(), torch.Generator()
 
 

@@ -141,7 +141,7 @@ def trained(make, change=None, steps=14, size=lambda at: 30, inside=False):
         found += [loss.detach(), *(p.grad.clone() for p in mll.parameters() if p.grad is not None)]
         if hasattr(mll.model, "variational_strategy"):  # of what the model's call has left, and of the new parameters
             found.append(mll.model.variational_strategy.kl_divergence().detach())
-    return [*found, *(p.detach() for p in mll.parameters())]
+    return [*found, *(t.detach() for t in (*mll.parameters(), *mll.buffers()))]
 
 
 def same(ours, theirs, bound=1e-9):

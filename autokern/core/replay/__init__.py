@@ -98,7 +98,8 @@ class Held:
         varying = set(map(id, inputs))
         self._tensors = [one for one in self.tensors if id(one) not in varying and _is_small(one, most)]
         bases = {base for kind in self.kinds() for base in kind.__mro__}
-        own = (base for base in bases if not (is_of_library(base) or is_of_python(base)))
+        own = [base for base in bases if not (is_of_library(base) or is_of_python(base))]
+        self.own = bool(own) or not all(is_library(f.__globals__.get("__name__")) for f in self._functions)
         modules = [sys.modules.get(f"{name}.settings") for name in LIBRARIES]
         kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
         self._settings = [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)]

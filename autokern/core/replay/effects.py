@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.modules.module import _has_any_global_hook
+from torch.overrides import TorchFunctionMode
 
 from autokern.core.releases import LIBRARIES, is_installed
 from autokern.core.releases.recorded import content
@@ -64,6 +65,11 @@ _EMPTY = frozenset((object, types.EllipsisType, types.NotImplementedType, types.
 """Python's own classes of objects that hold nothing but attributes."""
 _COUNTING = torch.quasirandom.SobolEngine, type(functools.cache(int))  # classes whose objects change with use
 _MOST = 20_000
+_LEAVING = ("__array__", "__dlpack__", "__repr__", "_pack_padded_sequence", "apply_", "data_ptr", "map2_", "map_",
+            "numpy", "storage", "tensor_split", "tolist", "untyped_storage")  # fmt: skip
+_BUILDING, _INDEXING = ("as_tensor", "asarray", "new", "new_tensor", "tensor"), ("__getitem__", "__setitem__")
+_READING = "__float__", "__format__", "__index__", "__int__"
+_WAYS = {name: names for names in (_LEAVING, _BUILDING, _READING, _INDEXING) for name in names}
 
 
 def walked(of: Iterable[Any], but: Iterable[tuple[dict[str, Any], str]] = ()) -> dict[int, Any] | str:
@@ -246,3 +252,23 @@ def codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from codes(constant)
+
+
+class Leaving(TorchFunctionMode):
+    """Notices where numbers of a recording leave torch, also where torch reads lists of tensors, which no mode sees."""
+
+    def __init__(self, recorder: Any) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        way, recorder, kwargs = _WAYS.get(getattr(func, "__name__", "")), self._recorder, kwargs or {}
+        if way is None:
+            return func(*args, **kwargs)
+        reads, found = recorder.reads, func(*args, **kwargs)
+        values = (*args[1], *args[2:]) if way is _INDEXING and type(args[1]) is tuple else (*args, *kwargs.values())
+        lists = [one for one in values if isinstance(one, (list, tuple))]
+        if way is not _READING or recorder.reads == reads:
+            with torch._C.DisableTorchFunction():
+                recorder.noticed(recorder.leave, lists if way in (_BUILDING, _INDEXING) else values)
+        return found

@@ -22,11 +22,11 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokern.core.errors import caught
 from autokern.core.replay import Pairs, operations
+from autokern.core.replay.effects import Leaving
 from autokern.core.replay.operations import Kind, Noted, Replay, Step, UnrecordedError, apart, memory_of, tensors_in
 
 _MOST_STEPS, _IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 20_000, 2**21, 2**26, 2**28
@@ -35,31 +35,6 @@ _living: list[tuple[weakref.ref[Any], int]] = []  # owners of recordings, with b
 _READ, _BATCH_NORM = torch.ops.aten._local_scalar_dense.default, torch.ops.aten.native_batch_norm.default
 _TORCHS = "aten", "prim", "prims", "profiler"  # namespaces of operations
 _FRAMES = 8  # most frames between the record of an operation and the function that called it
-_LEAVING = ("__array__", "__dlpack__", "__repr__", "_pack_padded_sequence", "apply_", "data_ptr", "map2_", "map_",
-            "numpy", "storage", "tensor_split", "tolist", "untyped_storage")  # fmt: skip
-_BUILDING, _INDEXING = ("as_tensor", "asarray", "new", "new_tensor", "tensor"), ("__getitem__", "__setitem__")
-_READING = "__float__", "__format__", "__index__", "__int__"
-_WAYS = {name: names for names in (_LEAVING, _BUILDING, _READING, _INDEXING) for name in names}
-
-
-class _Leaving(TorchFunctionMode):
-    """Notices where numbers of a recording leave torch, also where torch reads lists of tensors, which no mode sees."""
-
-    def __init__(self, recorder: Any) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        way, recorder, kwargs = _WAYS.get(getattr(func, "__name__", "")), self._recorder, kwargs or {}
-        if way is None:
-            return func(*args, **kwargs)
-        reads, found = recorder.reads, func(*args, **kwargs)
-        values = (*args[1], *args[2:]) if way is _INDEXING and type(args[1]) is tuple else (*args, *kwargs.values())
-        lists = [one for one in values if isinstance(one, (list, tuple))]
-        if way is not _READING or recorder.reads == reads:
-            with torch._C.DisableTorchFunction():
-                recorder.noticed(recorder.leave, lists if way in (_BUILDING, _INDEXING) else values)
-        return found
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -81,11 +56,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: dict[int, Any] = dict.fromkeys(self._inputs)  # with a tensor that keeps it alive
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
         self._empty: set[int] = set()  # memory that no operation has written yet
+        self._outside: list[tuple[torch.Tensor, torch.Tensor, int]] = []  # with earlier contents and version
         self._restored: list[Step] = []
         self._begun: set[int] = set()  # memory whose contents each replay restores first
         self._steps: list[Noted] = []
         self._bytes, self._middle, self._reason = 0, 0, ""
-        self._leaving: Any = _Leaving(self)
+        self._leaving: Any = Leaving(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -108,6 +84,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def fail(self, reason: str) -> None:
         """Record the reason why no replay is possible; the computation itself goes on."""
         self._reason = self._reason or reason
+
+    def undo(self) -> None:
+        """Undo what the computation has written to tensors from outside."""
+        for tensor, before, version in reversed(self._outside):
+            tensor.data.copy_(before)
+            if version >= 0:
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
     def called(self, function: Callable[..., torch.Tensor], args: Any) -> torch.Tensor:
         """Run a function of an extension, which returns a new tensor and does nothing else, as one operation."""
@@ -183,9 +166,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.drawn[generator] = generator.get_state()
         kind = operations.kind_of(func)
         with torch._C.DisableTorchFunction():
+            writes = kind.written or func is _BATCH_NORM
+            others = self.noticed(self._saved, func, args, kwargs, kind) if writes else None
             if self._reason or kind.view:
                 return func(*args, **kwargs)
-            noted = self.noticed(self._before, func, args, kwargs, kind)
+            noted = self.noticed(self._before, func, args, kwargs, kind, others or [])
             out = func(*args, **kwargs)
             if noted is not None:
                 self.noticed(self._after, func, args, kwargs, kind, out, *noted)
@@ -199,7 +184,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.fail(str(error) or repr(error))
             return None
 
-    def _before(self, func: Any, args: Any, kwargs: Any, kind: Kind) -> tuple[dict[int, torch.Tensor], bool, Pairs]:
+    def _saved(self, func: Any, args: Any, kwargs: Any, kind: Kind) -> Pairs:
+        """Return the tensors from outside that an operation writes, with copies."""
+        written = operations.written(kind, args, kwargs)
+        if func is _BATCH_NORM and args[5]:  # the running statistics, which its schema does not state
+            written += tensors_in(args[3:5])
+        found = [(t, t.clone()) for t in written if (at := memory_of(t)) not in self._made or at in self._inputs]
+        self._outside += [(t, before, -1 if t.is_inference() else t._version) for t, before in found]
+        return found
+
+    def _before(
+        self, func: Any, args: Any, kwargs: Any, kind: Kind, others: Pairs
+    ) -> tuple[dict[int, torch.Tensor], bool, Pairs]:
         """Return what an operation reads, whether its result varies, and the outside tensors that it writes, copied."""
         memories = self._read(tensors_in((*args, *kwargs.values())))
         varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
@@ -207,12 +203,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnrecordedError(f"{func}, whose code may do more than compute")
         if kind.seeded and (self._seeding is None or kwargs.get("generator") is not None):
             raise UnrecordedError(f"{func} draws random numbers")
-        if func is _BATCH_NORM and args[3] is not None and args[5]:  # which its schema does not state
+        if func is _BATCH_NORM and others:
             raise UnrecordedError(f"{func} updates running statistics")
+        if torch.Tag.inplace_view in func.tags and not memories.keys() <= self._made.keys() - self._inputs:
+            raise UnrecordedError(f"{func} changes a tensor of others")
         self.draws, self.reads = self.draws or kind.seeded, self.reads + (func is _READ)
         if func is _READ and memories.keys() <= self._seeds:
             return memories, False, []
-        return memories, varies, self._writes(operations.written(kind, args, kwargs), varies)
+        self._begin(operations.written(kind, args, kwargs) if varies else [])
+        return memories, varies, others
 
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return tensors by the address of their storage; those from outside are noted as constants."""
@@ -222,18 +221,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._constants[memory] = tensor, 0 if tensor.is_inference() else tensor._version
         return memories
 
-    def _writes(self, tensors: Iterable[torch.Tensor], varies: bool) -> Pairs:
-        others = []
-        for tensor in tensors:
+    def _begin(self, written: Iterable[torch.Tensor]) -> None:
+        """Let replays begin with the present contents of tensors that will vary."""
+        for tensor in written:
             memory = memory_of(tensor)
-            if memory not in self._made or memory in self._inputs:
-                others.append((tensor, tensor.clone()))
-            elif varies and memory not in self._varying:  # a replay begins with the present contents
+            if memory in self._made and memory not in self._varying:
                 whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
                 self._restored.append(functools.partial(whole.copy_, whole.clone()))
                 self._begun.add(memory)
                 self._varying.add(memory)
-        return others
 
     def _after(
         self, func: Any, args: Any, kwargs: Any, kind: Kind, out: Any, memories: Any, varies: bool, others: Pairs

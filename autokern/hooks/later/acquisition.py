@@ -221,7 +221,7 @@ class _Acquisition(Repeated):
 
     def evaluated(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
         at = torch.tensor(x, dtype=self._dtype).view(-1, *self._shape).requires_grad_(True)
-        self._points, self._fewer = at.detach(), False
+        self._points, self._fewer = at.detach(), set[int]()
 
         def compute() -> tuple[torch.Tensor, ...]:
             with _extensions():
@@ -267,7 +267,9 @@ class _Acquisition(Repeated):
         fits = sets == recorded or (sets < recorded and apart and not self.draws)
         if not fits or not np.isfinite(x).all():
             return False
-        self.unlike, self._fewer = sets < recorded and not self._fewer, self._fewer or sets < recorded
+        # the library's functions treat sets apart; those of the user's may read how many there are
+        self.unlike = sets < recorded and (sets not in self._fewer if self._held.own else not self._fewer)
+        self._fewer |= {sets} - {recorded}
         self._points[:sets].copy_(torch.from_numpy(x).view(sets, *self._shape))
         return True
 

@@ -24,7 +24,7 @@ import torch
 
 from autokern.core.errors import caught, raised_again, unless_it_fails
 from autokern.core.replay import Held, Ran
-from autokern.core.replay.operations import ChangedError, Copies, Replay
+from autokern.core.replay.operations import ChangedError, Replay
 from autokern.core.replay.recording import Recorder
 from autokern.core.state import inside
 from autokern.hooks.bypass import may_replay
@@ -63,21 +63,20 @@ class Repeated(abc.ABC):
     name: str
     repeatable = True  # whether a replay may run twice for one call
     lasting = False  # whether state that an evaluation leaves in its modules is read later, so a replay must leave it
+    second = False  # whether the recorded evaluation is not the call's own
     watched = True  # whether the user's program runs between two calls, and may replace functions then
     seeding: CodeType | bool | None = None  # the code that draws a seed, False for none; None if nothing may be drawn
     _held: Held
-    copies: Copies
+    _replay: Replay | None = None
 
     def __init__(self, kind: Any, dtypes: Iterable[torch.dtype]) -> None:
         self._history = _histories.setdefault(kind, _History())
         self._until, self._spent = self._history.spent(), 0.0
-        self._replay: Replay | None = None
         self.draws = False  # whether a replay draws random numbers, from the generator's state at the call
         self.state: torch.Tensor | None = None
         self._count = self.unfit = 0  # calls, and consecutive calls that the recording did not fit
         self.start_anew()
-        self._ran = Ran()
-        self._sizes: list[float] = []
+        self._ran, self._sizes = Ran(), list[float]()
         self.agreement = _SINGLE if torch.float32 in dtypes else _AGREE
         self.serves, self.unlike = True, False  # `unlike`: the call is the first of another kind than those compared
         self.earlier = 0.0  # seconds of a replay that pass before the call
@@ -165,10 +164,10 @@ class Repeated(abc.ABC):
             return ours
         numbers = [np.array(values) for values in self.numbers(ours)]
         with inside.having(active=True):  # the replay computes as stock does
-            again = time.thread_time()
+            repeated = time.thread_time()
             with contextlib.nullcontext() if self._compared else self._ran:
                 found = self.stock(*call)
-            self._seconds = min(self._seconds, time.thread_time() - again)
+            self._seconds = min(self._seconds, time.thread_time() - repeated)
             if self.watched and not self._compared:
                 self._ran.keep(self._held.kinds())
         changed = self.lasting and not self._held.is_as_before()
@@ -239,14 +238,15 @@ class Repeated(abc.ABC):
         self.drawn = recorder.drawn
         try:
             with recorder:
-                results = tuple(compute())
-            self._results = tuple(t.detach() for t in results)
+                self._results = tuple([t.detach() for t in compute()])
             self._held.renew()
             found = self.result(self._results, *call)
             self._replay, self.draws, self.copies = self.made(recorder), recorder.draws, recorder.copies
             recorder.limit(self)
         except raised_again(Exception) as reason:
             self.end(str(reason) or repr(reason))
+        if found is None or self.second:
+            recorder.undo()
         if found is None:
             host.take_random_states(before, self.drawn)
             return self.library(*call)

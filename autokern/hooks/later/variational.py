@@ -68,7 +68,7 @@ def _is_plain(x: Any) -> bool:
 class _Step(OfLosses):
     """A training step of a variational model: of points, targets, and the parameters of model and likelihood."""
 
-    name, repeatable, seeding = "training step", False, False
+    name, repeatable, seeding, second = "training step", False, False, True
     again = 0  # how often the library has computed a replay's results again
 
     def __init__(self, mll: Any) -> None:
@@ -192,6 +192,7 @@ class _Step(OfLosses):
             return False
         mean, versions = distribution.loc, [p._version for p in self._parameters]
         same = mean is latest[1] and mean._version == latest[2] and distribution._covar is latest[3]
+        same = same and torch.equal(mean, self._outs[0])  # writes through `data` change no version
         if not same or versions != latest[4] or mean._backward_hooks or mean.retains_grad or not _is_plain(target):
             return False
         if target.shape != self._y.shape or target.dtype is not self._y.dtype:
@@ -242,11 +243,10 @@ class _Again(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, again: Any, values: Any, *parameters: torch.Tensor) -> Any:
         ctx.set_materialize_grads(True)
-        ctx.again = again
-        ctx.save_for_backward(*parameters)
+        ctx.again, ctx.unsaved = again, Unsaved(*parameters)
         return tuple(values)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        assert ctx.saved_tensors  # raises where a parameter was written
+        ctx.unsaved.unchanged()  # raises where a parameter was written
         return None, None, *ctx.again(cotangents)
