@@ -72,10 +72,9 @@ def described(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
     kinds.add(kind)
     if not OWN.isdisjoint(own):
         return None
-    for name, shape in _SHAPES.items():
-        tensor = own["_parameters"].get(name)
-        sizes = (size or own.get("ard_num_dims") or 1 for size in shape)
-        if tensor is not None and tensor.shape != (*own.get("_batch_shape", ()), *sizes):
+    for name, tensor in own["_parameters"].items():
+        sizes = [size or own.get("ard_num_dims") or 1 for size in _SHAPES.get(name, ())]
+        if tensor is not None and name in _SHAPES and tensor.shape != (*own.get("_batch_shape", ()), *sizes):
             return None  # the library raises, or computes something else
     found = formula_of(kernel)
     if found is not None:

@@ -172,6 +172,7 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 TALLY = torch.zeros(1)
 SQUARE = torch.zeros(2, 2)
+normed = torch.nn.functional.batch_norm
 
 
 def test_what_was_written_outside_can_be_undone() -> None:
@@ -218,6 +219,7 @@ def test_draws_go_on_in_their_order_and_a_seed_is_drawn_but_not_used() -> None:
         (lambda x: torch.nn.functional.dropout(x, 0.5).sum(-1), "random"),
         (writes, "memory of others"),
         (lambda x: x.sum(-1) + SQUARE.t_()[0, 1], "a tensor of others"),
+        (lambda x: normed(x, x.new_zeros(3), x.new_ones(3), training=True).sum(-1), "running statistics"),
         (lambda x: x.to_sparse().to_dense().sum(-1), "another kind"),
         (outside, "leave torch"),
         (lambda x: x * max(x.detach().view(-1).tolist()), "leave torch"),

@@ -203,7 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnrecordedError(f"{func}, whose code may do more than compute")
         if kind.seeded and (self._seeding is None or kwargs.get("generator") is not None):
             raise UnrecordedError(f"{func} draws random numbers")
-        if func is _BATCH_NORM and others:
+        if func is _BATCH_NORM and args[3] is not None and args[5]:
             raise UnrecordedError(f"{func} updates running statistics")
         if torch.Tag.inplace_view in func.tags and not memories.keys() <= self._made.keys() - self._inputs:
             raise UnrecordedError(f"{func} changes a tensor of others")
