@@ -95,7 +95,7 @@ class Posterior:
         seen.close(self._kernel_module, whole=False)
         self._type, self._seen, self.lock = kind, seen, Lock()
         made_of = parts(model.prediction_strategy)
-        self._solved = None if made_of is None else made_of[0].kernel  # a fantasy's is that of the first model
+        self._kernel_of_data = None if made_of is None else made_of[0].kernel  # a fantasy's is that of the first model
         self._tokens: tuple[list[Parameter], list[torch.Tensor | None]] = [], [None, None]
         self._train, self.parameters = first, list(seen.parameters.values())
         dtype, families = str(first.dtype).removeprefix("torch."), "+".join(sorted(seen.families))
@@ -122,8 +122,8 @@ class Posterior:
     def fits(self, x: torch.Tensor) -> bool:
         """Whether points are supported, and gradients that they ask for reach parameters of this model only."""
         known = x.device == self.device and x.dtype is self.dtype and x.shape[-1] == self.key[2] and x.numel() > 0
-        if self._solved not in (None, self._kernel_module) and fast_pred_var.off() and torch.is_grad_enabled():
-            known = known and not any(p.requires_grad for p in self._solved.parameters())
+        if self._kernel_of_data not in (None, self._kernel_module) and fast_pred_var.off() and torch.is_grad_enabled():
+            known = known and not any(p.requires_grad for p in self._kernel_of_data.parameters())
         return known and all(size in (1, k) for size, k in zip(self.own(x)[::-1], self.batch[::-1], strict=False))
 
     def own(self, x: torch.Tensor) -> torch.Size:
@@ -143,7 +143,7 @@ class Posterior:
         own = self.own(x)
         if own.numel() > 1 and own != self.batch:
             x = x.expand(*x.shape[: x.dim() - 2 - len(own)], *self.batch, *x.shape[-2:])
-        call = Call(self, x, wanted, solves=self._solved is self._kernel_module and fast_pred_var.off())
+        call = Call(self, x, wanted, solves=self._kernel_of_data is self._kernel_module and fast_pred_var.off())
         found = call.evaluate(x)
         if found is None or not grads:
             return found

@@ -45,7 +45,7 @@ class Call:
             cross, kept = of.kernel.evaluate(z, of.train)
             one = of.alone if self.m == 1 else None
             sets = self._points.reshape(len(z), -1, self.m, self._points.shape[-1])
-            own, own_kept = one or of.kernel.evaluate(of.laid(sets, centred=self.m > 1))
+            own, own_kept = one or of.kernel.evaluate(of.laid(sets, centred=True))
             self._kept, n = (kept, own_kept), cross.shape[-1]
             cross = cross.reshape(-1, z.shape[-2], n)
             k, _, _ = self._shape_of_cross = cross.shape

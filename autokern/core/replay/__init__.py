@@ -99,7 +99,8 @@ class Held:
         self._tensors = [one for one in self.tensors if id(one) not in varying and _is_small(one, most)]
         bases = {base for kind in self.kinds() for base in kind.__mro__}
         own = [base for base in bases if not (is_of_library(base) or is_of_python(base))]
-        self.own = bool(own) or not all(is_library(f.__globals__.get("__name__")) for f in self._functions)
+        self._own = [f for f in self._functions if not is_library(f.__globals__.get("__name__"))]
+        self.own = bool(own or self._own)  # whether any class or function is the user's
         modules = [sys.modules.get(f"{name}.settings") for name in LIBRARIES]
         kinds = {one for module in modules if module for one in vars(module).values() if isinstance(one, type)}
         self._settings = [(kind, name) for kind in kinds for name in _SETTINGS if hasattr(kind, name)]
@@ -129,8 +130,7 @@ class Held:
         keyed = [one for one in self.objects if isinstance(one, dict) and id(one) not in inner]
         self._lists = [*(one for one in self.objects if isinstance(one, (list, set))), *keyed]  # of dicts, the keys
         self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
-        own = (f for f in self._functions if not is_library(f.__globals__.get("__name__")))
-        self._globals = [(f.__globals__, name) for f in own for name in _names(f.__code__)]
+        self._globals = [(f.__globals__, name) for f in self._own for name in _names(f.__code__)]
         self._kept = self._contents()  # keeps the objects alive: no address is reused
         self._filters = list(warnings.filters)
         self._copies = [one.tobytes() for one in self._arrays]

@@ -3,7 +3,7 @@
 Code of torch, GPyTorch, linear_operator and BoTorch counts as free of them, except for the names below. So does a
 function of the user's whose bytecode only combines its arguments, constants, tensors, and functions and contexts of
 these libraries: ``lambda samples, X: -(samples - target).square().sum(-1)``. The objects that any of these hold are
-examined, too.
+examined, too. While a computation runs, `Leaving` notices numbers that leave torch.
 """
 
 from __future__ import annotations

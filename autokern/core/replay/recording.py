@@ -37,6 +37,11 @@ _TORCHS = "aten", "prim", "prims", "profiler"  # namespaces of operations
 _FRAMES = 8  # most frames between the record of an operation and the function that called it
 
 
+def _running(func: Any, args: Any) -> list[torch.Tensor]:
+    """Return the running statistics that a batch norm updates, which its schema does not state."""
+    return tensors_in(args[3:5]) if func is _BATCH_NORM and args[5] else []
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the computations from its inputs within the block; these run as without it.
 
@@ -167,13 +172,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = operations.kind_of(func)
         with torch._C.DisableTorchFunction():
             writes = kind.written or func is _BATCH_NORM
-            others = self.noticed(self._saved, func, args, kwargs, kind) if writes else None
+            others = self.noticed(self._saved, func, args, kwargs, kind) if writes else []
             if self._reason or kind.view:
                 return func(*args, **kwargs)
-            noted = self.noticed(self._before, func, args, kwargs, kind, others or [])
+            noted = self.noticed(self._before, func, args, kwargs, kind)
             out = func(*args, **kwargs)
             if noted is not None:
-                self.noticed(self._after, func, args, kwargs, kind, out, *noted)
+                self.noticed(self._after, func, args, kwargs, kind, out, *noted, others)
             return out
 
     def noticed(self, note: Callable[..., Any], *call: Any) -> Any:
@@ -186,32 +191,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _saved(self, func: Any, args: Any, kwargs: Any, kind: Kind) -> Pairs:
         """Return the tensors from outside that an operation writes, with copies."""
-        written = operations.written(kind, args, kwargs)
-        if func is _BATCH_NORM and args[5]:  # the running statistics, which its schema does not state
-            written += tensors_in(args[3:5])
+        written = [*operations.written(kind, args, kwargs), *_running(func, args)]
         found = [(t, t.clone()) for t in written if (at := memory_of(t)) not in self._made or at in self._inputs]
         self._outside += [(t, before, -1 if t.is_inference() else t._version) for t, before in found]
         return found
 
-    def _before(
-        self, func: Any, args: Any, kwargs: Any, kind: Kind, others: Pairs
-    ) -> tuple[dict[int, torch.Tensor], bool, Pairs]:
-        """Return what an operation reads, whether its result varies, and the outside tensors that it writes, copied."""
+    def _before(self, func: Any, args: Any, kwargs: Any, kind: Kind) -> tuple[dict[int, torch.Tensor], bool]:
+        """Return what an operation reads, and whether its result varies."""
         memories = self._read(tensors_in((*args, *kwargs.values())))
         varies = kind.seeded or (kind.reads and not self._varying.isdisjoint(memories))
         if func.namespace not in _TORCHS:
             raise UnrecordedError(f"{func}, whose code may do more than compute")
         if kind.seeded and (self._seeding is None or kwargs.get("generator") is not None):
             raise UnrecordedError(f"{func} draws random numbers")
-        if func is _BATCH_NORM and args[3] is not None and args[5]:
+        if _running(func, args):
             raise UnrecordedError(f"{func} updates running statistics")
         if torch.Tag.inplace_view in func.tags and not memories.keys() <= self._made.keys() - self._inputs:
             raise UnrecordedError(f"{func} changes a tensor of others")
         self.draws, self.reads = self.draws or kind.seeded, self.reads + (func is _READ)
         if func is _READ and memories.keys() <= self._seeds:
-            return memories, False, []
+            return memories, False
         self._begin(operations.written(kind, args, kwargs) if varies else [])
-        return memories, varies, others
+        return memories, varies
 
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return tensors by the address of their storage; those from outside are noted as constants."""
