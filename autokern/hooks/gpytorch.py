@@ -12,8 +12,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import GaussianLikelihood, bernoulli_likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
-from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, VariationalELBO
+from gpytorch.mlls import DeepApproximateMLL, ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, VariationalELBO
 from gpytorch.models import ApproximateGP
+from gpytorch.models.deep_gps import DeepGP
 from linear_operator.operators import BlockInterleavedLinearOperator, DenseLinearOperator
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -37,7 +38,6 @@ _MOST_VALUES, _MODELS = {torch.float64: 300, torch.float32: 200}, 16
 _ENOUGH = 0.15  # seconds of forward passes of a marginal likelihood before it is recorded, which takes some 40 ms
 _ENOUGH_VARIATIONAL = 0.03  # the same for variational models, whose calls and backward passes take longer
 _stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
-_Approximate: Any = VariationalELBO.__base__
 
 
 @hook(MultivariateNormal, "log_prob", relies=None)
@@ -132,28 +132,49 @@ def _repeats(model: Any) -> bool:
     return (_spent.get(model) or 0.0) >= _ENOUGH_VARIATIONAL and torch.is_grad_enabled() and not inside.repeated
 
 
-@hook(ApproximateGP, "__call__", relies=None)
-def _approximate(self: Any, inputs: Any, prior: Any = False, **kwargs: Any) -> Any:
-    if prior or kwargs or not self.training or not _repeats(self) or stay_out_of_models():
-        return _approximate.__wrapped__(self, inputs, prior=prior, **kwargs)
-    from autokern.hooks.later import variational
+def _approximate(kind: type, stock: Callable[..., Any]) -> None:
+    """Hook the calls of variational models."""
 
-    return variational.called(self, _approximate.__wrapped__, inputs)
+    @hook(kind, "__call__", relies=None)
+    def call(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if kwargs or len(inputs) != 1 or not self.training or not _repeats(self) or stay_out_of_models():
+            return stock(self, *inputs, **kwargs)
+        from autokern.hooks.later import variational
+
+        return variational.called(self, stock, *inputs)
 
 
-@hook(_Approximate, "forward", relies=None)
-def _variational(self: Any, approximate_dist_f: Any, target: Any, **kwargs: Any) -> Any:
-    model = self.model
-    if kwargs or not isinstance(model, ApproximateGP) or stay_out_of_models():
-        return _variational.__wrapped__(self, approximate_dist_f, target, **kwargs)
-    if not _repeats(model):
-        began = time.thread_time()
-        found = _variational.__wrapped__(self, approximate_dist_f, target)
-        _spent.put(model, (_spent.get(model) or 0.0) + time.thread_time() - began)
-        return found
-    from autokern.hooks.later import variational
+def _call_deep(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+    return super(DeepGP, self).__call__(*inputs, **kwargs)
 
-    return variational.loss(self, _variational.__wrapped__, _approximate.__wrapped__, approximate_dist_f, target)
+
+_stock_call = stock_of(ApproximateGP, "__call__")
+_approximate(ApproximateGP, _stock_call)
+_approximate(DeepGP, _call_deep)
+
+
+def _variational(kind: type) -> None:
+    """Hook the marginal likelihoods of variational models."""
+    stock = stock_of(kind, "forward")
+
+    @hook(kind, "forward", relies=None)
+    def forward(self: Any, approximate_dist_f: Any, target: Any, **kwargs: Any) -> Any:
+        model = self.model
+        if kwargs or not isinstance(model, (ApproximateGP, DeepGP)) or stay_out_of_models():
+            return stock(self, approximate_dist_f, target, **kwargs)
+        if not _repeats(model):
+            began = time.thread_time()
+            found = stock(self, approximate_dist_f, target)
+            _spent.put(model, (_spent.get(model) or 0.0) + time.thread_time() - began)
+            return found
+        from autokern.hooks.later import variational
+
+        call = _call_deep if isinstance(model, DeepGP) else _stock_call
+        return variational.loss(self, stock, call, approximate_dist_f, target)
+
+
+for _kind in (VariationalELBO.__base__, DeepApproximateMLL):
+    _variational(_kind)
 
 
 @hook(bernoulli_likelihood, "log_normal_cdf", relies=None)

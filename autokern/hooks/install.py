@@ -292,7 +292,7 @@ def _remove() -> None:
     while _originals:
         patch, original = _originals.pop()
         if stock_of(patch.owner, patch.name) is patch.replacement:
-            setattr(patch.owner, patch.name, original)
+            delattr(patch.owner, patch.name) if original is None else setattr(patch.owner, patch.name, original)
     if _threads_before is not None:
         torch.set_num_threads(_threads_before)
         _threads_before = None

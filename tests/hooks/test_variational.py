@@ -6,10 +6,22 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import VariationalELBO
-from support.losses import DOUBLE, Sparse, as_library, batch, called, once, prepared, replays, sparse, trained
+from support.losses import (
+    DOUBLE,
+    Poisson,
+    Sparse,
+    as_library,
+    batch,
+    called,
+    deep,
+    once,
+    prepared,
+    replays,
+    sparse,
+    trained,
+)
 
 from autokern.core.replay import left
 from autokern.hooks import install
@@ -123,14 +135,7 @@ class Counting(Sparse):
 
 class Noisy(Sparse):
     def forward(self, x):
-        return Sparse.forward(self, x + 0.01 * torch.randn_like(x))
-
-
-class Poisson(Likelihood):
-    """Its expectation is drawn."""
-
-    def forward(self, function_samples, **kwargs):
-        return torch.distributions.Poisson(function_samples.exp(), validate_args=False)
+        return super().forward(x + 0.01 * torch.randn_like(x))
 
 
 class Drawing(ConstantMean):
@@ -169,7 +174,7 @@ class Moving(Sparse):
 
 
 COUNTED = functools.partial(Weighted, counts=CALLS)
-EFFECTS = [{"model": Counting}, {"model": Noisy}, {"model": Moving}, {"mll": COUNTED}, {"mean": Drawing}]
+EFFECTS = [{"model": Counting}, {"model": Moving}, {"mll": COUNTED}, {"mean": Drawing}]
 OWN_DRAWS = torch.Generator(), torch.Generator()
 
 
@@ -184,20 +189,52 @@ def test_effects_and_random_draws_are_the_library_s(options):
     return [*found, torch.tensor(len(CALLS)), *states]
 
 
+DRAWING = {
+    "expectation": lambda: sparse(Poisson()),
+    "points": lambda: sparse(model=Noisy),
+    "hidden values": deep,
+    "hidden values and expectation": lambda: deep(Poisson()),
+}
+
+
+@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING)
 @as_library(served=8)
-def test_a_drawn_expectation_is_replayed_with_the_library_s_random_numbers():
-    reseed = once(lambda mll: torch.manual_seed(3), 9)
-    return [*trained(lambda: sparse(Poisson()), reseed), torch.get_rng_state()]
+def test_draws_are_replayed_with_the_library_s_random_numbers(make):
+    """Also after another seed, and where the program draws between the model's call and the loss."""
+
+    def reseed(mll, at):
+        if at == 9:
+            torch.manual_seed(3)
+        elif at > 5:
+            torch.rand(at)
+
+    found = [*trained(make, reseed), torch.get_rng_state()]
+    return [*found, *trained(make, reseed, inside=True), torch.get_rng_state()]
 
 
-@as_library(served=2)
-def test_second_derivatives_of_a_drawn_expectation_are_those_of_its_draw():
-    mll, found = prepared(functools.partial(sparse, Poisson())), []
+@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING)
+@as_library(served=2, bound=1e-7)
+def test_derivatives_by_the_library_are_those_of_the_draw(make):
+    """Second ones, and those of other uses of a distribution."""
+    mll, found = prepared(make), []
+    parameters = list(mll.parameters())
     for at in range(2):
-        slopes = torch.autograd.grad(called(mll, at)[0], list(mll.parameters()), create_graph=True)
+        (x, y), draws = (one[0] if isinstance(one, tuple) else one for one in batch(mll, at)), torch.rand(3)
+        output = mll.model(x)
+        draws += torch.rand(3)
+        loss = mll(output, y)
         torch.rand(3)
-        found += torch.autograd.grad(sum(slope.square().sum() for slope in slopes), list(mll.parameters()))
+        slopes = torch.autograd.grad(loss + output.variance.sum(), parameters, create_graph=True)
+        torch.rand(3)
+        found += [*slopes, *torch.autograd.grad(sum(slope.square().sum() for slope in slopes), parameters)]
     return [*found, torch.get_rng_state()]
+
+
+@as_library(served=6)
+def test_steps_of_deep_models_with_other_samples():
+    with gpytorch.settings.num_likelihood_samples(3):
+        found = trained(deep)
+    return [*found, *trained(deep, once(lambda mll: None))]
 
 
 class Many(ConstantMean):

@@ -1,13 +1,22 @@
 """Marginal likelihoods that are recorded and replayed, exact and variational: their training beside the library's."""
 
+import functools
+
 import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
+from gpytorch.mlls import (
+    DeepApproximateMLL,
+    DeepPredictiveLogLikelihood,
+    ExactMarginalLogLikelihood,
+    VariationalELBO,
+)
+from gpytorch.models.deep_gps import DeepGP, DeepGPLayer
+from gpytorch.models.deep_gps.dspp import DSPP, DSPPLayer
 from gpytorch.priors import GammaPrior
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from support.outcomes import judged
@@ -84,6 +93,59 @@ def sparse(likelihood=None, mll=VariationalELBO, model=Sparse, **options):
     torch.manual_seed(1)
     made = model(**options).double()
     return mll((likelihood or GaussianLikelihood()).double(), made, num_data=len(MANY)).train()
+
+
+class Poisson(Likelihood):
+    """Its expectation is drawn."""
+
+    def forward(self, function_samples, **kwargs):
+        return torch.distributions.Poisson(function_samples.exp(), validate_args=False)
+
+
+class Layer:
+    """A layer of a deep model, with inducing points of its own for each output."""
+
+    def __init__(self, d, outputs, *sites):
+        many = torch.Size([] if outputs is None else [outputs])
+        inducing = torch.rand(*many, 6, d, dtype=DOUBLE)
+        variational = CholeskyVariationalDistribution(6, batch_shape=many)
+        super().__init__(VariationalStrategy(self, inducing, variational), d, outputs, *sites)
+        self.mean_module, kernel = ConstantMean(batch_shape=many), RBFKernel(ard_num_dims=d, batch_shape=many)
+        self.covar_module = ScaleKernel(kernel, batch_shape=many)
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class DrawnLayer(Layer, DeepGPLayer):
+    pass
+
+
+class SitesLayer(Layer, DSPPLayer):
+    pass
+
+
+class Deep(DeepGP):
+    """A model of two layers; the values of the first are drawn."""
+
+    def __init__(self, layer=DrawnLayer, *sites):
+        super().__init__(*sites)
+        self.hidden, self.last = layer(2, 2, *sites), layer(2, None, *sites)
+
+    def forward(self, x):
+        return self.last(self.hidden(x))
+
+
+class Sites(Deep, DSPP):
+    """The same with values at quadrature sites."""
+
+
+def deep(likelihood=None):
+    return DeepApproximateMLL(sparse(likelihood, model=Deep))
+
+
+def sites():
+    return sparse(mll=DeepPredictiveLogLikelihood, model=functools.partial(Sites, SitesLayer, 3))
 
 
 def batch(mll, at, size=30):

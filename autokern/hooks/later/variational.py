@@ -27,7 +27,7 @@ from autokern.core.replay.effects import PLAIN, is_library
 from autokern.core.replay.left import Left
 from autokern.core.replay.operations import Replay, UnrecordedError
 from autokern.core.replay.recording import Recorder
-from autokern.core.state import Beside, Weak
+from autokern.core.state import Beside, Weak, inside
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later.losses import MOST, Given, OfLosses
 from autokern.model.memoized import frozen
@@ -54,10 +54,11 @@ def loss(mll: Any, stock: Call, model: Call, distribution: Any, target: Any) -> 
     known, x = _steps.get(mll.model), _inputs.get(distribution)
     if known is None or known.mll() is not mll:
         known = _steps.put(mll.model, _Step(mll))
-    if x is None or known.lock.entered():
-        return stock(mll, distribution, target)
-    with known.lock.here():
-        return known.call(mll, stock, model, x, distribution, target)
+    with inside.having(repeated=True):  # the bound of a deep model calls that of its last layer
+        if x is None or known.lock.entered():
+            return stock(mll, distribution, target)
+        with known.lock.here():
+            return known.call(mll, stock, model, x, distribution, target)
 
 
 def _is_plain(x: Any) -> bool:
@@ -78,6 +79,7 @@ class _Step(OfLosses):
         self._latest: Any = None
         self._served: Any = None
         self._size: Any = None
+        self._drawn: torch.Tensor | None = None  # random state of the latest model's call, None if it draws nothing
 
     def call(self, *call: Any) -> Any:
         """Return the marginal likelihood; a step is recorded after another one of its size."""
@@ -104,11 +106,12 @@ class _Step(OfLosses):
     def computed(self, mll: Any, stock: Call, model: Call, *call: Any) -> list[torch.Tensor]:
         recorder: Any = _get_current_dispatch_mode()
         with torch.enable_grad(), self._left.aside() as before:
-            distribution = model(mll.model, self._x)
+            distribution = _drawing(self._drawn, model, mll.model, self._x)
             if isinstance(recorder, Recorder):
                 given = Given.of(distribution, self._y)
-                if given is None or recorder.draws:
-                    raise UnrecordedError("a distribution of another kind, or random numbers of a model")
+                if given is None:
+                    raise UnrecordedError("a distribution of another kind")
+                self._draws = recorder.draws
                 left = self._left.computed(recorder, before, self._held)
                 self._given, self._outs = given, [*(t.detach() for t in given.present[:-1]), *left]
                 self._lazily = lazily_evaluate_kernels.on()
@@ -150,9 +153,12 @@ class _Step(OfLosses):
                 self.misfits()
                 return None
             self._x.copy_(x)
+            self._drawn = torch.get_rng_state() if self._draws else None
             try:
                 self._first.run()
             except caught(Exception):
+                if self._drawn is not None:
+                    torch.set_rng_state(self._drawn)
                 return None
             own, left = self._tensors(model, stock, x)
             found = self._given.prior(own, frozen)  # deferred reads see the present values
@@ -166,17 +172,17 @@ class _Step(OfLosses):
         """Yield the tensors of a distribution, and those left in the model, which have no reference to the model."""
         unsaved, given = Unsaved(x), len(self._given.copies) - 1
         for of, at in ((lambda one: lambda: one), slice(given)), (weakref.ref, slice(given, None)):
-            again = functools.partial(_again, of(self), of(model), stock, unsaved, at)
+            again = functools.partial(_again, of(self), of(model), stock, unsaved, at, self._drawn)
             values, graded = [t.clone() for t in self._outs[at]], self._graded[at]
             wanted = list(itertools.compress(values, graded))
             found = iter(_Again.apply(again, wanted, *self._parameters))  # type: ignore[no-untyped-call]
             yield [next(found) if has else value for value, has in zip(values, graded, strict=True)]
 
-    def _taken(self, model: Any, stock: Call, points: Any) -> Given:
+    def _taken(self, model: Any, stock: Call, points: Any, drawn: Any) -> Given:
         """Return the library's distribution as it was recorded; the setting may have changed since."""
         for setting in (contextlib.nullcontext(), lazily_evaluate_kernels(self._lazily)):
             with setting:
-                given = Given.of(stock(model, points), self._y)
+                given = Given.of(_drawing(drawn, stock, model, points), self._y)
             if given is not None and given.form == self._given.form:
                 return given
         raise RuntimeError("a variational model's distribution has another form in the backward pass than before")
@@ -206,14 +212,16 @@ class _Step(OfLosses):
         if not math.isfinite(results[0].item()):
             return None
         value, *slopes = (t.clone() for t in results)
-        used, state = list(itertools.compress(self._parameters, self._used)), self.state
+        used, states = list(itertools.compress(self._parameters, self._used)), (self.state, self._drawn)
 
         def plain(*values: torch.Tensor) -> Any:
             by_id = dict(zip(map(id, used), values, strict=True))
-            with self._left.aside(), host.random_states_kept():
-                if state is not None:
-                    torch.set_rng_state(state)
-                return self.plainly(mll, by_id, lambda: stock(mll, model(mll.model, x), target))
+
+            def bound() -> Any:
+                return _drawing(states[0], stock, mll, _drawing(states[1], model, mll.model, x), target)
+
+            with self._left.aside(), inside.having(repeated=True):
+                return self.plainly(mll, by_id, bound)
 
         return computed(value, slopes, plain, saved=used)
 
@@ -223,14 +231,23 @@ def _attributes(mll: Any) -> dict[str, Any]:
     return {k: dict(v) if k == "_modules" else v for k, v in vars(mll).items() if not k.startswith("_autokern")}
 
 
-def _again(step: Call, model: Call, stock: Call, unsaved: Unsaved, at: slice, cotangents: Any) -> Any:
+def _drawing(state: torch.Tensor | None, function: Call, *args: Any) -> Any:
+    """Call a function that draws its random numbers from an earlier state, if one is given."""
+    if state is None:
+        return function(*args)
+    with host.random_states_kept():
+        torch.set_rng_state(state)
+        return function(*args)
+
+
+def _again(step: Call, model: Call, stock: Call, unsaved: Unsaved, at: slice, drawn: Any, cotangents: Any) -> Any:
     """Return the gradients by the parameters, computed by the library, of tensors that a replay has computed."""
     (points,), graph, one = unsaved.unchanged(), torch.is_grad_enabled(), step()
     one.again += 1
     if one.again >= max(_OFTEN, one.replays / 2) and one.serves:
         one.end("the library often computes the model's results again, for other uses than the loss")
     with torch.enable_grad(), one._left.aside():
-        graded = [t for t in one._results_of(one._taken(model(), stock, points))[at] if t.requires_grad]
+        graded = [t for t in one._results_of(one._taken(model(), stock, points, drawn))[at] if t.requires_grad]
         # cotangents may depend on the parameters; but given as such, torch imports sympy (`plain_gradients`)
         found = graded if graph else sum((t * c.detach()).sum() for t, c in zip(graded, cotangents, strict=True))
     given = cotangents if graph else None
