@@ -206,7 +206,7 @@ def _is_small(query: Query) -> bool:
 
 
 def _joint(query: Query, known: Conditioned, own: Any, rows: torch.Tensor) -> LinearOperator:
-    explained = _explains(query, known).explained_covariance(rows, False)
+    explained = _explains(query, known).explained_covariance(rows)
     return to_linear_operator(own - explained) if _is_small(query) else less(own, explained)
 
 
@@ -231,12 +231,6 @@ def _mean(query: Query, known: Conditioned, rows: torch.Tensor, which: slice = s
     return known.mean(rows) + own if _complete() else query.strategy.exact_predictive_mean(own, rows)
 
 
-def _kept(query: Query, multiply: bool) -> Prediction:
-    known, rows = _factor(query.strategy), evaluated(query.cross)
-    covariance = PosteriorCovariance.deferred(query.prior, rows, _explains(query, known), multiply)
-    return _mean(query, known, rows), covariance
-
-
 def _anew(query: Query) -> Prediction:
     factor_cache.forget(query.strategy)
     return stock(query)
@@ -257,20 +251,8 @@ def eager(query: Query) -> Prediction:
 @_or_anew
 def lazy(query: Query) -> Prediction:
     """The cross covariance is kept; variances and the joint covariance are computed when they are read."""
-    return _kept(query, multiply=False)
-
-
-@PREDICT.candidate(
-    "lazy-product",
-    accuracy="better",
-    unsupported=only("`lazy` does the same with a grown factor", lambda p: "grown" not in p.words),
-    memory=_memory_of(0, 2, 2, kept=1),
-    parts=True,
-)
-@_or_anew
-def lazy_product(query: Query) -> Prediction:
-    """The same by products with the inverse factor, formed once, instead of substitution."""
-    return _kept(query, multiply=True)
+    known, rows = _factor(query.strategy), evaluated(query.cross)
+    return _mean(query, known, rows), PosteriorCovariance.deferred(query.prior, rows, _explains(query, known))
 
 
 @PREDICT.candidate(

@@ -208,15 +208,15 @@ class Conditioned:
         alpha = self.alpha.squeeze(1) if self.alpha.dim() == 4 else self.alpha  # as in the library
         return (rows @ alpha.unsqueeze(-1)).squeeze(-1)
 
-    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return the diagonal of ``rows K^-1 rows^T``; by the inverse factor if `multiply` or if L is not kept."""
-        if multiply or self.lower is None:
+    def explained(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``; by substitution if L is kept."""
+        if self.lower is None:
             return self.whitened(rows).square().sum(-1)
         return _triangular_solve(self.lower, rows.mT).square().sum(-2)
 
-    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``; `multiply` as in `explained`."""
-        if multiply or self.lower is None:
+    def explained_covariance(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
+        if self.lower is None:
             return _gram(self.whitened(rows))
         return _gram(_triangular_solve(self.lower, rows.mT).mT)
 

@@ -34,11 +34,11 @@ class BySolving:
     def __init__(self, batch: torch.Size, solve: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.batch, self.solve = batch, solve
 
-    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+    def explained(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
         return (rows * self.solve(rows.mT).mT).sum(-1).to(rows.dtype)
 
-    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+    def explained_covariance(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
         return rows @ self.solve(rows.mT)
 
@@ -53,11 +53,11 @@ class Rooted(BySolving):
     def __init__(self, root: torch.Tensor) -> None:
         self.batch, self._root = root.shape[:-2], root
 
-    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+    def explained(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
         return (rows @ self._root).square().sum(-1)
 
-    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+    def explained_covariance(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
         white = rows @ self._root
         return white @ white.mT
@@ -78,15 +78,15 @@ class Structured(BySolving):
         with self._as_made():
             return self._make() or BySolving(self.batch, self.solve)
 
-    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+    def explained(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
         with self._as_made():
-            return self._by.explained(rows, multiply)
+            return self._by.explained(rows)
 
-    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+    def explained_covariance(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
         with self._as_made():
-            return self._by.explained_covariance(rows, multiply)
+            return self._by.explained_covariance(rows)
 
 
 def evaluated(covariance: Any) -> torch.Tensor:
@@ -120,24 +120,21 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     """The covariance ``(..., m, m)`` of the posterior at m test points.
 
     The prior covariance is lazy, with a frozen kernel (`frozen`). `cross` ``(..., m, n)`` is a tensor, or lazy and
-    evaluated in blocks of `block` test points, 0 for as many as fit the cache. `multiply` selects products with the
-    inverse factor instead of substitution.
+    evaluated in blocks of `block` test points, 0 for as many as fit the cache.
     """
 
     _check_size = False
 
     @classmethod
-    def deferred(
-        cls, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
-    ) -> PosteriorCovariance:
+    def deferred(cls, prior: LinearOperator, cross: Any, known: Explains, block: int = 0) -> PosteriorCovariance:
         """Return the covariance with a frozen copy of the kernel of `prior` and of a lazy `cross`."""
         kernel = frozen(prior.kernel)
         lazy = isinstance(cross, LazyEvaluatedKernelTensor)
-        return cls(by_kernel(kernel, prior), by_kernel(kernel, cross) if lazy else cross, known, multiply, block)
+        return cls(by_kernel(kernel, prior), by_kernel(kernel, cross) if lazy else cross, known, block)
 
-    def __init__(self, prior: Any, cross: Any, known: Explains, multiply: bool = False, block: int = 0) -> None:
-        super().__init__(prior, cross, known, multiply, block)
-        self._prior, self._cross, self._known, self._multiply, self._block = prior, cross, known, multiply, block
+    def __init__(self, prior: Any, cross: Any, known: Explains, block: int = 0) -> None:
+        super().__init__(prior, cross, known, block)
+        self._prior, self._cross, self._known, self._block = prior, cross, known, block
         self._graph, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._formed: LinearOperator | None = None
         self._variances: torch.Tensor | None = None
@@ -160,7 +157,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         """Return the matrix as a dense operator, formed on first use."""
         if self._formed is None:
             with self._as_called():
-                explained = self._known.explained_covariance(evaluated(self._cross), self._multiply)
+                explained = self._known.explained_covariance(evaluated(self._cross))
                 own = evaluated(self._prior)
                 alike = own.dtype == explained.dtype and own.shape == explained.shape
                 reused = explained if alike and not (own.requires_grad or explained.requires_grad) else None
@@ -181,7 +178,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         size = self._block or max(1, _BYTES // max(1, row))
 
         def left(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-            return own[..., start:stop] - self._known.explained(rows, self._multiply)
+            return own[..., start:stop] - self._known.explained(rows)
 
         return by_blocks(cross, size, left)
 
@@ -190,7 +187,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         if self._formed is None and block and all(_is_noop_index(index) for index in batch_indices):
             with self._as_called():
                 part = self._prior[..., row_index, row_index], self._cross[..., row_index, :]
-                return PosteriorCovariance(*part, self._known, self._multiply, self._block)
+                return PosteriorCovariance(*part, self._known, self._block)
         return self.formed()._getitem(row_index, col_index, *batch_indices)
 
     def evaluate_kernel(self) -> LinearOperator:

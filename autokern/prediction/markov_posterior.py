@@ -88,7 +88,7 @@ class LinePosterior(BySolving):
         found = responses(other, around(element, self._blocks.stationary)).values.flatten(0, 1)[: self.n]
         return found if order is None else torch.empty_like(found).index_copy_(0, order, found)
 
-    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+    def explained_covariance(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(m, m)``; up to `_DENSE` points by a factor, which is more accurate."""
         columns = rows.mT.double()
         if self.n > _DENSE:

@@ -33,8 +33,8 @@ SETTERS = ["outputscale setter", "lengthscale setter", "noise setter", "initiali
 WAYS = {
     "recorded": {"AUTOKERN_PROFILE": str(HOSTS[0])},
     "the other recorded": {"AUTOKERN_PROFILE": str(HOSTS[-1])},
-    "lazy": {"AUTOKERN_FORCE": "predict=lazy"},
-    "lazy-product": {"AUTOKERN_FORCE": "predict=lazy-product,fantasy=rows"},
+    "eager": {"AUTOKERN_FORCE": "predict=eager"},
+    "rows": {"AUTOKERN_FORCE": "predict=lazy,fantasy=rows"},
 }
 """How autokern runs while a model lives."""
 _TIGHT = 1e-6

@@ -220,12 +220,12 @@ def evaluated():
 @pytest.mark.parametrize(
     ("make", "candidate"),
     [
-        *((regression, candidate) for candidate in ("lazy", "lazy-product", "rows")),
+        *((regression, candidate) for candidate in ("lazy", "rows")),
         (exact_models.batched, "lazy"),
         (lambda: Several("kronecker"), None),
         (exact_models.MODELS["linear"], None),
     ],
-    ids=["lazy", "lazy-product", "rows", "batch", "tasks", "linear"],
+    ids=["lazy", "rows", "batch", "tasks", "linear"],
 )
 @each_way
 def test_the_covariance_of_all_test_points_is_not_formed_for_variances(make, candidate, fast):
