@@ -82,7 +82,7 @@ PREDICTION = """
   hooks/strategies.py: ours | serves adopt | checks by value that the model has not changed
   hooks/prediction.py: _exact_prediction | Query _dispatch_predict | describes the call as one `Query`
   runtime/dispatch.py: route | key_of memo entry run | looks up the key; a new one is decided as above
-  ops/predict.py: _kept | _factor evaluated deferred | is the candidate `lazy`: a mean now, a covariance later
+  ops/predict.py: lazy | _factor evaluated deferred | is the candidate `lazy`: a mean now, a covariance later
   prediction/factor_cache.py: of | found _made | finds the model's factor, or factorises once
   prediction/lazy_covariance.py: evaluated | kernel forward | asks the kernel for test by training points
   hooks/kernels.py: _hooked | _dispatch | takes that call too: it is the op `kernel_matrix`
