@@ -10,6 +10,7 @@ import torch
 from linear_operator import settings as library
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autokern.core.state import inside
 from autokern.hooks.install import is_enabled
@@ -51,6 +52,11 @@ def stay_out_of_models() -> bool:
 def stay_out_of_predictions() -> bool:
     """Whether hooks of predictions, which rely on more functions of the library, must stay out."""
     return stay_out_of_models() or not prediction.holds()
+
+
+def is_recorded() -> bool:
+    """Whether the running computation is recorded for replays."""
+    return type(_get_current_dispatch_mode()).__module__ == "autokern.core.replay.recording"
 
 
 def may_replay() -> bool:

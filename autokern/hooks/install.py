@@ -82,8 +82,8 @@ def hook(
                 return replacement(*args, **kwargs) if serves else before(*args, **kwargs)
 
             placed = hooked
-        if isinstance(placed, FunctionType) and before is not None:
-            functools.update_wrapper(placed, before)
+        if isinstance(placed, FunctionType) and isinstance(like := getattr(owner, name, None), FunctionType):
+            functools.update_wrapper(placed, like)
         if isinstance(placed, Property) and before is not None:
             placed.__set_name__(owner, name)  # type: ignore[attr-defined]
             placed.__doc__ = before.__doc__

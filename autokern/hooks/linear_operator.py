@@ -21,11 +21,12 @@ from linear_operator import operators, utils
 from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, KroneckerProductAddedDiagLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
+from linear_operator.utils.interpolation import left_interp
 
 from autokern.core.errors import suppressed, unless_it_fails
 from autokern.core.releases.known import relied
 from autokern.core.state import inside
-from autokern.hooks.bypass import stay_out, stay_out_of_operators
+from autokern.hooks.bypass import is_recorded, stay_out, stay_out_of_operators
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.kernels.embedded import Embedded
@@ -43,6 +44,8 @@ _FEW = 512  # rows of a Toeplitz matrix up to which a product by the matrix itse
 _product = relied(*ALGEBRA, KroneckerProductAddedDiagLinearOperator, operators.KroneckerProductLinearOperator)
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
+_sparse_module = sys.modules.get("linear_operator.utils.sparse")
+_PRODUCTS = "linear_operator.utils.sparse:bdsmm", "linear_operator.utils.interpolation:left_interp"
 _solve_module: Any = sys.modules.get("linear_operator.functions._solve")
 _dispatch_cholesky, _dispatch_inv_quad_logdet, _dispatch_qr, _dispatch_solve = (
     route(op, looked=True) for op in ("cholesky", "inv_quad_logdet", "qr", "solve")
@@ -156,12 +159,48 @@ def _left_t_interp(interp_indices: Any, interp_values: Any, rhs: Any, output_dim
     kinds = {(type(t), t.dtype, t.layout, t.device.type) for t in (interp_values, rhs)}
     plain = len(kinds) == 1 and kinds <= _PLAIN and rhs.numel() and rhs.dim() > 1
     alike = interp_indices.dtype is torch.int64 and interp_indices.shape == interp_values.shape
-    if plain and alike and rhs.shape[-2] == interp_values.shape[-2] and not stay_out_of_operators():
+    if plain and alike and rhs.shape[-2] == interp_values.shape[-2] and (is_recorded() or not stay_out_of_operators()):
         with suppressed(RuntimeError):  # of indices or shapes for which the library raises its own
             terms = (rhs.unsqueeze(-2) * interp_values.unsqueeze(-1)).flatten(-3, -2)
             rows = interp_indices.flatten(-2).unsqueeze(-1).expand(terms.shape)
             return terms.new_zeros(*terms.shape[:-2], output_dim, terms.shape[-1]).scatter_add(-2, rows, terms)
     return _left_t_interp.__wrapped__(interp_indices, interp_values, rhs, output_dim)
+
+
+class _Interpolation:
+    """A transposed interpolation matrix, or with `mT` the matrix itself, whose products can be recorded."""
+
+    def __init__(self, indices: Any, values: Any, count: int, transposed: bool = True) -> None:
+        self._of, self._transposed = (indices, values, count), transposed
+
+    @property
+    def mT(self) -> _Interpolation:
+        """The other of both."""
+        return _Interpolation(*self._of, not self._transposed)
+
+    def times(self, dense: Any) -> Any:
+        """Return the product with columns."""
+        indices, values, count = self._of
+        return _left_t_interp(indices, values, dense, count) if self._transposed else left_interp(*self._of[:2], dense)
+
+
+def _interpolated(name: str, axis: int) -> None:
+    """Hook a method of interpolated operators, which returns a sparse matrix, while it is recorded."""
+
+    @hook(operators.InterpolatedLinearOperator, name, relies=_PRODUCTS)
+    def interpolation(self: Any, *parts: Any) -> Any:
+        if not is_recorded():
+            return interpolation.__wrapped__(self, *parts)
+        return _Interpolation(*parts, self.base_linear_op.size(axis))
+
+
+_interpolated("_sparse_left_interp_t", -2)
+_interpolated("_sparse_right_interp_t", -1)
+
+
+@hook(_sparse_module, "bdsmm", relies=_PRODUCTS)
+def _bdsmm(sparse: Any, dense: Any) -> Any:
+    return sparse.times(dense) if type(sparse) is _Interpolation else _bdsmm.__wrapped__(sparse, dense)
 
 
 _KEYS = tuple((name, (), pickle.dumps({})) for name in ("root_decomposition", "root_inv_decomposition"))

@@ -97,6 +97,7 @@ CASES = {
     "entropy": (lambda: acquisitions.qLowerBoundMaxValueEntropy(single(), points(40, seed=2)), 1),
     "constraints": (constrained, 2), "perturbed": (perturbed, 1),
     "fidelities": (fidelities, 1), "hypervolume": (pareto, 2),
+    "tasks": (lambda: acquisitions.LogExpectedImprovement(tasks(), 0.3), 1),
 }  # fmt: skip
 
 
@@ -124,7 +125,6 @@ class Penalised(acquisitions.LogExpectedImprovement):
 
 REFUSED = {
     "a list of tensors": (lambda: Penalised(single(), 0.3), 1),
-    "sparse": (lambda: acquisitions.LogExpectedImprovement(tasks(), 0.3), 1),
     "warning": (lambda: Warning(single()), 1),
     "few": (lambda: acquisitions.PosteriorMean(single()), 1),
     "a setting": (lambda: acquisitions.PosteriorMean(single()), 1),

@@ -1,15 +1,18 @@
 """Replayed training steps of variational models: what they hold, draw and count, beside the library's."""
 
+import contextlib
 import functools
 
 import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import VariationalELBO
 from support.losses import (
     DOUBLE,
+    Deep,
     Poisson,
     Sparse,
     as_library,
@@ -25,6 +28,7 @@ from support.losses import (
 
 from autokern.core.replay import left
 from autokern.hooks import install
+from autokern.hooks.later import variational
 
 pytestmark = pytest.mark.usefixtures("at_once")
 
@@ -173,8 +177,23 @@ class Moving(Sparse):
         return Sparse.forward(self, x + self.average)
 
 
+class Forked(ConstantMean):
+    """A mean whose draws leave the program's random state as it was."""
+
+    def forward(self, x):
+        with torch.random.fork_rng():
+            return ConstantMean.forward(self, x) + 0.1 * torch.randn(x.shape[:-1], dtype=DOUBLE)
+
+
+class Rectified(Sparse):
+    """Its points are rectified by slopes that are drawn."""
+
+    def forward(self, x):
+        return super().forward(torch.nn.functional.rrelu(x - 0.5, training=True))
+
+
 COUNTED = functools.partial(Weighted, counts=CALLS)
-EFFECTS = [{"model": Counting}, {"model": Moving}, {"mll": COUNTED}, {"mean": Drawing}]
+EFFECTS = [{"model": Counting}, {"model": Moving}, {"mll": COUNTED}, {"mean": Drawing}, {"mean": Forked}]
 OWN_DRAWS = torch.Generator(), torch.Generator()
 
 
@@ -192,6 +211,7 @@ def test_effects_and_random_draws_are_the_library_s(options):
 DRAWING = {
     "expectation": lambda: sparse(Poisson()),
     "points": lambda: sparse(model=Noisy),
+    "slopes": lambda: sparse(model=Rectified),
     "hidden values": deep,
     "hidden values and expectation": lambda: deep(Poisson()),
 }
@@ -230,11 +250,86 @@ def test_derivatives_by_the_library_are_those_of_the_draw(make):
     return [*found, torch.get_rng_state()]
 
 
-@as_library(served=6)
-def test_steps_of_deep_models_with_other_samples():
-    with gpytorch.settings.num_likelihood_samples(3):
-        found = trained(deep)
-    return [*found, *trained(deep, once(lambda mll: None))]
+@as_library()
+def test_a_comparison_that_fails_draws_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(variational._Step, "_agree", lambda *args: False)
+        return [*trained(lambda: sparse(Poisson())), torch.get_rng_state()]
+
+
+BETWEEN = {
+    "beta": lambda mll: setattr(mll.base_mll, "beta", 0.1),
+    "likelihood": lambda mll: setattr(mll.base_mll, "likelihood", GaussianLikelihood().double()),
+    "frozen": lambda mll: mll.likelihood.noise_covar.raw_noise.requires_grad_(False),
+    "another model's class": lambda mll: setattr(mll.model, "__class__", type("Other", (Other, type(mll.model)), {})),
+}
+
+
+class Other:
+    """A model of twice the mean."""
+
+    def __call__(self, x):
+        return super().__call__(x) * 2.0
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["before", "after the model's call"])
+@pytest.mark.parametrize("change", BETWEEN)
+@as_library(served=4)
+def test_what_changes_in_a_deep_model_counts_at_once(change, inside):
+    return trained(deep, once(BETWEEN[change], 10), inside=inside)
+
+
+@pytest.mark.parametrize("where", ["loss", "call and loss", "before the backward pass"])
+@as_library(served=3, bound=1e-7)
+def test_settings_and_modes_are_those_of_each_call(where):
+    mll, found = {"loss": lambda: sparse(Poisson())}.get(where, deep)(), []
+    few = functools.partial(gpytorch.settings.num_likelihood_samples, 4)
+    for at in range(12):
+        (x,), y = batch(mll, at)
+        with few() if where == "call and loss" else contextlib.nullcontext():
+            output = mll.model(x)
+            with few() if where == "loss" and at > 7 else contextlib.nullcontext():
+                loss = mll(output, y) + output.variance.mean()
+        mll.train(where != "before the backward pass")
+        found += torch.autograd.grad(loss, list(mll.parameters()))
+        mll.train()
+    return [*found, torch.get_rng_state()]
+
+
+@as_library(served=2, bound=1e-7)
+def test_points_that_are_written_after_the_loss():
+    mll = prepared(sparse)
+    (x,), y = batch(mll, 3)
+    parameters, x = list(mll.parameters()), x.clone()
+    output = mll.model(x)
+    x += 0.1
+    slopes = torch.autograd.grad(mll(output, y), parameters, create_graph=True)
+    return [*torch.autograd.grad(sum(s.square().sum() for s in slopes), parameters), *called(mll)[:1]]
+
+
+@as_library(served=4)
+def test_outputs_of_a_deep_model_apart():
+    mll, found = deep(MultitaskGaussianLikelihood(num_tasks=2), outputs=2), []
+    for at in range(9):
+        (x,), y = batch(mll, at)
+        output = mll.model(x)
+        mll(output, torch.stack([y, -y], -1)).backward()
+        found += [output.to_data_independent_dist().stddev.detach()]
+    return found
+
+
+class Listed(Deep):
+    def forward(self, x):
+        return [super().forward(x)]
+
+
+@as_library()
+def test_a_model_with_a_list_of_distributions():
+    mll, found = deep(model=Listed), []
+    for at in range(9):
+        (x,), y = batch(mll, at)
+        found.append(mll(mll.model(x)[0], y))
+    return found
 
 
 class Many(ConstantMean):

@@ -128,9 +128,9 @@ class SitesLayer(Layer, DSPPLayer):
 class Deep(DeepGP):
     """A model of two layers; the values of the first are drawn."""
 
-    def __init__(self, layer=DrawnLayer, *sites):
+    def __init__(self, layer=DrawnLayer, *sites, outputs=None):
         super().__init__(*sites)
-        self.hidden, self.last = layer(2, 2, *sites), layer(2, None, *sites)
+        self.hidden, self.last = layer(2, 2, *sites), layer(2, outputs, *sites)
 
     def forward(self, x):
         return self.last(self.hidden(x))
@@ -140,8 +140,8 @@ class Sites(Deep, DSPP):
     """The same with values at quadrature sites."""
 
 
-def deep(likelihood=None):
-    return DeepApproximateMLL(sparse(likelihood, model=Deep))
+def deep(likelihood=None, model=Deep, **options):
+    return DeepApproximateMLL(sparse(likelihood, model=model, **options))
 
 
 def sites():

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import sys
@@ -94,6 +95,7 @@ class Held:
         for one in every:
             (self.tensors if isinstance(one, torch.Tensor) else self.objects).append(one)
         self._functions = [one for one in self.objects if isinstance(one, FunctionType)]
+        self._modules = [one for one in self.objects if isinstance(one, torch.nn.Module)]
         self._arrays = [one for one in self.objects if isinstance(one, np.ndarray)]
         varying = set(map(id, inputs))
         self._tensors = [one for one in self.tensors if id(one) not in varying and _is_small(one, most)]
@@ -125,7 +127,7 @@ class Held:
         for space in several:
             partly = weakref.ref in map(type, space.values()) or not self._without.isdisjoint(space)
             (self._partly if partly else self._spaces).append(space)
-        modules = [vars(one) for one in self.objects if isinstance(one, torch.nn.Module)]
+        modules = list(map(vars, self._modules))
         inner = {id(value) for own in modules for name, value in own.items() if name.startswith("_")}
         keyed = [one for one in self.objects if isinstance(one, dict) and id(one) not in inner]
         self._lists = [*(one for one in self.objects if isinstance(one, (list, set))), *keyed]  # of dicts, the keys
@@ -135,6 +137,7 @@ class Held:
         self._filters = list(warnings.filters)
         self._copies = [one.tobytes() for one in self._arrays]
         self._numbers, self._places = Numbers(self._tensors), self._memory()
+        self._modes = [getattr(*place) for place in self._settings] + [one.training for one in self._modules]
 
     def is_as_before(self) -> bool:
         """Whether nothing has changed since `renew`."""
@@ -151,6 +154,21 @@ class Held:
             and self._numbers.hold()
         )
 
+    @contextlib.contextmanager
+    def as_kept(self) -> Iterator[None]:
+        """Within the block, settings of the libraries and training modes have the values of the last `renew`."""
+        places = [*self._settings, *((one, "training") for one in self._modules)]
+        before = [(*place, getattr(*place)) for place in places]
+        try:
+            for (owner, name), value in zip(places, self._modes, strict=True):
+                if getattr(owner, name) is not value:
+                    setattr(owner, name, value)
+            yield
+        finally:
+            for owner, name, value in before:
+                if getattr(owner, name) is not value:
+                    setattr(owner, name, value)
+
     def _memory(self) -> list[Any]:
         return [(one.data_ptr(), one.stride(), one.requires_grad) for one in self._tensors]
 
@@ -159,7 +177,7 @@ class Held:
         partly = [value for space in self._partly for name, value in space.items() if name not in self._without]
         # dead weak references are alike: torch 2.11 makes one at each evaluation of a prior
         found += [None if type(value) is weakref.ref and value() is None else value for value in partly]
-        found += map(len, self._spaces)
+        found += [*map(type, self._modules), *map(len, self._spaces)]
         found += map(content, self._cells)
         found += [space.get(name) for space, name in self._globals]
         found += [getattr(kind, name) for kind, name in self._settings]

@@ -97,7 +97,7 @@ def written(kind: Kind, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 def step_of(func: Any, kind: Kind, args: Any, kwargs: Any, fresh: list[torch.Tensor], out: Any) -> Step:
     """Return the step of a replay that repeats an operation."""
-    if kind.written:
+    if kind.written and not fresh:
         return functools.partial(func, *args, **kwargs)
     if not fresh:
         if out is None:

@@ -134,8 +134,7 @@ class Repeated(abc.ABC):
             return self._chosen(*call)
 
     def _chosen(self, *call: Any) -> Any:
-        self._count += 1
-        self._history.count += 1
+        self._count, self._history.count = self._count + 1, self._history.count + 1
         if not self.serves or not may_replay():
             return self.library(*call)
         began = time.thread_time()
@@ -187,9 +186,10 @@ class Repeated(abc.ABC):
             self._cost += time.thread_time() - began
             if self._compared == _COMPARED:
                 self._judge()
-        if found is not None:
-            return found
-        return ours if self.serves else self.library(*call)
+        if found is None and (self.second or not self.serves):
+            torch.set_rng_state(torch.get_rng_state() if before is None else before)
+            found = self.library(*call)
+        return ours if found is None else found
 
     def _judge(self) -> None:
         """End if a replay is not faster; else note the cost of the recording and the gain of a replay."""

@@ -7,7 +7,6 @@ pass computes by the library.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
@@ -17,18 +16,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from gpytorch.settings import lazily_evaluate_kernels
+from gpytorch.distributions import MultivariateNormal
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autokern.core.autograd import Unsaved, computed
 from autokern.core.errors import caught
 from autokern.core.replay import Held
-from autokern.core.replay.effects import PLAIN, is_library
 from autokern.core.replay.left import Left
 from autokern.core.replay.operations import Replay, UnrecordedError
 from autokern.core.replay.recording import Recorder
 from autokern.core.state import Beside, Weak, inside
 from autokern.hooks.bypass import may_replay
+from autokern.hooks.later import repeated
 from autokern.hooks.later.losses import MOST, Given, OfLosses
 from autokern.model.memoized import frozen
 from autokern.system import host
@@ -45,7 +44,8 @@ def called(model: Any, stock: Call, x: Any) -> Any:
     found = None if known is None or known.lock.entered() else known.predicted(model, stock, x)
     if found is None:
         found = stock(model, x)
-    _inputs.put(found, x)
+    if isinstance(found, MultivariateNormal):
+        _inputs.put(found, x)
     return found
 
 
@@ -93,9 +93,6 @@ class _Step(OfLosses):
     def consists(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Held | str:
         if not (_is_plain(x) and _is_plain(target)):
             return "points or targets that require a gradient, or of another kind"
-        self._own = _attributes(mll)
-        plain = all(type(value) in PLAIN for name, value in self._own.items() if not name.startswith("_"))
-        self._looks = not (plain and is_library(type(mll).__module__))
         self._left.find()
         return self.held(mll, but=self._left.at, most=MOST)
 
@@ -114,7 +111,6 @@ class _Step(OfLosses):
                 self._draws = recorder.draws
                 left = self._left.computed(recorder, before, self._held)
                 self._given, self._outs = given, [*(t.detach() for t in given.present[:-1]), *left]
-                self._lazily = lazily_evaluate_kernels.on()
                 self._graded = [t.requires_grad for t in self._results_of(given)]
                 given.present = []
                 recorder.mark()
@@ -153,39 +149,59 @@ class _Step(OfLosses):
                 self.misfits()
                 return None
             self._x.copy_(x)
-            self._drawn = torch.get_rng_state() if self._draws else None
+            compared = self._compared < repeated._COMPARED or (self._count + 1) % repeated._EVERY == 0
+            self._drawn = before = torch.get_rng_state() if self._draws or compared else None
             try:
                 self._first.run()
             except caught(Exception):
-                if self._drawn is not None:
-                    torch.set_rng_state(self._drawn)
+                if before is not None:
+                    torch.set_rng_state(before)
                 return None
-            own, left = self._tensors(model, stock, x)
-            found = self._given.prior(own, frozen)  # deferred reads see the present values
-            self._left.put(left)
-            versions = [p._version for p in self._parameters]
-            self._latest = weakref.ref(found), found.loc, found.loc._version, found._covar, versions
             self.earlier = time.thread_time() - began
+            if compared:
+                found = self._as_library(model, stock, x, before)
+            else:
+                own, left = self._tensors(model, stock, x.clone())
+                found = self._given.prior(own, _frozen)
+                self._left.put(left)
+            versions = [p._version for p in self._parameters]
+            numbers = found.loc.detach().clone() if compared else self._outs[0]
+            self._latest = weakref.ref(found), found.loc, found.loc._version, found._covar, versions, numbers
         return found
+
+    def _as_library(self, model: Any, stock: Call, x: Any, before: Any) -> Any:
+        """Return the library's distribution, to which the first part of the recording is compared."""
+        after = torch.get_rng_state()
+        torch.set_rng_state(before)
+        with inside.having(active=True):  # the replay computes as stock does
+            found = stock(model, x)
+        given = Given.of(found, self._y)
+        if given is None or given.form != self._given.form or not torch.equal(after, torch.get_rng_state()):
+            self.end("a model's call differs from its replay in form or in random numbers")
+        elif not all(map(self._are_close, self._outs, self._results_of(given))):
+            self.end("a model's call differs from its replay")
+        return found
+
+    def _are_close(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        within = self.agreement * theirs.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax() if theirs.numel() else 0.0
+        return ours.shape == theirs.shape and torch.allclose(ours, theirs.detach(), 0.0, float(within), True)
 
     def _tensors(self, model: Any, stock: Call, x: torch.Tensor) -> Iterator[list[torch.Tensor]]:
         """Yield the tensors of a distribution, and those left in the model, which have no reference to the model."""
-        unsaved, given = Unsaved(x), len(self._given.copies) - 1
+        given = len(self._given.copies) - 1
         for of, at in ((lambda one: lambda: one), slice(given)), (weakref.ref, slice(given, None)):
-            again = functools.partial(_again, of(self), of(model), stock, unsaved, at, self._drawn)
+            again = functools.partial(_again, of(self), of(model), stock, x, at, self._drawn)
             values, graded = [t.clone() for t in self._outs[at]], self._graded[at]
             wanted = list(itertools.compress(values, graded))
             found = iter(_Again.apply(again, wanted, *self._parameters))  # type: ignore[no-untyped-call]
             yield [next(found) if has else value for value, has in zip(values, graded, strict=True)]
 
     def _taken(self, model: Any, stock: Call, points: Any, drawn: Any) -> Given:
-        """Return the library's distribution as it was recorded; the setting may have changed since."""
-        for setting in (contextlib.nullcontext(), lazily_evaluate_kernels(self._lazily)):
-            with setting:
-                given = Given.of(_drawing(drawn, stock, model, points), self._y)
-            if given is not None and given.form == self._given.form:
-                return given
-        raise RuntimeError("a variational model's distribution has another form in the backward pass than before")
+        """Return the library's distribution as it was recorded."""
+        given = Given.of(_drawing(drawn, stock, model, points), self._y)
+        if given is None or given.form != self._given.form:
+            raise RuntimeError("a variational model's distribution has another form in the backward pass than before")
+        return given
 
     def is_unchanged(self) -> bool:
         """Whether everything is as it was recorded; for this step, `predicted` may have checked it."""
@@ -194,16 +210,16 @@ class _Step(OfLosses):
     def put(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> bool:
         """Copy targets into the replay's inputs; false for a distribution that `predicted` has not returned."""
         latest, self._latest = self._latest, None
-        if latest is None or latest[0]() is not distribution or _attributes(mll) != self._own:
+        if latest is None or latest[0]() is not distribution:
             return False
         mean, versions = distribution.loc, [p._version for p in self._parameters]
         same = mean is latest[1] and mean._version == latest[2] and distribution._covar is latest[3]
-        same = same and torch.equal(mean, self._outs[0])  # writes through `data` change no version
+        same = same and torch.equal(mean, latest[5])  # writes through `data` change no version
         if not same or versions != latest[4] or mean._backward_hooks or mean.retains_grad or not _is_plain(target):
             return False
         if target.shape != self._y.shape or target.dtype is not self._y.dtype:
             return False
-        if self._looks and not super().is_unchanged():
+        if not self._held.is_as_before():  # since the model's call
             return False
         self._y.copy_(target)
         return super().put()  # as in stock, values that were written to parameters after the model's call count
@@ -213,22 +229,23 @@ class _Step(OfLosses):
             return None
         value, *slopes = (t.clone() for t in results)
         used, states = list(itertools.compress(self._parameters, self._used)), (self.state, self._drawn)
+        points, goal = self._x.clone(), self._y.clone()  # the caller may overwrite those given
 
         def plain(*values: torch.Tensor) -> Any:
             by_id = dict(zip(map(id, used), values, strict=True))
 
             def bound() -> Any:
-                return _drawing(states[0], stock, mll, _drawing(states[1], model, mll.model, x), target)
+                return _drawing(states[0], stock, mll, _drawing(states[1], model, mll.model, points), goal)
 
-            with self._left.aside(), inside.having(repeated=True):
+            with self._left.aside(), self._held.as_kept(), inside.having(repeated=True):
                 return self.plainly(mll, by_id, bound)
 
         return computed(value, slopes, plain, saved=used)
 
 
-def _attributes(mll: Any) -> dict[str, Any]:
-    """Return the attributes of a marginal likelihood, without caches."""
-    return {k: dict(v) if k == "_modules" else v for k, v in vars(mll).items() if not k.startswith("_autokern")}
+def _frozen(kernel: Any) -> Any:
+    """Return a kernel whose deferred reads see the present values; the library copies parts of one with a batch."""
+    return kernel if kernel.batch_shape else frozen(kernel)
 
 
 def _drawing(state: torch.Tensor | None, function: Call, *args: Any) -> Any:
@@ -240,18 +257,20 @@ def _drawing(state: torch.Tensor | None, function: Call, *args: Any) -> Any:
         return function(*args)
 
 
-def _again(step: Call, model: Call, stock: Call, unsaved: Unsaved, at: slice, drawn: Any, cotangents: Any) -> Any:
+def _again(step: Call, model: Call, stock: Call, points: Any, at: slice, drawn: Any, cotangents: Any) -> Any:
     """Return the gradients by the parameters, computed by the library, of tensors that a replay has computed."""
-    (points,), graph, one = unsaved.unchanged(), torch.is_grad_enabled(), step()
+    graph, one = torch.is_grad_enabled(), step()
     one.again += 1
     if one.again >= max(_OFTEN, one.replays / 2) and one.serves:
         one.end("the library often computes the model's results again, for other uses than the loss")
-    with torch.enable_grad(), one._left.aside():
+    with torch.enable_grad(), one._left.aside(), one._held.as_kept():
         graded = [t for t in one._results_of(one._taken(model(), stock, points, drawn))[at] if t.requires_grad]
         # cotangents may depend on the parameters; but given as such, torch imports sympy (`plain_gradients`)
         found = graded if graph else sum((t * c.detach()).sum() for t, c in zip(graded, cotangents, strict=True))
+    wanted = [p for p in one._parameters if p.requires_grad]  # the program may have frozen one since
     given = cotangents if graph else None
-    return torch.autograd.grad(found, one._parameters, given, create_graph=graph, allow_unused=True)
+    slopes = iter(torch.autograd.grad(found, wanted, given, create_graph=graph, allow_unused=True))
+    return [next(slopes) if p.requires_grad else None for p in one._parameters]
 
 
 class _Again(torch.autograd.Function):
