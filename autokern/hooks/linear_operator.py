@@ -188,10 +188,10 @@ def _interpolated(name: str, axis: int) -> None:
     """Hook a method of interpolated operators, which returns a sparse matrix, while it is recorded."""
 
     @hook(operators.InterpolatedLinearOperator, name, relies=_PRODUCTS)
-    def interpolation(self: Any, *parts: Any) -> Any:
+    def interpolation(self: Any, indices: Any, values: Any) -> Any:
         if not is_recorded():
-            return interpolation.__wrapped__(self, *parts)
-        return _Interpolation(*parts, self.base_linear_op.size(axis))
+            return interpolation.__wrapped__(self, indices, values)
+        return _Interpolation(indices, values, self.base_linear_op.size(axis))
 
 
 _interpolated("_sparse_left_interp_t", -2)

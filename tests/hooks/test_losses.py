@@ -57,6 +57,7 @@ CASES = {
     "natural": lambda: sparse(kind=NaturalVariationalDistribution),
     "fixed points": lambda: sparse(learn=False, mean=functools.partial(LinearMean, 2)),
     "student": lambda: sparse(likelihoods.StudentTLikelihood()),
+    "decoupled": lambda: sparse(model=made_losses.Decoupled),
     "drawn hidden values": made_losses.deep,
     "drawn hidden values and expectation": lambda: made_losses.deep(made_losses.Poisson()),
     "hidden values at sites": made_losses.sites,

@@ -18,7 +18,12 @@ from gpytorch.mlls import (
 from gpytorch.models.deep_gps import DeepGP, DeepGPLayer
 from gpytorch.models.deep_gps.dspp import DSPP, DSPPLayer
 from gpytorch.priors import GammaPrior
-from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+from gpytorch.variational import (
+    CholeskyVariationalDistribution,
+    DeltaVariationalDistribution,
+    OrthogonallyDecoupledVariationalStrategy,
+    VariationalStrategy,
+)
 from support.outcomes import judged
 
 import autokern
@@ -87,6 +92,17 @@ class Sparse(gpytorch.models.ApproximateGP):
 
     def forward(self, x):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class Decoupled(Sparse):
+    """A model whose mean has more inducing points than its covariance; it interpolates between both sets."""
+
+    def __init__(self):
+        super().__init__()
+        outer = DeltaVariationalDistribution(12)
+        self.variational_strategy = OrthogonallyDecoupledVariationalStrategy(
+            self.variational_strategy, MANY[20:32].clone(), outer
+        )
 
 
 def sparse(likelihood=None, mll=VariationalELBO, model=Sparse, **options):

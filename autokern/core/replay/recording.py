@@ -32,6 +32,7 @@ from autokern.core.replay.operations import Kind, Noted, Replay, Step, Unrecorde
 _MOST_STEPS, _IN_CACHE, _MOST_BYTES, _MOST_OF_ALL = 20_000, 2**21, 2**26, 2**28
 """Most steps; most bytes of a recording whose tensors share no memory, of any, and of all of a process."""
 _living: list[tuple[weakref.ref[Any], int]] = []  # owners of recordings, with bytes, oldest first
+_LIFT = torch.ops.aten.lift_fresh.default
 _READ, _BATCH_NORM = torch.ops.aten._local_scalar_dense.default, torch.ops.aten.native_batch_norm.default
 _TORCHS = "aten", "prim", "prims", "profiler"  # namespaces of operations
 _FRAMES = 8  # most frames between the record of an operation and the function that called it
@@ -171,10 +172,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.drawn[generator] = generator.get_state()
         kind = operations.kind_of(func)
         with torch._C.DisableTorchFunction():
-            writes = kind.written or func is _BATCH_NORM
-            others = self.noticed(self._saved, func, args, kwargs, kind) if writes else []
+            others = self.noticed(self._saved, func, args, kwargs, kind) if kind.written or func is _BATCH_NORM else []
             if self._reason or kind.view:
-                return func(*args, **kwargs)
+                out = func(*args, **kwargs)
+                if func is _LIFT:  # of `torch.tensor`, which has just made it
+                    self.noticed(lambda: self._made.setdefault(memory_of(out), out))
+                return out
             noted = self.noticed(self._before, func, args, kwargs, kind)
             out = func(*args, **kwargs)
             if noted is not None:
