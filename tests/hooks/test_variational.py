@@ -111,7 +111,7 @@ class WithMetaclass(metaclass=Metaclass):
 
 
 def test_classes_with_any_metaclass_are_kept_by_reference():
-    assert left._Form([WithMetaclass], frozenset()).again([], iter(())) == [WithMetaclass]
+    assert left._Form([WithMetaclass], frozenset()).again([], iter(()), id) == [WithMetaclass]
 
 
 def test_a_step_that_cannot_be_recorded_leaves_the_caches_of_the_models_call(monkeypatch):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -88,9 +88,13 @@ class Left:
             self.at, self._form, self._made = [], _Form([], self._known), []
         return [t.detach().clone() for t in self.tensors()]
 
-    def put(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Set the attributes anew, with these tensors in place of the computed ones."""
-        self._put(self._form.again(self._made, iter(tensors)), self.at)
+    def has_grown(self) -> bool:
+        """Whether the attributes hold more tensors than when they were `computed`."""
+        return len(_Form(self.present(), self._known).tensors) > len(self._made)
+
+    def put(self, tensors: Iterable[torch.Tensor], of: Callable[[Any], Any] = lambda module: module) -> None:
+        """Set the attributes anew, with these tensors in place of the computed ones, and `of` applied to modules."""
+        self._put(self._form.again(self._made, iter(tensors), of), self.at)
 
     def alike(self, numbers: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield tensors with these numbers and the graph of the recorded ones, which a backward pass has freed."""
@@ -133,11 +137,13 @@ class _Form(pickle.Pickler):
         """The tensors that are not `known`."""
         return [t for t in self._apart if isinstance(t, torch.Tensor) and id(t) not in self._known]
 
-    def again(self, made: Iterable[bool], tensors: Iterator[torch.Tensor]) -> list[Any]:
-        """Return a copy of the objects, with the next of `tensors` for each tensor that is `made`."""
+    def again(self, made: Iterable[bool], tensors: Iterator[torch.Tensor], of: Callable[[Any], Any]) -> list[Any]:
+        """Return a copy of the objects, with the next of `tensors` for each tensor that is `made`, modules by `of`."""
         instead = {id(t): next(tensors) for t, new in zip(self.tensors, made, strict=True) if new}
         unpickler = _Again(io.BytesIO(self._file.getvalue()))
-        unpickler.apart = [instead.get(id(one), one) for one in self._apart]
+        unpickler.apart = [
+            of(one) if isinstance(one, torch.nn.Module) else instead.get(id(one), one) for one in self._apart
+        ]
         return cast("list[Any]", unpickler.load())
 
 

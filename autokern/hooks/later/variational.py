@@ -94,6 +94,7 @@ class _Step(OfLosses):
         if not (_is_plain(x) and _is_plain(target)):
             return "points or targets that require a gradient, or of another kind"
         self._left.find()
+        self._of = lambda module: module
         return self.held(mll, but=self._left.at, most=MOST)
 
     def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
@@ -114,7 +115,10 @@ class _Step(OfLosses):
                 self._graded = [t.requires_grad for t in self._results_of(given)]
                 given.present = []
                 recorder.mark()
-            return self.differentiated(stock(mll, distribution, self._y), self._parameters)
+            found = stock(mll, distribution, self._y)
+            if isinstance(recorder, Recorder) and self._left.has_grown():  # the loss evaluates what the call has left
+                self._of = frozen
+            return self.differentiated(found, self._parameters)
 
     def _results_of(self, given: Given) -> list[torch.Tensor]:
         """Return the tensors of a distribution, and those that its evaluation has left in modules."""
@@ -163,7 +167,7 @@ class _Step(OfLosses):
             else:
                 own, left = self._tensors(model, stock, x.clone())
                 found = self._given.prior(own, _frozen)
-                self._left.put(left)
+                self._left.put(left, self._of)
             versions = [p._version for p in self._parameters]
             numbers = found.loc.detach().clone() if compared else self._outs[0]
             self._latest = weakref.ref(found), found.loc, found.loc._version, found._covar, versions, numbers
