@@ -20,7 +20,7 @@ from autokern.tuning.store import read_file
 HOSTS = sorted((Path(__file__).parents[1] / "calibration" / "hosts").glob("*.json"))
 
 GONE = {
-    "predict": "rows@256 rows@1024 rows@4096",
+    "predict": "lazy-product rows@256 rows@1024 rows@4096",
     "kernel_matmul": (
         "dense tiled@512 tiled@2048 tiled-columns tiled-symmetric@1536 compiled compiled-symmetric cpu xla"
     ),

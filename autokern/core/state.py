@@ -144,4 +144,5 @@ class _Inside(threading.local):
 
 
 inside = _Inside()
+repaid: weakref.WeakSet[type] = weakref.WeakSet()  # classes of models whose replayed losses were faster
 permitted: set[str] = set()  # optional features that the user's settings enable in this process: ``graphs``

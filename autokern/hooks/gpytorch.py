@@ -19,7 +19,7 @@ from linear_operator.operators import BlockInterleavedLinearOperator, DenseLinea
 
 from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.errors import unless_it_fails
-from autokern.core.state import Beside, inside
+from autokern.core.state import Beside, inside, repaid
 from autokern.hooks import later
 from autokern.hooks.bypass import is_recorded, stay_out_of_models
 from autokern.hooks.install import hook, stock_of
@@ -115,7 +115,7 @@ def _training(kind: type, by_modules: Callable[..., Any]) -> None:
         spent = _spent.get(self) or 0.0
         if not torch.is_grad_enabled():  # priors without a graph are not replayed
             return ours(self, function_dist, target, *params)
-        if params or inside.repeated or spent < _ENOUGH:
+        if params or inside.repeated or (spent < _ENOUGH and type(self.model) not in repaid):
             began = time.thread_time()
             found = ours(self, function_dist, target, *params)
             share = type(getattr(found, "grad_fn", None)).__name__ == COMPUTED or computed_share(found)
@@ -128,7 +128,8 @@ def _training(kind: type, by_modules: Callable[..., Any]) -> None:
 
 
 def _repeats(model: Any) -> bool:
-    return (_spent.get(model) or 0.0) >= _ENOUGH_VARIATIONAL and torch.is_grad_enabled() and not inside.repeated
+    waited = (_spent.get(model) or 0.0) >= _ENOUGH_VARIATIONAL or type(model) in repaid
+    return waited and torch.is_grad_enabled() and not inside.repeated
 
 
 def _approximate(kind: type, stock: Callable[..., Any]) -> None:

@@ -23,7 +23,7 @@ from autokern.core.autograd import computed
 from autokern.core.replay import Held
 from autokern.core.replay.effects import PLAIN, is_library
 from autokern.core.replay.operations import UnrecordedError
-from autokern.core.state import Beside, Lock, inside
+from autokern.core.state import Beside, Lock, inside, repaid
 from autokern.hooks.later import repeated
 from autokern.hooks.later.closures import OfParameters
 from autokern.model import memoized
@@ -152,7 +152,14 @@ class OfLosses(OfParameters):
         kind = type(mll), type(mll.model), len(wanted)
         super().__init__(kind, wanted, [p for p in parameters if not p.requires_grad])
         self.lock = Lock()
-        self._until = self._until if self._until > repeated._SPENT else 0.0  # the hook has waited for some seconds
+        self._class = type(mll.model)
+        if self._until <= repeated._SPENT and not self._history.seconds:
+            self._until = 0.0  # the hook has waited for some seconds
+
+    def _judge(self) -> None:
+        super()._judge()
+        if self.serves:
+            repaid.add(self._class)
 
     @abc.abstractmethod
     def computed(self, mll: Any, *call: Any) -> list[torch.Tensor]:

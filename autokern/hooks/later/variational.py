@@ -94,7 +94,7 @@ class _Step(OfLosses):
         if not (_is_plain(x) and _is_plain(target)):
             return "points or targets that require a gradient, or of another kind"
         self._left.find()
-        self._of = lambda module: module
+        self._as_left: Call = lambda module: module
         return self.held(mll, but=self._left.at, most=MOST)
 
     def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
@@ -117,7 +117,7 @@ class _Step(OfLosses):
                 recorder.mark()
             found = stock(mll, distribution, self._y)
             if isinstance(recorder, Recorder) and self._left.has_grown():  # the loss evaluates what the call has left
-                self._of = frozen
+                self._as_left = frozen
             return self.differentiated(found, self._parameters)
 
     def _results_of(self, given: Given) -> list[torch.Tensor]:
@@ -167,7 +167,7 @@ class _Step(OfLosses):
             else:
                 own, left = self._tensors(model, stock, x.clone())
                 found = self._given.prior(own, _frozen)
-                self._left.put(left, self._of)
+                self._left.put(left, self._as_left)
             versions = [p._version for p in self._parameters]
             numbers = found.loc.detach().clone() if compared else self._outs[0]
             self._latest = weakref.ref(found), found.loc, found.loc._version, found._covar, versions, numbers
