@@ -10,6 +10,7 @@ import pytest
 import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
 from gpytorch.means import LinearMean
+from linear_operator import operators
 from linear_operator.operators import (
     DenseLinearOperator,
     LinearOperator,
@@ -22,6 +23,7 @@ from support.models import ExactModel, points, step
 from support.outcomes import as_stock, assert_close, both, outcome
 
 import autokern
+from autokern.core.replay.recording import Recorder
 from autokern.hooks import linear_operator as hooks
 from autokern.hooks.linear_operator import _Roots
 
@@ -256,3 +258,31 @@ def test_rows_with_the_same_index_are_added_up_bit_for_bit(indices, right):
     expected = found()
     with autokern.enabled():
         assert found() == expected
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("columns", [(), (1,), (4,)])
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:TypedStorage", "ignore:torch.sparse.SparseTensor")
+def test_products_of_interpolated_operators_are_recorded(batch, columns):
+    """Without sparse matrices, which no recording takes; weights that are zero are left out, as in those."""
+    base = torch.rand(*batch, 6, 6, dtype=torch.float64)
+    left, right = (INDICES.expand(*batch, 7, 2), INDICES.flip(0)[:5].expand(*batch, 5, 2))
+    weights = WEIGHTS.expand(*batch, 7, 2).clone(), WEIGHTS[:5].expand(*batch, 5, 2) * torch.tensor([1.0, 0.0])
+    rhs, other = (torch.rand(*batch, n, *columns, dtype=torch.float64) for n in (5, 7))
+    if batch and not columns:
+        rhs, other = rhs[0], other[0]
+
+    def compute():
+        operator = operators.InterpolatedLinearOperator(base, left, weights[0], right, weights[1])
+        both = operator._matmul(rhs), operator._t_matmul(other)
+        slopes = operator._bilinear_derivative(other, rhs) if columns else ()
+        return [*both, *(t for t in slopes if t.is_floating_point())]
+
+    with autokern.enabled():
+        recorder = Recorder(base)
+        with recorder:
+            found = compute()
+        replay = recorder.replay(*found)
+        base.square_()
+        replay.run()
+    torch.testing.assert_close(found, compute(), rtol=1e-12, atol=1e-12)

@@ -21,6 +21,7 @@ from support.losses import DOUBLE, Model, Own, as_library, batch, called, points
 from support.threads import in_threads
 
 from autokern.core.replay.operations import UnrecordedError
+from autokern.hooks import gpytorch as hooks
 from autokern.hooks import install
 from autokern.hooks.later import losses
 
@@ -196,6 +197,21 @@ def test_a_loss_waits_longer_if_an_earlier_one_of_its_kind_was_recorded_too_late
     assert losses.Loss(single())._until == 0.0
     history.repaid, history.seconds = 1000.0, 0.01
     assert losses.Loss(single())._until == 10.0
+
+
+@made_losses.each_kind
+def test_models_of_a_class_whose_replays_have_paid_are_recorded_at_once(make, monkeypatch):
+    paid = set()
+    monkeypatch.setattr(hooks, "repaid", paid)
+    monkeypatch.setattr(hooks, "_ENOUGH", float("inf"))
+    monkeypatch.setattr(hooks, "_ENOUGH_VARIATIONAL", float("inf"))
+    with install.enabled():
+        before = replays()
+        prepared(make)
+        assert replays() == before
+        paid.add(type(make().model))
+        prepared(make)
+        assert replays() > before
 
 
 def test_an_operator_with_a_tensor_besides_its_arguments_is_not_recorded():
