@@ -21,7 +21,6 @@ from linear_operator import operators, utils
 from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, KroneckerProductAddedDiagLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
-from linear_operator.utils.interpolation import left_interp
 
 from autokern.core.errors import suppressed, unless_it_fails
 from autokern.core.releases.known import relied
@@ -45,7 +44,7 @@ _product = relied(*ALGEBRA, KroneckerProductAddedDiagLinearOperator, operators.K
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
 _sparse_module = sys.modules.get("linear_operator.utils.sparse")
-_PRODUCTS = "linear_operator.utils.sparse:bdsmm", "linear_operator.utils.interpolation:left_interp"
+_PRODUCTS = ("linear_operator.utils.sparse:bdsmm",)
 _solve_module: Any = sys.modules.get("linear_operator.functions._solve")
 _dispatch_cholesky, _dispatch_inv_quad_logdet, _dispatch_qr, _dispatch_solve = (
     route(op, looked=True) for op in ("cholesky", "inv_quad_logdet", "qr", "solve")
@@ -179,9 +178,16 @@ class _Interpolation:
         return _Interpolation(*self._of, not self._transposed)
 
     def times(self, dense: Any) -> Any:
-        """Return the product with columns."""
+        """Return the product with columns; terms of weight zero do not count, as in a sparse matrix."""
         indices, values, count = self._of
-        return _left_t_interp(indices, values, dense, count) if self._transposed else left_interp(*self._of[:2], dense)
+        weights, places = values.unsqueeze(-1), indices.flatten(-2).unsqueeze(-1)
+        if self._transposed:
+            terms = (dense.unsqueeze(-2) * weights).where(weights != 0, 0.0).flatten(-3, -2)
+            zeros = terms.new_zeros(*terms.shape[:-2], count, terms.shape[-1])
+            return zeros.scatter_add(-2, places.expand(terms.shape), terms)
+        batch = torch.broadcast_shapes(indices.shape[:-2], dense.shape[:-2])  # type: ignore[no-untyped-call]
+        rows = dense.expand(*batch, -1, -1).gather(-2, places.expand(*batch, -1, dense.shape[-1]))
+        return (rows.unflatten(-2, values.shape[-2:]) * weights).where(weights != 0, 0.0).sum(-2)
 
 
 def _interpolated(name: str, axis: int) -> None:

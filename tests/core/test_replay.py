@@ -43,6 +43,7 @@ def points(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> to
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype).requires_grad_(True)
 
 
+NUMBERS = np.zeros(4)
 HELD = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(4, 3)
 
 
@@ -87,6 +88,7 @@ CASES: dict[str, Function] = {
     "batch": lambda x: torch.bmm(x.expand(5, 4, 3), x.mT.expand(5, 3, 4)).diagonal(dim1=-2, dim2=-1).sum(-1),
     "squeezed": lambda x: x.unsqueeze(-1).max(-1).values.unsqueeze_(-1).squeeze_(-1).sum(-1),
     "empty": lambda x: torch.empty(5, 3, dtype=x.dtype).copy_(x.sum(0)).mul_(2).sum(-1),
+    "numbers": lambda x: torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype).mul_(x[0]).sub_(0.5).sum() * x.sum(-1),
     "like": lambda x: torch.ones_like(x).sub_(x).clamp_min_(0.2).reciprocal().mean(-1),
 }
 
@@ -218,6 +220,7 @@ def test_draws_go_on_in_their_order_and_a_seed_is_drawn_but_not_used() -> None:
         (lambda x: (x + torch.randn_like(x)).sum(-1), "random"),
         (lambda x: torch.nn.functional.dropout(x, 0.5).sum(-1), "random"),
         (writes, "memory of others"),
+        (lambda x: x.sum(-1) + torch.from_numpy(NUMBERS).copy_(x.detach()[:, 0]).sum(), "memory of others"),
         (lambda x: x.sum(-1) + SQUARE.t_()[0, 1], "a tensor of others"),
         (lambda x: normed(x, x.new_zeros(3), x.new_ones(3), training=True).sum(-1), "running statistics"),
         (lambda x: x.to_sparse().to_dense().sum(-1), "another kind"),

@@ -262,8 +262,9 @@ def test_rows_with_the_same_index_are_added_up_bit_for_bit(indices, right):
 
 @pytest.mark.parametrize("batch", [(), (3,)])
 @pytest.mark.parametrize("columns", [(), (1,), (4,)])
+@pytest.mark.parametrize("first", [0.5, torch.inf])
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:TypedStorage", "ignore:torch.sparse.SparseTensor")
-def test_products_of_interpolated_operators_are_recorded(batch, columns):
+def test_products_of_interpolated_operators_are_recorded(batch, columns, first):
     """Without sparse matrices, which no recording takes; weights that are zero are left out, as in those."""
     base = torch.rand(*batch, 6, 6, dtype=torch.float64)
     left, right = (INDICES.expand(*batch, 7, 2), INDICES.flip(0)[:5].expand(*batch, 5, 2))
@@ -271,6 +272,7 @@ def test_products_of_interpolated_operators_are_recorded(batch, columns):
     rhs, other = (torch.rand(*batch, n, *columns, dtype=torch.float64) for n in (5, 7))
     if batch and not columns:
         rhs, other = rhs[0], other[0]
+    rhs.view(-1)[0] = first
 
     def compute():
         operator = operators.InterpolatedLinearOperator(base, left, weights[0], right, weights[1])
@@ -285,4 +287,4 @@ def test_products_of_interpolated_operators_are_recorded(batch, columns):
         replay = recorder.replay(*found)
         base.square_()
         replay.run()
-    torch.testing.assert_close(found, compute(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, compute(), rtol=1e-12, atol=1e-12, equal_nan=True)

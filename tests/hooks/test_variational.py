@@ -318,6 +318,23 @@ def test_outputs_of_a_deep_model_apart():
     return found
 
 
+@pytest.mark.parametrize("make", [sparse, deep])
+@as_library(served=3)
+def test_another_call_of_the_model_before_the_loss_counts(make):
+    """It leaves other caches, without a graph, from which the divergence is computed."""
+    mll, found = make(), []
+    for at in range(12):
+        (x,), y = batch(mll, at)
+        mll.zero_grad()
+        output = mll.model(x)
+        if at > 7:
+            with torch.no_grad():
+                mll.model(x + 0.1)
+        mll(output, y).backward()
+        found += [p.grad.clone() for p in mll.parameters() if p.grad is not None]
+    return found
+
+
 class Listed(Deep):
     def forward(self, x):
         return [super().forward(x)]

@@ -175,7 +175,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             others = self.noticed(self._saved, func, args, kwargs, kind) if kind.written or func is _BATCH_NORM else []
             if self._reason or kind.view:
                 out = func(*args, **kwargs)
-                if func is _LIFT:  # of `torch.tensor`, which has just made it
+                if func is _LIFT and out.untyped_storage().resizable():  # `torch.tensor` has just made it
                     self.noticed(lambda: self._made.setdefault(memory_of(out), out))
                 return out
             noted = self.noticed(self._before, func, args, kwargs, kind)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -170,7 +171,8 @@ class _Step(OfLosses):
                 self._left.put(left, self._as_left)
             versions = [p._version for p in self._parameters]
             numbers = found.loc.detach().clone() if compared else self._outs[0]
-            self._latest = weakref.ref(found), found.loc, found.loc._version, found._covar, versions, numbers
+            mean, left = found.loc, self._left.present()
+            self._latest = weakref.ref(found), mean, mean._version, found._covar, versions, numbers, left
         return found
 
     def _as_library(self, model: Any, stock: Call, x: Any, before: Any) -> Any:
@@ -223,7 +225,8 @@ class _Step(OfLosses):
             return False
         if target.shape != self._y.shape or target.dtype is not self._y.dtype:
             return False
-        if not self._held.is_as_before():  # since the model's call
+        # what has changed since the model's call: objects, or what it has left
+        if not self._held.is_as_before() or not all(map(operator.is_, self._left.present(), latest[6])):
             return False
         self._y.copy_(target)
         return super().put()  # as in stock, values that were written to parameters after the model's call count
