@@ -165,14 +165,16 @@ class _Step(OfLosses):
             self.earlier = time.thread_time() - began
             if compared:
                 found = self._as_library(model, stock, x, before)
+                if self._replay is None:
+                    return found
             else:
                 own, left = self._tensors(model, stock, x.clone())
                 found = self._given.prior(own, _frozen)
                 self._left.put(left, self._as_left)
-            versions = [p._version for p in self._parameters]
-            numbers = found.loc.detach().clone() if compared else self._outs[0]
-            mean, left = found.loc, self._left.present()
-            self._latest = weakref.ref(found), mean, mean._version, found._covar, versions, numbers, left
+            mean, versions = found.loc, [p._version for p in self._parameters]
+            numbers = mean.detach().clone() if compared else self._outs[0]
+            present = self._left.present()
+            self._latest = weakref.ref(found), mean, mean._version, found._covar, versions, numbers, present
         return found
 
     def _as_library(self, model: Any, stock: Call, x: Any, before: Any) -> Any:
