@@ -22,7 +22,7 @@ from autokern.core.errors import unless_it_fails
 from autokern.core.state import Beside, inside, repaid
 from autokern.hooks import later
 from autokern.hooks.bypass import is_recorded, stay_out_of_models
-from autokern.hooks.install import hook, stock_of
+from autokern.hooks.install import hook, inherited, stock_of
 from autokern.model import libraries, marginal, memoized
 from autokern.model.libraries import EXACT, density, regime
 from autokern.runtime.dispatch import in_force, route
@@ -148,9 +148,10 @@ def _call_deep(self: Any, *inputs: Any, **kwargs: Any) -> Any:
     return super(DeepGP, self).__call__(*inputs, **kwargs)
 
 
-_stock_call = stock_of(ApproximateGP, "__call__")
+_stock_call, _stock_deep = stock_of(ApproximateGP, "__call__"), stock_of(DeepGP, "__call__") or _call_deep
 _approximate(ApproximateGP, _stock_call)
-_approximate(DeepGP, _call_deep)
+inherited.add((DeepGP, "__call__"))
+_approximate(DeepGP, _stock_deep)
 
 
 def _variational(kind: type) -> None:
@@ -169,7 +170,7 @@ def _variational(kind: type) -> None:
             return found
         from autokern.hooks.later import variational
 
-        call = _call_deep if isinstance(model, DeepGP) else _stock_call
+        call = _stock_deep if isinstance(model, DeepGP) else _stock_call
         return variational.loss(self, stock, call, approximate_dist_f, target)
 
 

@@ -48,8 +48,8 @@ class Property(property):
 _hooks: dict[tuple[Any, str], Patch] = {}
 _codes: dict[FunctionType, tuple[CodeType, CodeType]] = {}
 _originals: list[tuple[Patch, Any]] = []
-_lock = Lock()
-_depth = 0
+inherited = set[tuple[Any, str]]()  # places of hooks whose original may be that of a base class
+_lock, _depth = Lock(), 0
 _threads_before: int | None = None
 
 
@@ -259,8 +259,8 @@ def status() -> Status:
 
 
 def _admits(patch: Patch, present: Any) -> bool:
-    ours = patch.replacement
-    return not is_ours(ours) or known.admits(patch.owner, patch.name, present, ours.__wrapped__)
+    ours, base = patch.replacement, present is None and patch[:2] in inherited
+    return base or not is_ours(ours) or known.admits(patch.owner, patch.name, present, ours.__wrapped__)
 
 
 def put_declared() -> None:

@@ -96,8 +96,6 @@ def full_name(owner: Any, name: str) -> str:
 
 def admits(owner: Any, name: str, found: Any, before: Any) -> bool:
     """Whether a hook may replace an attribute: it is unchanged and the library's own; else record why not."""
-    if found is before is None and hasattr(owner, name):  # inherited, as it was
-        return True
     module, _, qualified = full_name(owner, name).partition(":")
     library = module.partition(".")[0]
     if library not in LIBRARIES | {"torch"}:
