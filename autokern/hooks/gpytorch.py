@@ -148,10 +148,9 @@ def _call_deep(self: Any, *inputs: Any, **kwargs: Any) -> Any:
     return super(DeepGP, self).__call__(*inputs, **kwargs)
 
 
-_stock_call, _stock_deep = stock_of(ApproximateGP, "__call__"), stock_of(DeepGP, "__call__") or _call_deep
-_approximate(ApproximateGP, _stock_call)
 inherited.add((DeepGP, "__call__"))
-_approximate(DeepGP, _stock_deep)
+_approximate(ApproximateGP, stock_of(ApproximateGP, "__call__"))
+_approximate(DeepGP, stock_of(DeepGP, "__call__") or _call_deep)
 
 
 def _variational(kind: type) -> None:
@@ -170,8 +169,7 @@ def _variational(kind: type) -> None:
             return found
         from autokern.hooks.later import variational
 
-        call = _stock_deep if isinstance(model, DeepGP) else _stock_call
-        return variational.loss(self, stock, call, approximate_dist_f, target)
+        return variational.loss(self, stock, approximate_dist_f, target)
 
 
 for _kind in (VariationalELBO.__base__, DeepApproximateMLL):

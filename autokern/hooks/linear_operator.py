@@ -44,7 +44,6 @@ _product = relied(*ALGEBRA, KroneckerProductAddedDiagLinearOperator, operators.K
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
 _sparse_module = sys.modules.get("linear_operator.utils.sparse")
-_PRODUCTS = ("linear_operator.utils.sparse:bdsmm",)
 _solve_module: Any = sys.modules.get("linear_operator.functions._solve")
 _dispatch_cholesky, _dispatch_inv_quad_logdet, _dispatch_qr, _dispatch_solve = (
     route(op, looked=True) for op in ("cholesky", "inv_quad_logdet", "qr", "solve")
@@ -160,10 +159,15 @@ def _left_t_interp(interp_indices: Any, interp_values: Any, rhs: Any, output_dim
     alike = interp_indices.dtype is torch.int64 and interp_indices.shape == interp_values.shape
     if plain and alike and rhs.shape[-2] == interp_values.shape[-2] and (is_recorded() or not stay_out_of_operators()):
         with suppressed(RuntimeError):  # of indices or shapes for which the library raises its own
-            terms = (rhs.unsqueeze(-2) * interp_values.unsqueeze(-1)).flatten(-3, -2)
-            rows = interp_indices.flatten(-2).unsqueeze(-1).expand(terms.shape)
-            return terms.new_zeros(*terms.shape[:-2], output_dim, terms.shape[-1]).scatter_add(-2, rows, terms)
+            return _added_up(rhs.unsqueeze(-2) * interp_values.unsqueeze(-1), interp_indices, output_dim)
     return _left_t_interp.__wrapped__(interp_indices, interp_values, rhs, output_dim)
+
+
+def _added_up(terms: Any, indices: Any, count: int) -> Any:
+    """Return `count` rows, each the sum of the terms ``(..., n, k, columns)`` with its index ``(..., n, k)``."""
+    terms = terms.flatten(-3, -2)
+    rows = indices.flatten(-2).unsqueeze(-1).expand(terms.shape)
+    return terms.new_zeros(*terms.shape[:-2], count, terms.shape[-1]).scatter_add(-2, rows, terms)
 
 
 class _Interpolation:
@@ -180,20 +184,19 @@ class _Interpolation:
     def times(self, dense: Any) -> Any:
         """Return the product with columns; terms of weight zero do not count, as in a sparse matrix."""
         indices, values, count = self._of
-        weights, places = values.unsqueeze(-1), indices.flatten(-2).unsqueeze(-1)
+        weights = values.unsqueeze(-1)
         if self._transposed:
-            terms = (dense.unsqueeze(-2) * weights).where(weights != 0, 0.0).flatten(-3, -2)
-            zeros = terms.new_zeros(*terms.shape[:-2], count, terms.shape[-1])
-            return zeros.scatter_add(-2, places.expand(terms.shape), terms)
+            return _added_up((dense.unsqueeze(-2) * weights).where(weights != 0, 0.0), indices, count)
         batch = torch.broadcast_shapes(indices.shape[:-2], dense.shape[:-2])  # type: ignore[no-untyped-call]
-        rows = dense.expand(*batch, -1, -1).gather(-2, places.expand(*batch, -1, dense.shape[-1]))
+        places = indices.flatten(-2).unsqueeze(-1).expand(*batch, -1, dense.shape[-1])
+        rows = dense.expand(*batch, -1, -1).gather(-2, places)
         return (rows.unflatten(-2, values.shape[-2:]) * weights).where(weights != 0, 0.0).sum(-2)
 
 
 def _interpolated(name: str, axis: int) -> None:
     """Hook a method of interpolated operators, which returns a sparse matrix, while it is recorded."""
 
-    @hook(operators.InterpolatedLinearOperator, name, relies=_PRODUCTS)
+    @hook(operators.InterpolatedLinearOperator, name, relies=["linear_operator.utils.sparse:bdsmm"])
     def interpolation(self: Any, indices: Any, values: Any) -> Any:
         if not is_recorded():
             return interpolation.__wrapped__(self, indices, values)
@@ -204,7 +207,7 @@ _interpolated("_sparse_left_interp_t", -2)
 _interpolated("_sparse_right_interp_t", -1)
 
 
-@hook(_sparse_module, "bdsmm", relies=_PRODUCTS)
+@hook(_sparse_module, "bdsmm")
 def _bdsmm(sparse: Any, dense: Any) -> Any:
     return sparse.times(dense) if type(sparse) is _Interpolation else _bdsmm.__wrapped__(sparse, dense)
 

@@ -35,7 +35,7 @@ from autokern.system import host
 
 _OFTEN = 8
 _steps: Beside[_Step] = Beside()
-_inputs: Weak[Any] = Weak()  # by distribution: the points of the model's call that returned it
+_calls: Weak[tuple[Call, Any]] = Weak()  # by distribution: the library's function that returned it, and its points
 Call = Callable[..., Any]
 
 
@@ -46,20 +46,20 @@ def called(model: Any, stock: Call, x: Any) -> Any:
     if found is None:
         found = stock(model, x)
     if isinstance(found, MultivariateNormal):
-        _inputs.put(found, x)
+        _calls.put(found, (stock, x))
     return found
 
 
-def loss(mll: Any, stock: Call, model: Call, distribution: Any, target: Any) -> Any:
-    """Return a marginal likelihood by a replay or by the library, of which `stock` and `model` are functions."""
-    known, x = _steps.get(mll.model), _inputs.get(distribution)
+def loss(mll: Any, stock: Call, distribution: Any, target: Any) -> Any:
+    """Return a marginal likelihood by a replay or by the library's function `stock`."""
+    known, call = _steps.get(mll.model), _calls.get(distribution)
     if known is None or known.mll() is not mll:
         known = _steps.put(mll.model, _Step(mll))
     with inside.having(repeated=True):  # the bound of a deep model calls that of its last layer
-        if x is None or known.lock.entered():
+        if call is None or known.lock.entered():
             return stock(mll, distribution, target)
         with known.lock.here():
-            return known.call(mll, stock, model, x, distribution, target)
+            return known.call(mll, stock, *call, distribution, target)
 
 
 def _is_plain(x: Any) -> bool:
