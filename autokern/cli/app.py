@@ -15,6 +15,7 @@ import time
 import traceback
 import types
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,10 +33,8 @@ _begun = False  # whether the program has started: later exceptions are the prog
 def main() -> int:
     """Run the command line of this process; return its exit status (`cli.commands` lists them)."""
     try:
-        if sys.argv[1:2] == ["run"] and sys.argv[2:3] not in (["-h"], ["--help"]):
-            status = started(sys.argv[2:])
-            if status is not None:
-                return status
+        if sys.argv[1:2] == ["run"] and (status := started(sys.argv[2:])) is not None:
+            return status
         from autokern.cli.commands import app  # imported here, since programs under `run` need neither typer nor rich
 
         app(prog_name="autokern")
@@ -116,13 +115,13 @@ def execute(order: Order) -> int:
     if order.lines:
         from autokern.cli import lines
 
-        lines.begin()
+        _at_end(lines.Sampler().tell)
     if file is not None:
         from autokern.cli.inherited import sitecustomize
 
         began, called = time.monotonic(), list[float]()
         sitecustomize.watch(called.append)
-        atexit.register(_report, file, order.target, os.getpid(), began, called)
+        _at_end(lambda: _report(file, order.target, began, called))
     code = order.target == "-c"
     sys.argv = [order.target, *order.arguments[code:]]
     if not getattr(sys.flags, "safe_path", False):
@@ -134,8 +133,12 @@ def execute(order: Order) -> int:
             runpy.run_module(order.target, run_name="__main__", alter_sys=True)
         elif code or order.target == "-":
             _run_text(order.arguments[0] if code else sys.stdin.read(), "<string>" if code else "<stdin>")
+        elif os.path.isdir(order.target) or zipfile.is_zipfile(order.target):
+            runpy.run_path(order.target, run_name="__main__")
         else:
-            _run_file(order.target)
+            path = os.path.abspath(order.target)
+            with io.open_code(path) as script:
+                _run_text(script.read(), path, __file__=path)
     except BaseException as error:
         last, _ = [*traceback.walk_tb(error.__traceback__)][-1]
         if isinstance(error, ImportError) and last.f_code.co_filename in _FRAMES:  # the target is missing
@@ -152,17 +155,8 @@ def started(arguments: list[str]) -> int | None:
     return None if order is None else execute(order)
 
 
-def _run_file(target: str) -> None:
-    """Run a script in a new ``__main__`` module, which lives until the process ends."""
-    if os.path.isdir(target) or zipfile.is_zipfile(target):
-        runpy.run_path(target, run_name="__main__")
-        return
-    path = os.path.abspath(target)
-    with io.open_code(path) as file:
-        _run_text(file.read(), path, __file__=path)
-
-
 def _run_text(text: str | bytes, name: str, **variables: str) -> None:
+    """Run source text in a new ``__main__`` module, which lives until the process ends."""
     main = types.ModuleType("__main__")
     main.__dict__.update(variables, __builtins__=builtins)
     code = compile(text, name, "exec")
@@ -170,12 +164,15 @@ def _run_text(text: str | bytes, name: str, **variables: str) -> None:
     exec(code, main.__dict__)
 
 
-def _report(file: Path, program: str, process: int, began: float, called: list[float]) -> None:
-    """Write the report at the end of the program's process, but not of a forked child."""
+def _at_end(tell: Callable[[], object]) -> None:
+    """Call `tell` at the end of this process, but not of a forked child."""
+    process = os.getpid()
+    atexit.register(lambda: tell() if os.getpid() == process else None)
+
+
+def _report(file: Path, program: str, began: float, called: list[float]) -> None:
     from autokern.cli import report
 
-    if os.getpid() != process:
-        return
     try:
         report.write(file, report.of_program(program, time.monotonic() - began, *(when - began for when in called)))
         print(f"autokern: the report is in {file}", file=sys.stderr)

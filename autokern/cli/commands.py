@@ -55,8 +55,6 @@ class _Commands(TyperGroup):
             except BrokenPipeError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(0) from None
-            except KeyboardInterrupt:
-                raise typer.Exit(130) from None
             except AutokernError as error:
                 message(str(error))
                 raise typer.Exit(2) from None
@@ -211,7 +209,7 @@ def examine(json: Json = False) -> None:
     """Check the parts of this machine, and report what works."""
     found = doctor.examine()
     if json:
-        emit(found, "checks")
+        emit({"checks": found})
     else:
         tables.show(doctor.tabular(found))
     raise typer.Exit(int(any(finding.status == "problem" for finding in found)))

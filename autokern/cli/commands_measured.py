@@ -18,7 +18,7 @@ from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.output import duration, legible
 from autokern.evaluation import calibrate as evaluation
 from autokern.runtime import api, dispatch
-from autokern.system import load, threads
+from autokern.system import load
 from autokern.system.files import write_whole
 from autokern.tuning import calibration, measuring, store
 from autokern.tuning.profile import Profile
@@ -38,16 +38,9 @@ def message(text: str) -> None:
     typer.echo(legible(f"autokern: {text}", sys.stderr), err=True)
 
 
-def emit(value: object, name: str = "rows") -> None:
-    """Print a value as a JSON document; a list is stored under `name`."""
-    typer.echo(document(value, name))
-
-
-def document(value: object, name: str = "rows") -> bytes:
-    """Return a value as indented JSON with all fields, defaults included, and the version of the document."""
-    plain = _plain(value)
-    body = plain if isinstance(plain, dict) else {name: plain}
-    return msgspec.json.format(msgspec.json.encode({"schema": SCHEMA, **body}), indent=2)
+def emit(value: msgspec.Struct | dict[str, Any]) -> None:
+    """Print a value as a JSON document: its version, and all fields, defaults included."""
+    typer.echo(msgspec.json.format(msgspec.json.encode({"schema": SCHEMA, **_plain(value)}), indent=2))
 
 
 def _plain(value: Any) -> Any:
@@ -93,7 +86,7 @@ def calibrate(
     if output is not None:
         write_whole(output, None)
     before, interrupted = api.profile(), False
-    if (busy := load.look()).crowded(threads.current()):
+    if (busy := load.look()).crowded():
         message(f"{busy}; measuring with what is free: what is disturbed too much is not kept")
     began, watch = time.perf_counter(), load.Watch()
     try:
@@ -137,7 +130,7 @@ def verdict(before: Profile, after: Profile, ops: Collection[str] | None, found:
 
     Return a message to the user, empty if the machine was quiet, and whether the ops' measurements can be trusted.
     """
-    if not found.crowded(threads.current()):
+    if not found.crowded():
         return "", True
     known = {trial.problem: trial for trial in before.trials}
     own = [trial for trial in after.trials if ops is None or trial.problem.op in ops]

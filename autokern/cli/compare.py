@@ -19,13 +19,12 @@ from autokern.cli.app import Order
 from autokern.cli.inherited import with_inherited
 from autokern.core.errors import AutokernError
 from autokern.core.output import duration, sized
-from autokern.system import load, threads
+from autokern.system import load
 
 _LEAST, _CLOSE, _PART = 3, 0.03, 0.25
 """Fewest pairs; largest half-width of the gain's confidence interval, in log units, or as a part of the log gain."""
 _SHORT, _UNSTEADY = 1.0, 0.1
 """A program of fewer seconds is mostly start-up; times with a larger relative spread vary too much."""
-_SERVED_NONE = "autokern has taken no decision"
 _LAUNCH = """
 import os, sys, time
 began = time.monotonic()
@@ -158,8 +157,8 @@ def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object
         half = 0.5 * math.log(high / low) if low else math.inf
         known = len(runs[True]) >= _LEAST and half <= max(_CLOSE, _PART * abs(math.log(speedup)))
     found = watch.reading()
-    doubts = _doubts(runs, known, _SERVED_NONE in told)
-    if found.crowded(threads.current()):
+    doubts = _doubts(runs, known, unserved="autokern has taken no decision" in told)
+    if found.crowded():
         doubts.append(f"meanwhile {found}; times are of a busy machine")
     return Comparison(
         program=order.target, off=runs[False], on=runs[True], speedup=speedup, low=low, high=high, known=known,

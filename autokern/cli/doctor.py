@@ -50,7 +50,7 @@ def examine() -> list[Finding]:
     """Run all checks, in a few seconds."""
     load = look()  # before autokern itself keeps cores busy
     advice = "measurements made now count as disturbed; measure when other programs have left the cores"
-    busy = _seen("load", str(load), advice if load.crowded(torch.get_num_threads()) else "")
+    busy = _seen("load", str(load), advice if load.crowded() else "")
     environment, settings = _environment(os.environ)
     found = [_versions(), environment, *_cache(settings), _threads(settings), busy, _blas(), _gpu(), _tf32()]
     if environment.status != "problem" and settings.enabled:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import linecache
 import os
@@ -22,18 +21,9 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 Line = tuple[str, int]
 
 
-def begin() -> None:
-    """Sample from now on, and print the table when this process ends."""
-    sampler, process = _Sampler(), os.getpid()
+class Sampler:
+    """Samples from its creation until it tells."""
 
-    def tell() -> None:
-        if os.getpid() == process:  # no forked child
-            tables.show(sampler.table(), stderr=True)
-
-    atexit.register(tell)
-
-
-class _Sampler:
     def __init__(self) -> None:
         self._seconds: dict[Line, dict[str, float]] = {}
         self._end = threading.Event()
@@ -51,8 +41,8 @@ class _Sampler:
             self._seconds.setdefault(line, dict.fromkeys(_WHO, 0.0))[who] += now - last
             last = now
 
-    def table(self) -> Table:
-        """Return the lines that took longest, in seconds."""
+    def tell(self) -> None:
+        """Print a table of the lines that took longest, in seconds."""
         self._end.set()
         self._thread.join()
         found = sorted(self._seconds.items(), key=lambda item: -sum(item[1].values()))
@@ -61,7 +51,7 @@ class _Sampler:
         if rest := found[_MOST:]:
             rows.append(_row(f"{len(rest)} more lines", {who: sum(of[who] for _, of in rest) for who in _WHO}))
         title = "autokern: seconds of the main thread by line of the program, and who computed"
-        return Table(title, (">seconds", ">autokern", ">library", ">else", "line"), rows)
+        tables.show(Table(title, (">seconds", ">autokern", ">library", ">else", "line"), rows), stderr=True)
 
 
 def _told(frame: FrameType | None) -> tuple[Line, str]:

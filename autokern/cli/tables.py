@@ -106,7 +106,8 @@ def winners(found: Sequence[Winner]) -> list[Table]:
     groups: dict[str, list[tuple[str, ...]]] = {}
     for row in found:
         p, seconds = row.problem, (duration(row.seconds), duration(row.stock_seconds))
-        lines = groups.setdefault(_words(f"{p.op} on {p.device} in {p.dtype}", problem=p), [])
+        words = f"{p.op} on {p.device} in {p.dtype}", p.variant, f"gradient of {p.grad}" if p.grad else ""
+        lines = groups.setdefault(", ".join(filter(None, words)), [])
         lines.append((_sizes(p), row.candidate, f"{row.speedup:.2f}", *seconds))
     return [Table(of, (">problem", "fastest", ">× stock", ">time", ">stock"), rows) for of, rows in groups.items()]
 
@@ -155,7 +156,3 @@ def _sizes(problem: Problem) -> str:
     batch = f"{problem.batch} × " if problem.batch != 1 else ""
     more = "".join(f" {name}={getattr(problem, name)}" for name in ("d", "rhs") if getattr(problem, name))
     return f"{batch}({problem.m}, {problem.n}){more}"
-
-
-def _words(*first: str, problem: Problem) -> str:
-    return ", ".join(filter(None, (*first, problem.variant, f"gradient of {problem.grad}" if problem.grad else "")))

@@ -16,7 +16,7 @@ import torch
 from autokern.core.errors import SettingsError
 from autokern.core.output import duration
 from autokern.hooks import install
-from autokern.system import load, threads
+from autokern.system import load
 
 _SHORT = 10.0  # a cell of fewer seconds first runs once each way uncounted
 
@@ -93,7 +93,7 @@ def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
                 else:
                     results.append(result)
     found = watch.reading()
-    busy = str(found) if found.crowded(threads.current()) else ""
+    busy = str(found) if found.crowded() else ""
     return Compared(off, on, _difference(*results), busy)
 
 

@@ -25,7 +25,7 @@ from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings
 from autokern.core.state import Lock, forked, inside
 from autokern.runtime.memo import NEVER, Entry, apart
-from autokern.system import host, memory, threads
+from autokern.system import host, memory
 from autokern.system.load import Load, Watch
 from autokern.tuning import store
 from autokern.tuning.chooser import Chooser, load
@@ -118,7 +118,7 @@ class FirstUse:
         if found.others is not None or self._load is None:
             self._load = found
             self._watch.begin()
-        return self._load.crowded(threads.current())  # the last reading, if there is no new one
+        return self._load.crowded()  # the last reading, if there is no new one
 
     def _is_settled(self, problem: Problem) -> bool:
         """Whether the op must not or need not be measured here: by settings, measured already, forked, or of ranks."""

@@ -40,12 +40,6 @@ class Folder:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             return
         self.fd = _reached(path, create) if private else os.open(path, _FOLDER)
-        try:
-            if private:
-                _check_private(os.fstat(self.fd), path)
-        except ProfileError:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close the folder's descriptor."""
@@ -97,8 +91,9 @@ class Folder:
         name = f"{stem}.{secrets.token_hex(8)}.tmp"
         fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
-            with opened(fd):
-                _write(fd, data)
+            with open(fd, "wb") as file:
+                file.write(data)
+                file.flush()
                 os.fsync(fd)
             yield name
         finally:
@@ -146,7 +141,7 @@ def write_whole(path: Path, data: bytes | None) -> None:
 
 
 def _reached(path: Path, create: bool, links: int = 40) -> int:
-    """Open a folder component by component, so that no component can be exchanged for a link after its check."""
+    """Open a private folder by its components, so that none can be exchanged for a link after its check."""
     fd = os.open(path.anchor, _FOLDER)
     try:
         for place, name in enumerate(path.parts[1:], 1):
@@ -158,6 +153,7 @@ def _reached(path: Path, create: bool, links: int = 40) -> int:
                 return _reached(target, create, links - 1)
             os.close(fd)
             fd = step
+        _check_private(os.fstat(fd), path)
         return os.open(".", _FOLDER, dir_fd=fd)
     finally:
         os.close(fd)
@@ -196,14 +192,11 @@ def _link(fd: int, name: str, path: Path) -> str:
 
 @contextlib.contextmanager
 def opened(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end of the block; an error of closing is raised, as it may be a failed write."""
+    """Close a descriptor at the end of the block."""
     try:
         yield fd
-    except BaseException:
-        with suppressed(OSError):
-            os.close(fd)
-        raise
-    os.close(fd)
+    finally:
+        os.close(fd)
 
 
 def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
@@ -213,12 +206,11 @@ def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
         raise ProfileError(f"{name} is no regular file")
     if private:
         _check_private(info, name)
-    if info.st_size <= LARGEST:
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(LARGEST + 1)
-        if len(data) <= LARGEST:
-            return data
-    raise ProfileError(f"{name} is larger than {LARGEST} bytes")
+    with open(fd, "rb", closefd=False) as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ProfileError(f"{name} is larger than {LARGEST} bytes")
+    return data
 
 
 def _check_private(info: os.stat_result, name: Path | str) -> None:
@@ -228,15 +220,6 @@ def _check_private(info: os.stat_result, name: Path | str) -> None:
         raise ProfileError(f"{name} belongs to another user")
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ProfileError(f"other users may write to {name} (chmod go-w would forbid it)")
-
-
-def _write(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.write(fd, rest)
-        if written <= 0:  # no progress and no error: it would loop for ever
-            raise OSError(errno.EIO, "nothing was written")
-        rest = rest[written:]
 
 
 def _try_lock(fd: int) -> bool:

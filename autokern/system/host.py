@@ -182,7 +182,7 @@ def _describe(threads: int, kind: str) -> Host:
         "system": {"os": platform.system(), "machine": platform.machine()},
         "versions": _versions(kind),
         "cpu": {**_cpu(), "threads": min(thread_ceiling(), threads), "torch_threads": threads},
-        "accelerators": _gpus(kind),
+        "accelerators": _accelerators(kind),
         "remarks": {
             **{name: installed(name) for name in ("autokern", "pykeops", "jax")},
             "memory_gib": round(ram()[0] / 2**30, 1),
@@ -236,22 +236,18 @@ def _model_name() -> str:
 
 
 @functools.cache
-def _accelerators(kind: str) -> tuple[dict[str, Any], ...]:
+def _accelerators(kind: str) -> list[dict[str, Any]]:
     """Describe each distinct accelerator or slice once, in an order independent of device indices."""
     if kind == "cpu":
-        return ()
+        return []
     module = torch.get_device_module(kind)
     if not hasattr(module, "get_device_properties"):  # Apple: the GPU is part of the CPU's chip
-        return ({"kind": kind, "name": _cpu()["model"]},)
-    found = [_accelerator(kind, module.get_device_properties(i)) for i in range(module.device_count())]
-    return tuple(sorted({json.dumps(gpu): gpu for gpu in found}.values(), key=json.dumps))
-
-
-def _gpus(kind: str) -> list[dict[str, Any]]:
+        return [{"kind": kind, "name": _cpu()["model"]}]
     try:
-        return [dict(gpu) for gpu in _accelerators(kind)]
+        found = [_accelerator(kind, module.get_device_properties(i)) for i in range(module.device_count())]
     except uninterrupted(RuntimeError, AssertionError):  # CUDA does not work in a child forked after its initialisation
         return [{"kind": kind}]
+    return sorted({json.dumps(gpu): gpu for gpu in found}.values(), key=json.dumps)
 
 
 def _accelerator(kind: str, properties: Any) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from autokern.core.errors import suppressed, uninterrupted
 
 _STAT, _TASKS = Path("/proc/stat"), Path("/proc/self/task")
@@ -33,9 +35,10 @@ class Load(NamedTuple):
     cores: int  # that this process may use
     others: float | None = None  # cores that other programs kept busy; None if unknown
 
-    def crowded(self, threads: int) -> bool:
-        """Whether others disturb a process of so many threads; False if the load is unknown."""
-        return self.others is not None and self.others + min(threads, self.cores) > self.cores + _SPARE
+    def crowded(self) -> bool:
+        """Whether others disturb the threads of this process; False if the load is unknown."""
+        threads = min(torch.get_num_threads(), self.cores)
+        return self.others is not None and self.others + threads > self.cores + _SPARE
 
     def __str__(self) -> str:
         return f"others use {min(self.others or 0.0, self.cores):.1f} of {self.cores} cores"

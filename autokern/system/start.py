@@ -16,7 +16,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from traceback import walk_stack
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, ModuleType
 
 _BORN = 1000
@@ -70,7 +71,7 @@ def _ended(theirs: list[object]) -> bool:
     frames = [one for one in gc.get_objects() if type(one) is FrameType and id(one) not in before]
     of_torch = (frame for frame in frames if str(frame.f_globals.get("__name__")).startswith("torch."))
     own = [frame for frame in of_torch if any(one is frame for one in gc.get_referents(frame))]
-    known = _with_callers((*own, *sys._current_frames().values()))
+    known = {id(caller) for frame in (*own, *sys._current_frames().values()) for caller, _ in walk_stack(frame)}
     alone = all(id(frame) in known for frame in frames)
     frames.clear()
     while own:
@@ -79,16 +80,6 @@ def _ended(theirs: list[object]) -> bool:
             last.clear()
         alone = alone and sys.getrefcount(last) == 2  # no other reference: the frame ends here
     return alone
-
-
-def _with_callers(frames: Iterable[FrameType | None]) -> set[int]:
-    """Return the ids of frames and of all their callers, which a frame keeps alive."""
-    found = set[int]()
-    for frame in frames:
-        while frame is not None:
-            found.add(id(frame))
-            frame = frame.f_back  # noqa: PLW2901
-    return found
 
 
 def _unfreeze_for_finalizers() -> None:

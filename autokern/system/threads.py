@@ -183,10 +183,6 @@ def look_for_openblas(path: str) -> None:
     _libraries.cache_clear()
 
 
-class _StoppedError(Exception):
-    """Another member has failed, or the whole call was interrupted."""
-
-
 class Member:
     """One of the `count` threads that share a piece of work; `number` counts from 0."""
 
@@ -195,16 +191,12 @@ class Member:
 
     def wait(self) -> None:
         """Wait until every member has reached this barrier."""
-        if self.count > 1:
-            try:
-                self._barrier.wait()
-            except threading.BrokenBarrierError:
-                raise _StoppedError from None
+        self._barrier.wait()
 
     def check(self) -> None:
         """Raise if another member has failed or the call was interrupted."""
         if self._barrier.broken:
-            raise _StoppedError
+            raise threading.BrokenBarrierError
 
 
 def members(device: torch.device) -> int:
@@ -233,7 +225,7 @@ def together(work: Callable[[Member], None], count: int) -> None:
         try:
             with torch.inference_mode(inference), torch.no_grad():  # both modes belong to a thread
                 work(Member(number, count, barrier))
-        except _StoppedError:
+        except threading.BrokenBarrierError:  # another member has failed, or the whole call was interrupted
             pass
         except BaseException as error:
             errors.append(error)

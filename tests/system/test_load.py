@@ -4,6 +4,7 @@ import os
 import sys
 
 import pytest
+import torch
 
 from autokern.system import load
 from autokern.system.load import Load, Snapshot, Waited, Watch, busy_seconds
@@ -40,8 +41,9 @@ def test_others_use_what_this_process_does_not(monkeypatch, begin, end, found):
         (Load(4), 4, False),
     ],
 )
-def test_crowded(found, threads, crowded):
-    assert found.crowded(threads) is crowded
+def test_crowded(monkeypatch, found, threads, crowded):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert found.crowded() is crowded
 
 
 def test_load_in_words():
