@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import stat
@@ -28,7 +27,6 @@ from autokern.hooks import install
 from autokern.hooks.later import acquisition
 from autokern.runtime import dispatch
 from autokern.system import host
-from autokern.system.files import Folder
 from autokern.system.load import cpu_quota, look
 from autokern.tuning import store
 from autokern.tuning.profile import Trial
@@ -113,11 +111,8 @@ def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
 
 def folder_obstacle(settings: Settings) -> str | None:
     """Return why measurements cannot be stored, or None; creates the folder, writes a file and removes it."""
-    path = store.home(settings)
-    if path is None:
-        return "this user has no cache folder"
     try:
-        with contextlib.closing(Folder(path, private=True, create=True)) as folder, folder.temporary("0" * 8, b""):
+        with store.opened_home(settings, create=True) as folder, folder.temporary("0" * 8, b""):
             return None
     except (OSError, ProfileError) as error:
         return str(error)

@@ -136,12 +136,6 @@ def stock_entry(op: Op, reason: str) -> Entry:
     return Entry(Decision(problem=Problem(op=op.name), candidate="stock", reason=reason, source="only choice"), op)
 
 
-def is_large(decision: Decision, table: Feasibility) -> bool:
-    """Whether the chosen candidate, or stock if it was left out, takes so much memory that each call is checked."""
-    names = {decision.candidate} | {"stock"} & decision.excluded.keys()
-    return max(table.memory[name] for name in names) >= memory.LARGE
-
-
 Memo = dict[str, dict[Any, Entry]]  # the entries of decided keys, by op and key
 Served = dict[tuple[Problem, str, tuple[str, ...]], tuple[Decision, int]]
 """Decision and number of calls by problem, candidate and `within`, the most recent last."""

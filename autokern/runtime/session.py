@@ -20,7 +20,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings, from_environment
 from autokern.core.state import Lock, inside, permitted
-from autokern.runtime.memo import Entry, Memo, Served, Shared, counted, is_large, publish_floors, served, stock_entry
+from autokern.runtime.memo import Entry, Memo, Served, Shared, counted, publish_floors, served, stock_entry
 from autokern.system import host, memory
 
 if TYPE_CHECKING:
@@ -180,8 +180,9 @@ class Session:
             ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
             decision = self.decide(table, ordered, count)
         before = self._seen[decision.cell] if self._seen else 0
-        large = is_large(decision, table) and not self.agreed
-        entry = Entry(decision, table.op, {c.name: table.memory[c.name] for c in table.feasible()} if large else None)
+        needs, most = table.memory, {decision.candidate} | {"stock"} & decision.excluded.keys()  # stock, if left out
+        large = not self.agreed and max(needs[name] for name in most) >= memory.LARGE
+        entry = Entry(decision, table.op, {c.name: needs[c.name] for c in table.feasible()} if large else None)
         entry.resume(count, before)
         ledger = None if self._first_use is None else self._first_use.ledger(table)
         if ledger is not None and entry.candidate.accuracy != "approximate":

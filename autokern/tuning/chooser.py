@@ -71,11 +71,6 @@ def recorded() -> Shipped:
     return Shipped() if data is None else msgspec.msgpack.decode(data, type=Shipped)
 
 
-def _told(profile: Profile) -> Shipped:
-    """Return other machines' measurements that apply to the machine of a profile, or to this one."""
-    return recorded().told(profile.host or host.current().fields)
-
-
 @functools.cache
 def unpacked(data: bytes) -> Sequence[Trial]:
     """Return the trials in compressed data."""
@@ -103,7 +98,7 @@ class Chooser:
 
     def __init__(self, profile: Profile, shipped: Mapping[str, Forest] | None = None) -> None:
         self.profile = profile
-        self._told = _told(profile)
+        self._told = recorded().told(profile.host or host.current().fields)  # of the profile's machine, or of this one
         self.shipped = self._told.forests if shipped is None else shipped
 
     @once
@@ -198,7 +193,7 @@ def load(settings: Settings) -> Profile:
 
 def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
     """Return a profile with trees fitted to its trials, for these ``"op@device"`` keys or for all."""
-    found, shipped = dict(profile.forests), _told(profile).forests
+    found, shipped = dict(profile.forests), Chooser(profile).shipped
     for key, trials in pools(profile.trials).items():
         name, _, device = key.partition("@")
         if known(name) and (keys is None or key in keys):

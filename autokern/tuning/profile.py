@@ -16,6 +16,7 @@ import msgspec
 from autokern.core.errors import ProfileError
 from autokern.core.output import Shown
 from autokern.core.problem import Problem
+from autokern.system.files import LARGEST
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2
@@ -191,13 +192,15 @@ class NewerError(ProfileError):
 
 
 def encode(profile: Profile) -> bytes:
-    """Return JSON that begins with its schema; it is decoded once, so that no unreadable file replaces a good one."""
+    """Return JSON that begins with its schema; it is read once, so that no unreadable file replaces a good one."""
     fields = msgspec.structs.asdict(profile).items()
     told = {name: value for name, value in fields if value and name not in ("schema", "tools")}
     try:
         data = msgspec.json.encode({"schema": SCHEMA, **told})
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ProfileError(f"the profile cannot be written as JSON: {error}") from error
+    if len(data) > LARGEST:
+        raise ProfileError(f"the profile is larger than {LARGEST} bytes")
     decode(data)
     return data
 

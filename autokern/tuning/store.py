@@ -19,7 +19,7 @@ from pathlib import Path
 
 from autokern.core.errors import AutokernWarning, ProfileError, suppressed, uninterrupted
 from autokern.core.settings import Settings
-from autokern.system.files import FLAGS, LARGEST, Folder, contents, opened, write_whole
+from autokern.system.files import FLAGS, Folder, contents, opened, write_whole
 from autokern.tuning.profile import NewerError, Profile, decode, encode
 
 _log = logging.getLogger("autokern")
@@ -79,7 +79,7 @@ def origin(settings: Settings, fingerprint: str) -> str:
 def load(settings: Settings, fingerprint: str) -> Profile | None:
     """Return the stored profile of a host, or None if it is missing or cannot be trusted."""
     try:
-        with _opened_home(settings) as folder:
+        with opened_home(settings) as folder:
             return _kept(folder, fingerprint)
     except FileNotFoundError:
         return None
@@ -98,11 +98,11 @@ def save(settings: Settings, profile: Profile) -> Path | None:
     """
     try:
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(_opened_home(settings, create=True))
+            folder = stack.enter_context(opened_home(settings, create=True))
             name, lock = _named(f"{profile.fingerprint}.json"), f"{profile.fingerprint}.lock"
             with suppressed(OSError):
                 stack.enter_context(folder.locked(lock, _PATIENCE))
-            with folder.temporary(profile.fingerprint, _encoded(_added(folder, profile))) as temporary:
+            with folder.temporary(profile.fingerprint, encode(_added(folder, profile))) as temporary:
                 folder.replace(temporary, name)
                 folder.sync()
             return folder.path / name
@@ -125,13 +125,13 @@ def read_file(path: Path) -> Profile:
 
 def write_file(path: Path, profile: Profile) -> None:
     """Write a profile atomically to a file that the user names."""
-    write_whole(path, _encoded(profile))
+    write_whole(path, encode(profile))
 
 
 def clear(settings: Settings) -> list[Path]:
     """Remove all of autokern's files in the folder, recognised by name, and return the removed ones."""
     try:
-        with _opened_home(settings) as folder:
+        with opened_home(settings) as folder:
             return [folder.path / name for name in folder.names() if _OURS.fullmatch(name) and folder.remove(name)]
     except FileNotFoundError:
         return []
@@ -144,7 +144,7 @@ def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]
     """Yield whether this block may calibrate an op: no other process or thread is doing so, or there are no locks."""
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(_opened_home(settings, create=True))
+            folder = stack.enter_context(opened_home(settings, create=True))
             granted = stack.enter_context(folder.locked(_named(f"{fingerprint}.{op}.lock")))
         except uninterrupted(OSError, ProfileError):
             granted = True
@@ -174,13 +174,12 @@ def _named(name: str) -> str:
     return name
 
 
-@contextlib.contextmanager
-def _opened_home(settings: Settings, *, create: bool = False) -> Iterator[Folder]:
+def opened_home(settings: Settings, *, create: bool = False) -> contextlib.closing[Folder]:
+    """Return a context with the open folder for profiles; OSError or ProfileError if there is none to trust."""
     path = home(settings)
     if path is None:
-        raise FileNotFoundError(errno.ENOENT, "this user has no cache folder")
-    with contextlib.closing(Folder(path, private=True, create=create)) as folder:
-        yield folder
+        raise FileNotFoundError("this user has no cache folder")
+    return contextlib.closing(Folder(path, private=True, create=create))
 
 
 def _kept(folder: Folder, fingerprint: str) -> Profile:
@@ -209,11 +208,3 @@ def _added(folder: Folder, profile: Profile) -> Profile:
             _log.warning("set the profile of host %s in %s aside: %s", profile.fingerprint, folder.path, error)
         folder.replace(f"{profile.fingerprint}.json", f"{profile.fingerprint}.bad")
         return profile
-
-
-def _encoded(profile: Profile) -> bytes:
-    """Return the text of a profile; ProfileError if it is too large to be read again."""
-    data = encode(profile)
-    if len(data) > LARGEST:
-        raise ProfileError(f"the profile is larger than {LARGEST} bytes")
-    return data
