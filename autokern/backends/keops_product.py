@@ -96,11 +96,8 @@ def at_work(device: str = "cpu") -> Iterator[None]:
 
 @functools.cache
 def _trial() -> str | None:
-    """Return why KeOps is not tried on a GPU: a formula ended a process of its own, now or in an earlier program.
-
-    KeOps 2.3 does so if the compiler links a second, static libstdc++. Temporary failures are not stored.
-    """
-    import pykeops
+    """Return why KeOps is not tried on a GPU: a formula ended a process of its own, now or in an earlier program."""
+    import pykeops  # release 2.3 ends it if the compiler links a second, static libstdc++
 
     if (why := _obstacle(pykeops, "cuda")) is not None:
         return why
@@ -115,7 +112,7 @@ def _trial() -> str | None:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"a process that tries it on the GPU could not be started, or took too long ({type(error).__name__})"
-        if (status := ended.returncode) <= 0:
+        if (status := ended.returncode) <= 0:  # temporary failures are not stored
             with suppressed(OSError):
                 mark.write_text(str(status), encoding="utf-8")
     if status == -signal.SIGSEGV:

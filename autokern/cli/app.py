@@ -94,11 +94,7 @@ def check(order: Order) -> None:
 
 
 def execute(order: Order) -> int:
-    """Run a program to its end in this process; its exceptions and exits pass through as under python.
-
-    AutokernError before the program starts, if the file does not exist, an environment variable is invalid, or a report
-    cannot be written.
-    """
+    """Run a program to its end in this process; its exceptions and exits pass through as under python."""
     global _begun
     check(order)
     file = None if system.is_job() and os.environ.get("RANK") != "0" else order.report  # only the first rank writes

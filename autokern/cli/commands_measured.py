@@ -74,7 +74,6 @@ def calibrate(
     names = None if ops is None else [name.strip() for name in ops.split(",") if name.strip()]
     if names == []:
         raise SettingsError("an empty list of ops was given; name some, or leave --ops out for all")
-    kinds = None if device is None else [device]
     settings = dispatch.session().settings
     if settings.profile is not None:
         raise SettingsError(f"AUTOKERN_PROFILE pins {settings.profile}, which is never written; unset it to measure")
@@ -90,7 +89,7 @@ def calibrate(
         message(f"{busy}; measuring with what is free: what is disturbed too much is not kept")
     began, watch = time.perf_counter(), load.Watch()
     try:
-        profile = evaluation.calibrate(names, level, seconds, kinds, accuracy=accuracy)
+        profile = evaluation.calibrate(names, level, seconds, device, accuracy=accuracy)
     except KeyboardInterrupt:
         profile, interrupted = api.profile(), True
     took = time.perf_counter() - began
@@ -112,12 +111,12 @@ def calibrate(
     if not trusted:
         raise typer.Exit(1)
     if not found.ops:
-        raise SettingsError(_nothing(names, kinds, level, seconds))
+        raise SettingsError(_nothing(names, device, level, seconds))
 
 
-def _nothing(names: list[str] | None, kinds: list[str] | None, level: str, seconds: float) -> str:
-    """Return why a calibration of these ops on these devices measured nothing."""
-    places = itertools.product(calibration.chosen_ops(names), calibration.DTYPES, calibration.chosen_devices(kinds))
+def _nothing(names: list[str] | None, device: str | None, level: str, seconds: float) -> str:
+    """Return why a calibration of these ops measured nothing."""
+    places = itertools.product(calibration.chosen_ops(names), calibration.DTYPES, calibration.chosen_devices(device))
     grids = ((op, problem) for op, dtype, device in places for problem in op.grid(level, dtype, device))
     if any(len(measuring.measurable(op, problem, level)) > 1 for op, problem in grids):
         return f"nothing could be measured within {seconds:g} s; allow more with --budget"
@@ -126,10 +125,7 @@ def _nothing(names: list[str] | None, kinds: list[str] | None, level: str, secon
 
 
 def verdict(before: Profile, after: Profile, ops: Collection[str] | None, found: load.Load) -> tuple[str, bool]:
-    """Judge a calibration by the load during it; `before` and `after` are the profiles.
-
-    Return a message to the user, empty if the machine was quiet, and whether the ops' measurements can be trusted.
-    """
+    """Judge a calibration by the load during it: a message, empty if the machine was quiet, and whether to trust it."""
     if not found.crowded():
         return "", True
     known = {trial.problem: trial for trial in before.trials}

@@ -134,11 +134,8 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object]) -> Comparison:
-    """Run a program without and with autokern in turn; no further pair begins after `budget` seconds.
-
-    AutokernError if the program fails, or the system has no ``wait4`` (Windows).
-    """
-    if not hasattr(os, "wait4"):
+    """Run a program without and with autokern in turn; no further pair begins after `budget` seconds."""
+    if not hasattr(os, "wait4"):  # Windows
         raise AutokernError("compare needs a system with wait4 and posix_spawn; run the program by `autokern run`")
     began, watch = time.perf_counter(), load.Watch()
     first, told = _run(order, on=True, explain=True)  # uncounted: it compiles files and measures at first use
@@ -146,8 +143,7 @@ def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object
     runs: dict[bool, list[Run]] = {False: [], True: []}
     known = False
     while len(runs[True]) < pairs and not known:
-        last = runs[False][-1].seconds + runs[True][-1].seconds if runs[True] else 0.0
-        if len(runs[True]) >= 1 and time.perf_counter() - began + last > budget:
+        if runs[True] and time.perf_counter() - began + sum(of[-1].seconds for of in runs.values()) > budget:
             break
         for on in (False, True) if len(runs[True]) % 2 == 0 else (True, False):
             runs[on].append(_run(order, on)[0])

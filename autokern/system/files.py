@@ -122,10 +122,7 @@ class Folder:
 
 
 def write_whole(path: Path, data: bytes | None) -> None:
-    """Write a file atomically under a path that the user names; without data, only check that this would work.
-
-    ProfileError if the folder cannot be written, or the path exists and is no regular file.
-    """
+    """Write a file atomically under a path that the user names; without data, only check that this would work."""
     target = Path(os.path.realpath(path))  # the target of a link is replaced, not the link
     try:
         if target.exists() and not target.is_file():  # a rename would replace even a device

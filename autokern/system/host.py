@@ -73,11 +73,9 @@ def fingerprint_of(fields: dict[str, Any]) -> str:
 
 @functools.cache
 def accelerator() -> torch.device | None:
-    """Return the accelerator that torch can use here, as a device without an index, or None.
-
-    Devices are counted by NVML where possible, which leaves CUDA uninitialised, so that forks still work.
-    """
+    """Return the accelerator that torch can use here, as a device without an index, or None."""
     device = torch.accelerator.current_accelerator()
+    # devices are counted by NVML where possible, which leaves CUDA uninitialised, so that forks still work
     return device if device is not None and torch.get_device_module(device).device_count() > 0 else None
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
@@ -70,10 +69,7 @@ def refuse(asked: str, need: int, device: Device, dtype: str, of_kernel: bool) -
 def refusal(
     asked: str, need: int, found: Limit, device: Device, dtype: str, of_kernel: bool, tiles: bool = True
 ) -> MemoryBudgetError:
-    """Return the error of a call whose further allocations, `need` bytes at the peak, exceed the limit `found`.
-
-    It names alternatives; `tiles` is False where tiled products do not fit either.
-    """
+    """Return the error of a call whose peak exceeds the limit, with advice; `tiles`: whether tiled products may fit."""
     ways = ["fewer points at once, or more memory"]
     if of_kernel:
         ways.insert(0, "inducing points (SGPR, SVGP)")
@@ -93,12 +89,9 @@ _RECYCLED = 2**25 - 2**16  # a little less than the largest block, 32 MiB, to wh
 
 
 def recycle() -> None:
-    """Let glibc keep freed blocks for the next ones, as it does once a program has freed a block of 32 MiB.
-
-    The block freed here is never touched, so it takes no memory. ``MALLOC_...`` variables make this call void.
-    """
+    """Let glibc keep freed blocks for the next ones, as it does once a program has freed a block of 32 MiB."""
     with suppressed(MemoryError):
-        np.empty(_RECYCLED, np.uint8)
+        np.empty(_RECYCLED, np.uint8)  # never touched, so it takes no memory; void under ``MALLOC_...`` variables
 
 
 def has_huge() -> bool:
@@ -108,7 +101,7 @@ def has_huge() -> bool:
 
 @functools.cache
 def _madvise() -> Callable[[int, int, int], int] | None:
-    if not sys.platform.startswith("linux") or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if not hasattr(mmap, "MADV_HUGEPAGE"):  # outside of Linux
         return None
     try:
         with open(_SETTING, encoding="utf-8") as file:

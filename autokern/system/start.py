@@ -53,7 +53,7 @@ def _freeze_all_but(theirs: list[object]) -> None:
     untrack.argtypes = track.argtypes = [ctypes.py_object]
     untrack.restype = track.restype = None
     if not _ended(theirs):
-        gc.collect()
+        gc.collect()  # takes a tenth of a second
     gc.freeze()
     for one in theirs:
         if gc.is_tracked(one):
@@ -63,10 +63,7 @@ def _freeze_all_but(theirs: list[object]) -> None:
 
 
 def _ended(theirs: list[object]) -> bool:
-    """Clear frames of torch that refer to themselves (torch.fx leaves one); false if other frames may stay alive.
-
-    A frame keeps its callers alive, up to the program's. A garbage collection would take a tenth of a second.
-    """
+    """Clear frames of torch that refer to themselves (torch.fx leaves one); false if others may keep callers alive."""
     before = {id(one) for one in theirs if type(one) is FrameType}
     frames = [one for one in gc.get_objects() if type(one) is FrameType and id(one) not in before]
     of_torch = (frame for frame in frames if str(frame.f_globals.get("__name__")).startswith("torch."))

@@ -115,10 +115,7 @@ def _loaded(path: str) -> ctypes.PyDLL | None:
 
 
 class _OneThread:
-    """One thread for OpenBLAS: the first thread to enter lowers the count, the last to leave restores it if unchanged.
-
-    It does not nest. A thread whose exit was interrupted leaves at its next exit.
-    """
+    """One thread for OpenBLAS: the first to enter lowers the count, the last to leave restores it if unchanged."""
 
     def __init__(self) -> None:
         self._in_new_process()
@@ -144,7 +141,7 @@ class _OneThread:
         if self._lock.entered():
             return
         with self._lock.here():
-            self._inside.discard(threading.get_ident())
+            self._inside.discard(threading.get_ident())  # an exit that was interrupted is made up for by the next one
             if not self._inside:
                 self._restore()
 
@@ -160,7 +157,7 @@ class _OneThread:
         self._in_new_process()
 
 
-one_thread = _OneThread()  # a context manager that many threads may enter at a time; it costs some microseconds
+one_thread = _OneThread()  # a context that many threads may enter at a time, but none twice; it costs microseconds
 
 
 @functools.cache
@@ -194,26 +191,20 @@ class Member:
         self._barrier.wait()
 
     def check(self) -> None:
-        """Raise if another member has failed or the call was interrupted."""
+        """Raise if another member has failed or the call was interrupted; `work` asks every few milliseconds."""
         if self._barrier.broken:
             raise threading.BrokenBarrierError
 
 
 def members(device: torch.device) -> int:
-    """Return the most members to use: torch's number of threads within affinity and quota, or one for an accelerator.
-
-    A forked process gets one, too: there MKL's allocator may loop for ever as soon as two threads multiply. So does a
-    thread with a dispatch mode, since the mode sees no other thread's operations.
-    """
+    """Return the most members to use: torch's threads within affinity and quota, or one for an accelerator."""
+    # in a forked process, MKL's allocator may loop for ever as soon as two threads multiply; modes see one thread only
     alone = device.type != "cpu" or not allowed() or forked() or _get_current_dispatch_mode() is not None
     return 1 if alone else ceiling()
 
 
 def together(work: Callable[[Member], None], count: int) -> None:
-    """Call `work` in `count` threads, this one included, each with grad mode off; raise the first error when all ended.
-
-    `work` should call `check` every few milliseconds.
-    """
+    """Call `work` in `count` threads, this one too, each with grad mode off; raise the first error when all ended."""
     barrier = threading.Barrier(count)
     if count == 1:
         with torch.no_grad():
@@ -270,11 +261,7 @@ def _join(others: list[threading.Thread], done: list[threading.Event]) -> None:
 
 
 def _wait_for_ended() -> None:
-    """Wait until threads that ended for Python have ended for the system, too, which takes some 50 µs.
-
-    Until then MKL's allocator changes its list of buffers (up to Python 3.12); in a child that is forked during that
-    time, the first matrix product would never end.
-    """
+    """Wait some 50 µs until ended threads have left MKL's list of buffers, else a child's first product never ends."""
     until = time.monotonic() + 0.1  # the system may have given the id to another thread
     while _ended:  # another thread may fork, too, and an interrupt may end this
         try:

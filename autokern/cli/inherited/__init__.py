@@ -37,10 +37,7 @@ def state() -> str:
 
 
 def switch(on: bool, outside: bool = False) -> None:
-    """Write or remove the file; SettingsError outside of a virtual environment, unless `outside`.
-
-    ProfileError if the folder cannot be written.
-    """
+    """Write or remove the file; SettingsError outside of a virtual environment, unless `outside`."""
     if sys.prefix == sys.base_prefix and not outside:
         raise SettingsError(
             f"{sys.prefix} is no virtual environment: the file affects all its programs; --yes allows that"
@@ -55,11 +52,7 @@ def switch(on: bool, outside: bool = False) -> None:
 
 
 def inherit() -> None:
-    """Enable autokern in Python child processes by ``PYTHONPATH``, unless ``AUTOKERN_WORKERS=0``.
-
-    This covers `subprocess`, `multiprocessing` by any method, loky and joblib, but no Python started with ``-I`` or
-    ``-E``.
-    """
+    """Enable autokern in Python child processes, but for ``python -I`` or ``-E``, unless ``AUTOKERN_WORKERS=0``."""
     if from_environment().workers:
         os.environ["PYTHONPATH"] = with_inherited()
 

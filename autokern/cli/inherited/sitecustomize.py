@@ -21,11 +21,7 @@ _RUNNER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def watch(tell: "Callable[[float], object]") -> None:
-    """Call `tell` with the time (`time.monotonic`) of the first call of a library, from another thread.
-
-    The time until then is the program's start-up. The thread looks at the stack of the main thread, so that no function
-    is replaced.
-    """
+    """Call `tell` with the time of the first call of a library, which a thread sees in the stack of the main thread."""
     import threading
     import time
 

@@ -81,10 +81,7 @@ def gain(rows: Served) -> Gain:
 
 
 def of_program(name: str, seconds: float, start: float | None = None) -> Page:
-    """Return the page of the program that this process has run: predicted savings, choices and reasons.
-
-    `start` is the number of seconds until the program's first call of a library.
-    """
+    """Return the page of the program that this process has run; `start`: seconds until its first call of a library."""
     served, fields = dispatch.decisions(), host.current().fields
     known_ops = {op: sum(by.values()) for op, by in dispatch.stats().items() if is_known(op)}
     total, counted = gain(served), sum(known_ops.values())
@@ -102,8 +99,8 @@ def of_program(name: str, seconds: float, start: float | None = None) -> Page:
     note = "Parts of a composite op stand below it. It is compared with stock by the same parts, so savings add up."
     choices = msgspec.structs.replace(tables.decisions(served, lambda rows: str(gain(rows))), title="")
     parts = [_section("What ran, and why", note, tables=[_clean(choices)]), *_by_key(served)] if served else []
-    told: Page = {"tiles": tiles, "notes": _notes(served, counted), "sections": parts}
-    return _page("run", Path(name).name, fields, f"{when} · ", **told)
+    notes = _notes(served, counted)
+    return _page("run", Path(name).name, fields, f"{when} · ", tiles=tiles, notes=notes, sections=parts)
 
 
 def _notes(served: Served, counted: int) -> list[str]:
