@@ -138,14 +138,11 @@ def _silence() -> Iterator[None]:
 
 _WIDTHS = (1, 4, 16, 64)  # numbers of columns that are compiled; others are padded, or split into groups of 64
 _MOST_DIMENSIONS = {"cpu": 200, "cuda": 100}
+"""Of 200, a CPU takes 6 times as long as for a dense product; at 110 a GPU's registers overflow (gpytorch #2334)."""
 
 
 def unsupported(d: int, device: str = "cpu") -> str | None:
-    """Return why KeOps cannot serve `d` dimensions (the sum over leaves) on a kind of device, None if it can.
-
-    A thread keeps its point in registers, which on a GPU overflow at some 110 dimensions (gpytorch #2334). On a CPU,
-    where distances are computed one by one, a product takes 6 times as long as a dense one at 200 dimensions.
-    """
+    """Return why KeOps cannot serve `d` dimensions (the sum over leaves) on a kind of device, None if it can."""
     most = _MOST_DIMENSIONS.get(device, 0)
     return None if d <= most else f"d too large for KeOps: {d} dimensions, {most} at most on {device}"
 

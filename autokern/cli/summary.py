@@ -62,13 +62,10 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """The choices for one kind of problem: pairs of a largest n and the candidate that serves up to it, in order.
+    """The choices for one kind of problem."""
 
-    m grows with n; all other sizes are the medians of the measured problems. The last n is the largest measured.
-    """
-
-    problem: Problem
-    steps: list[tuple[int, str]]
+    problem: Problem  # m grows with n; all other sizes are the medians of the measured problems
+    steps: list[tuple[int, str]]  # each largest n with its candidate, up to the largest n measured
 
     def __str__(self) -> str:
         *steps, (_, last) = self.steps

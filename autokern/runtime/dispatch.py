@@ -40,18 +40,14 @@ def bypassed() -> bool:
 
 
 def transformed() -> bool:
-    """Whether code is compiled, traced, transformed (functorch, dispatch modes, forward AD), autocast or checkpointed.
-
-    Autocast would lower a candidate's precision. A checkpoint (hooks on saved tensors) must save the same tensors when
-    it recomputes, even if another candidate was chosen meanwhile.
-    """
+    """Whether code is compiled, traced, transformed (functorch, modes, forward AD), autocast or checkpointed."""
     return bool(
         _compiling()
         or _tracing() is not None
         or _transforming() is not None
         or _modes()
-        or _autocast()
-        or _saving(False) is not None
+        or _autocast()  # would lower a candidate's precision
+        or _saving(False) is not None  # a checkpoint recomputes the same tensors, whatever was chosen meanwhile
         or forward_ad._current_level >= 0
     )
 
@@ -70,13 +66,10 @@ _session_lock = Lock()
 
 def session() -> Session:
     """Return the session of this process, created from the environment by the first call."""
-    global _session
     if _session is None:
         settings = _with_plugins(from_environment())
         with _session_lock.here():
-            if _session is None:
-                _session = Session(settings)
-                publish_floors(_session, replaces=True)
+            return _session or replace(Session(settings))
     return _session
 
 

@@ -46,11 +46,7 @@ def unlike(found: list[dict[str, Any]]) -> str:
 
 
 def begin(shy: bool = False, timeout: float | None = None) -> None:
-    """Join the other ranks of this job, all of which must call this. Afterwards all draw the same random numbers.
-
-    `shy` ranks share nothing while the program has a process group of its own. Raises RanksError if a rank is missing,
-    or if libraries or thread counts, on which the bits of results depend, differ.
-    """
+    """Join the other ranks of this job, all of which must call this. Afterwards all draw the same random numbers."""
     if system.held() is not None:
         raise RanksError("autokern: this process has joined its ranks already")
     from autokern.kernels import matmul
@@ -60,7 +56,7 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
     here = system.join(asked if isinstance(asked, float | int) else system.TIMEOUT, shy)
     try:
         found = here.objects(facts())
-        if told := unlike(found):
+        if told := unlike(found):  # the bits of results depend on these
             raise RanksError(f"autokern: {told}. Give all ranks the same libraries and the same OMP_NUM_THREADS")
         matmul.measure(here)
         settings, profile = _agreed(here, mine, min(one["memory"] for one in found))

@@ -63,12 +63,10 @@ class Session:
     def chooser(self) -> Chooser:
         """The chooser of the profile in force, loaded on first access."""
         if self._chooser is None:
-            with self._lock.here():
-                if self._chooser is None:
-                    from autokern.tuning.chooser import load
+            from autokern.tuning.chooser import load
 
-                    self._put_in_force(load(self.settings))
-        assert self._chooser is not None
+            with self._lock.here():
+                return self._chooser or self._put_in_force(load(self.settings))
         return self._chooser
 
     @property
@@ -83,25 +81,23 @@ class Session:
             self.shared.clear()
             self.forget()
 
-    def _put_in_force(self, profile: Profile) -> None:
+    def _put_in_force(self, profile: Profile) -> Chooser:
         from autokern.tuning.chooser import Chooser
 
-        self._chooser = Chooser(profile)
+        self._chooser = chooser = Chooser(profile)
         publish_floors(self)
+        return chooser
 
     def floor(self, op: str, device: str) -> int:
         """Return the number of elements below which stock serves an op, 0 if unknown or if settings affect choices."""
         return 0 if self._chooser is None or self.settings.order_choices else self._chooser.floor(op, device)
 
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry, renewed: bool = False) -> Entry:
-        """Put a decided key into a memo, which is emptied first if full, and return the entry in force.
-
-        If threads decide one key at once, the first entry stays, so that all its calls are counted; `renewed` replaces.
-        """
+        """Put a decided key into a memo, emptied if full; return the entry in force: the first, unless `renewed`."""
         table = memo.setdefault(name, {})
         if len(table) >= _MOST_KEYS and key not in table:
             self.forget(memo)
-        present = table.setdefault(key, entry)
+        present = table.setdefault(key, entry)  # threads may decide a key at once; all calls of the first are counted
         if renewed:
             entry.nested = present.nested
         if renewed or present.trial != entry.trial:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import datetime
 import itertools
-import math
 import os
 import pickle
 import threading
@@ -110,24 +109,20 @@ class Ranks:
             return
         if self._broken is None:
             self._say("left", -1)
-        self._broken = self._broken or RanksError("autokern: this process has left its ranks")
+            self._broken = RanksError("autokern: this process has left its ranks")
         self._group = None
 
     def _measured(self) -> Link:
-        latency, bandwidth = math.inf, 0.0
-        for numbers, repeats in ((1, 20), (2**19, 4)):
-            own = torch.zeros(numbers, dtype=torch.float64, device="cpu")
-            for _ in range(repeats):
-                self.barrier()
-                began = time.perf_counter()
-                self._wait(lambda own=own: self._group.allreduce([own]))  # type: ignore[misc]
-                seconds = time.perf_counter() - began
-                if numbers == 1:
-                    latency = min(latency, seconds)
-                else:
-                    bandwidth = max(bandwidth, 8 * numbers / max(seconds, 1e-9))
-        found = self.objects((latency, bandwidth))
-        return Link(max(one[0] for one in found), min(one[1] for one in found))
+        def seconds(numbers: torch.Tensor) -> float:
+            self.barrier()
+            began = time.perf_counter()
+            self._wait(lambda: self._group.allreduce([numbers]))
+            return max(time.perf_counter() - began, 1e-9)
+
+        one, many = (torch.zeros(count, dtype=torch.float64, device="cpu") for count in (1, 2**19))
+        own = min(seconds(one) for _ in range(20)), many.nbytes / min(seconds(many) for _ in range(4))
+        latencies, bandwidths = zip(*self.objects(own), strict=True)
+        return Link(max(latencies), min(bandwidths))
 
     def _met(
         self, kind: str, sizes: Sequence[int], data: Mapping[str, Sequence[torch.Tensor | str]], alike: bool = True

@@ -118,11 +118,7 @@ class _OneThread:
     """One thread for OpenBLAS: the first to enter lowers the count, the last to leave restores it if unchanged."""
 
     def __init__(self) -> None:
-        self._in_new_process()
-
-    def _in_new_process(self) -> None:
-        self._lock = Lock()
-        self._inside: set[int] = set()
+        self._lock, self._inside = Lock(), set[int]()
         self._lowered: list[tuple[Setting, int]] = []
 
     def __enter__(self) -> None:
@@ -154,7 +150,7 @@ class _OneThread:
     def after_fork(self) -> None:
         """Restore the thread count in a child process, which lacks the threads that were inside."""
         self._restore()
-        self._in_new_process()
+        self._inside.clear()
 
 
 one_thread = _OneThread()  # a context that many threads may enter at a time, but none twice; it costs microseconds

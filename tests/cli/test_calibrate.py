@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from support.loads import busy
 
 from autokern.cli import commands_measured
@@ -104,7 +105,7 @@ NEW, FEW, MANY, WORSE = Profile(), quiet_or_not(3), quiet_or_not(9, disturbed=3)
     ],
 )
 def test_verdicts(monkeypatch, before, after, ops, others, trusted, told):
-    monkeypatch.setattr(commands_measured.threads, "current", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     words, found = commands_measured.verdict(before, after, ops, Load(2, others))
     assert (found, words[: len(told)], bool(words)) == (trusted, told, bool(told))
 
