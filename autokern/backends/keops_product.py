@@ -83,8 +83,16 @@ def at_work(device: str = "cpu") -> Iterator[None]:
     if problem is not None:
         raise KeOpsError(f"a product by KeOps was asked for; found: {problem}. {_ADVICE}")
     try:
-        with _silence():
-            yield
+        import keopscore
+        import pykeops
+
+        with _lock.here():  # its messages are a setting of the process; it holds the GIL, so one thread works at a time
+            before = pykeops.verbose, keopscore.verbose
+            pykeops.verbose = keopscore.verbose = False
+            try:
+                yield
+            finally:
+                pykeops.verbose, keopscore.verbose = before
     except (MemoryError, torch.OutOfMemoryError, KeOpsError):
         raise
     except caught(Exception) as error:
@@ -119,21 +127,6 @@ def _trial() -> str | None:
         remedy = "if g++ links libstdc++ statically, LD_PRELOAD=libstdc++.so.6 and a new KEOPS_CACHE_FOLDER mend that"
         return f"a small product on the GPU ended a process of its own with a segmentation fault; {remedy}"
     return f"a process of its own ended with status {status} at a small product on the GPU" if status else None
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Switch off KeOps' messages, a setting of the process; KeOps holds the GIL, so one thread works at a time."""
-    import keopscore
-    import pykeops
-
-    with _lock.here():
-        before = pykeops.verbose, keopscore.verbose
-        pykeops.verbose = keopscore.verbose = False
-        try:
-            yield
-        finally:
-            pykeops.verbose, keopscore.verbose = before
 
 
 _WIDTHS = (1, 4, 16, 64)  # numbers of columns that are compiled; others are padded, or split into groups of 64

@@ -145,4 +145,4 @@ class _Inside(threading.local):
 
 inside = _Inside()
 repaid: weakref.WeakSet[type] = weakref.WeakSet()  # classes of models whose replayed losses were faster
-permitted: set[str] = set()  # optional features that the user's settings enable in this process: ``graphs``
+permitted = {"threads"}  # what the user's settings enable in this process: to limit ``threads``, to record ``graphs``

@@ -40,7 +40,7 @@ class State(NamedTuple):
 def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """Return the log density of a residual ``(..., n)`` with noise ``(..., 1)`` or ``(..., n)`` on the tree."""
     parts, shape, tensors = arranged(tree, noise, residual)
-    differentiated, most = torch.is_grad_enabled() and any(t.requires_grad for t in tensors), threads.current()
+    differentiated, most = torch.is_grad_enabled() and any(t.requires_grad for t in tensors), torch.get_num_threads()
     with torch.no_grad():
         state = _stated(parts, tensors, keep=differentiated)
         density = _density(state.factor, state.white)

@@ -51,7 +51,7 @@ def conditioning(points: torch.Tensor, k: int) -> Conditioning:
         stop = min(n, max(count, 2 * start))
         rows = np.arange(start, stop)[:, None]
         _, near = cKDTree(z[:stop]).query(
-            z[start:stop], k=np.arange(1, min(stop, count) + 1), workers=threads.current()
+            z[start:stop], k=np.arange(1, min(stop, count) + 1), workers=torch.get_num_threads()
         )
         before = near < rows
         place = np.cumsum(before, axis=1) - 1

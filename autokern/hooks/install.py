@@ -24,10 +24,10 @@ from autokern.core.releases import known
 from autokern.core.releases.known import Status, relied
 from autokern.core.releases.recorded import is_ours, is_within
 from autokern.core.settings import Settings, from_environment
-from autokern.core.state import Lock
+from autokern.core.state import Lock, permitted
 from autokern.runtime import dispatch, ranks
 from autokern.runtime.session import why_off
-from autokern.system import host, memory, threads
+from autokern.system import host, memory
 from autokern.system import ranks as joining
 
 
@@ -226,8 +226,8 @@ def _install(settings: Settings) -> None:
         if is_within(function):
             function.__code__ = ours
     memory.recycle()
-    threads.allow(settings.threads != "off")
-    if threads.allowed():
+    (permitted.discard if settings.threads == "off" else permitted.add)("threads")
+    if settings.threads != "off":
         ceiling = host.thread_ceiling() if settings.threads == "auto" else int(settings.threads)
         before = torch.get_num_threads()
         if before > ceiling:
@@ -296,4 +296,4 @@ def _remove() -> None:
     if _threads_before is not None:
         torch.set_num_threads(_threads_before)
         _threads_before = None
-    threads.allow(True)
+    permitted.add("threads")

@@ -21,7 +21,7 @@ from msgspec import structs
 
 from autokern.core.op import Op, Run, rebuilt, tensors_in
 from autokern.core.problem import Candidate, Error, Problem
-from autokern.core.state import once
+from autokern.core.state import once, permitted
 from autokern.kernels.family import known_family
 from autokern.model.libraries import LONGEST, TOLERANCE
 from autokern.ops._problems import families, iterates
@@ -121,7 +121,7 @@ def with_one_thread(op: Op, name: str) -> None:
     on_cpu = only("the number of threads matters only on a CPU", lambda p: p.device == "cpu")
 
     def unavailable(device: str) -> str | None:
-        if not threads.allowed():
+        if "threads" not in permitted:
             return "AUTOKERN_THREADS=off leaves the number of threads alone"
         if threads.ceiling() == 1:
             return "this process has one thread"

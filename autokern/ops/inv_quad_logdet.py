@@ -56,7 +56,7 @@ class _ClosedForm(torch.autograd.Function):
     def forward(ctx, matrix, diagonal, rhs):  # type: ignore[no-untyped-def]
         lower, white, quadratic = _white(matrix, diagonal, rhs)
         if any(ctx.needs_input_grad):
-            ctx.factor, ctx.threads = [lower], threads.current()
+            ctx.factor, ctx.threads = [lower], torch.get_num_threads()
             ctx.arguments, ctx.shape = Unsaved(matrix, diagonal, rhs), None if diagonal is None else diagonal.shape
             ctx.save_for_backward(white)
         return quadratic, lower.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2)

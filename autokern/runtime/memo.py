@@ -178,7 +178,6 @@ class Shared:
     def __init__(self, decide: Decide, most: int) -> None:
         self._decide, self._most = decide, most
         self._known: dict[tuple[Problem, Settings], Decision] = {}
-        self._lock = Lock()
 
     def decision(self, table: Feasibility, settings: Settings) -> Decision:
         """Decide a problem like its neighbours in size, or by itself where memory or a drawn candidate matters."""
@@ -189,10 +188,9 @@ class Shared:
         decision = self._known.get((coarse, settings))
         if decision is None:
             decision = self._decide(table if coarse == problem else Feasibility(table.op, coarse), settings)
-            with self._lock.here():
-                if len(self._known) >= self._most:
-                    self._known.clear()
-                self._known[coarse, settings] = decision
+            if len(self._known) >= self._most:
+                self._known.clear()
+            self._known[coarse, settings] = decision
         forced = settings.forced(table.op.name)  # the neighbour's decision left it out, and it can serve this problem
         ordered = forced not in (None, decision.candidate) and table.why_not(table.op[str(forced)]) is None
         if ordered or table.why_not(table.op[decision.candidate]) is not None:
@@ -201,8 +199,7 @@ class Shared:
 
     def clear(self) -> None:
         """Forget all shared decisions."""
-        with self._lock.here():
-            self._known.clear()
+        self._known.clear()
 
 
 class Overlay:

@@ -9,6 +9,7 @@ v2) throttle or kill them; every group from the process's own up to the root cou
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -72,22 +73,17 @@ class Watch:
         return Load(now.cores, max(0.0, (now.busy - start.busy - own) / seconds))
 
 
-class Waited:
+class Waited(contextlib.ExitStack):
     """Seconds for which the present threads of this process have waited for a core; a context manager."""
 
     def __init__(self, tasks: Path = _TASKS) -> None:
+        super().__init__()
         self._files: list[int] = []
         with suppressed(OSError):
             for folder in itertools.islice(tasks.iterdir(), _MOST_THREADS):  # the oldest first
                 with suppressed(OSError):  # the thread has ended
                     self._files.append(os.open(folder / "schedstat", os.O_RDONLY | os.O_CLOEXEC))
-
-    def __enter__(self) -> Waited:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        while self._files:
-            os.close(self._files.pop())
+                    self.callback(os.close, self._files[-1])
 
     def __call__(self) -> float:
         """Return the seconds until now; 0 if unknown."""

@@ -26,7 +26,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autokern.core.errors import uninterrupted
-from autokern.core.state import Lock, forked
+from autokern.core.state import Lock, forked, permitted
 from autokern.system import host
 
 _WHAT = ("get_num_threads", "set_num_threads", "get_parallel")
@@ -34,25 +34,8 @@ _linked: list[str] = []  # extensions besides NumPy's that are linked with an Op
 Setting = tuple[Callable[[], int], Callable[[int], object]]  # the functions that return and set a number of threads
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
-_allowed = True
 _ended: deque[int] = deque(maxlen=256)  # native ids of threads that ended lately
 _TASKS = Path("/proc/self/task")
-
-
-def allow(yes: bool) -> None:
-    """Allow or forbid this module to change thread counts; ``AUTOKERN_THREADS=off`` forbids it."""
-    global _allowed
-    _allowed = yes
-
-
-def allowed() -> bool:
-    """Whether this module may change thread counts."""
-    return _allowed
-
-
-def current() -> int:
-    """Return the number of threads that torch's operations use in the calling thread."""
-    return torch.get_num_threads()
 
 
 def ceiling() -> int:
@@ -71,7 +54,7 @@ def limited(run: _Run, count: int) -> _Run:
     @functools.wraps(run)
     def limited_run(*args: Any, **kwargs: Any) -> Any:
         before = torch.get_num_threads()  # initialises torch's threads now: later it would undo the settings below
-        if count >= before or not _allowed:
+        if count >= before or "threads" not in permitted:
             return run(*args, **kwargs)
         set_openmp, set_mkl = _setters()
         mkl_before = before  # for an interrupt before `set_mkl` returns
@@ -125,7 +108,7 @@ class _OneThread:
         if self._lock.entered():
             return
         with self._lock.here():
-            if not self._inside and _allowed:
+            if not self._inside and "threads" in permitted:
                 for get, put in _libraries():
                     before = get()
                     if before > 1:
@@ -195,7 +178,7 @@ class Member:
 def members(device: torch.device) -> int:
     """Return the most members to use: torch's threads within affinity and quota, or one for an accelerator."""
     # in a forked process, MKL's allocator may loop for ever as soon as two threads multiply; modes see one thread only
-    alone = device.type != "cpu" or not allowed() or forked() or _get_current_dispatch_mode() is not None
+    alone = device.type != "cpu" or "threads" not in permitted or forked() or _get_current_dispatch_mode() is not None
     return 1 if alone else ceiling()
 
 

@@ -9,6 +9,7 @@ from support.programs import said
 from support.threads import in_threads
 from threadpoolctl import threadpool_limits
 
+from autokern.core.state import permitted
 from autokern.system import threads
 from autokern.system.threads import one_thread
 
@@ -95,9 +96,9 @@ def test_interrupts_on_the_way_in_and_inside_lose_no_number(monkeypatch):
 
 
 def test_nothing_is_changed_where_that_is_forbidden():
-    threads.allow(False)
+    permitted.remove("threads")
     try:
         with one_thread:
             assert set(numbers()) == {2}
     finally:
-        threads.allow(True)
+        permitted.add("threads")

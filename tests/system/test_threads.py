@@ -12,6 +12,7 @@ import torch
 from support.threads import in_threads
 
 import autokern
+from autokern.core.state import permitted
 from autokern.system import host, threads
 
 SETTERS = {"openmp": threads._setters, "fallback": lambda: (torch.set_num_threads, int)}
@@ -24,7 +25,7 @@ def _three():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
-    assert threads.current() == 3
+    assert torch.get_num_threads() == 3
     torch.set_num_threads(before)
 
 
@@ -34,7 +35,7 @@ def elsewhere(work):
 
 
 def wrapped(count):
-    return threads.limited(threads.current, count)()
+    return threads.limited(torch.get_num_threads, count)()
 
 
 @pytest.mark.parametrize("setters", SETTERS.values(), ids=SETTERS)
@@ -44,14 +45,14 @@ def test_lowered_inside_and_never_raised_and_restored(count, inside, error, sett
     monkeypatch.setattr(threads, "_setters", setters)
 
     def work():
-        assert threads.current() == inside
+        assert torch.get_num_threads() == inside
         if error:
             raise error
 
     with pytest.raises(error) if error else contextlib.nullcontext():
         threads.limited(work, count)()
-    assert threads.current() == 3
-    assert elsewhere(lambda: (wrapped(count), threads.current())) == (inside, 3)
+    assert torch.get_num_threads() == 3
+    assert elsewhere(lambda: (wrapped(count), torch.get_num_threads())) == (inside, 3)
 
 
 def test_a_limited_function_is_what_it_was_before():
@@ -83,7 +84,7 @@ def test_restored_when_the_interrupt_comes_while_setting(monkeypatch, step):
     monkeypatch.setattr(threads, "_setters", lambda: tuple(map(interrupted, setters)))
     with pytest.raises(KeyboardInterrupt):
         wrapped(1)
-    assert threads.current() == 3
+    assert torch.get_num_threads() == 3
     mkl_before = setters[1](3)
     setters[1](mkl_before)
     assert mkl_before == 3
@@ -94,7 +95,7 @@ def test_other_threads_are_left_alone():
     with ThreadPoolExecutor(1) as old:
 
         def counts():
-            return threads.current(), elsewhere(threads.current), old.submit(threads.current).result()
+            return torch.get_num_threads(), elsewhere(torch.get_num_threads), old.submit(torch.get_num_threads).result()
 
         assert counts() == (3, 3, 3)
         assert threads.limited(counts, 1)() == (1, 3, 3)
@@ -154,7 +155,7 @@ def test_a_number_or_the_quota_is_a_ceiling_and_is_given_back(monkeypatch, order
     monkeypatch.setattr(host, "thread_ceiling", lambda: quota)
     monkeypatch.setenv("AUTOKERN_THREADS", order)
     with autokern.enabled():
-        assert threads.current() == elsewhere(threads.current) == torch.get_num_threads() == inside
+        assert torch.get_num_threads() == elsewhere(torch.get_num_threads) == torch.get_num_threads() == inside
     assert torch.get_num_threads() == 3
 
 
@@ -162,7 +163,7 @@ def test_off(monkeypatch):
     monkeypatch.setenv("AUTOKERN_THREADS", "off")
     monkeypatch.setattr(host, "thread_ceiling", lambda: 1)
     with autokern.enabled():
-        assert not threads.allowed()
-        assert (threads.current(), wrapped(1)) == (3, 3)
-    assert threads.allowed()
+        assert "threads" not in permitted
+        assert (torch.get_num_threads(), wrapped(1)) == (3, 3)
+    assert "threads" in permitted
     assert wrapped(1) == 1

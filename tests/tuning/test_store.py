@@ -407,6 +407,10 @@ def test_a_named_file_that_is_no_profile_raises(tmp_path, data, told):
     assert path.read_bytes() == data
 
 
+def full(_fd):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_write_file_replaces_nothing_but_files(tmp_path, monkeypatch):
     for path in (Path("/dev/null"), tmp_path, tmp_path / "no" / "folder"):
         with pytest.raises(ProfileError, match="asked to write"):
@@ -421,7 +425,7 @@ def test_write_file_replaces_nothing_but_files(tmp_path, monkeypatch):
     assert link.is_symlink()
     assert store.read_file(real) == profile(8)
     before = real.read_bytes()
-    monkeypatch.setattr(os, "write", lambda fd, data: 0)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ProfileError):
         store.write_file(link, profile(16))
     assert real.read_bytes() == before
