@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import math
 import os
 import signal
@@ -20,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern.backends import installed
 from autokern.core.errors import KeOpsError, caught, suppressed
 from autokern.core.problem import Problem
 from autokern.core.state import Lock
@@ -44,6 +44,12 @@ assert ((LazyTensor(x[:, None]) - LazyTensor(x[None])).exp() @ x).eq(2).all()
 _PATIENCE = 120.0  # seconds that the trial's process may take
 _lock = Lock()
 _failure = ""
+
+
+@functools.cache
+def installed(package: str) -> bool:
+    """Whether a package can be imported, without importing it."""
+    return importlib.util.find_spec(package) is not None
 
 
 def keops_problem(device: str = "cpu") -> str | None:

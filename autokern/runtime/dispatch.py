@@ -94,11 +94,7 @@ def replace(fresh: Session) -> Session:
 
 
 def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
-    """Return a function of the op's arguments that dispatches each call.
-
-    A warm call has about a microsecond of overhead. An op given by name is imported by the first call. `looked` says
-    that the caller has asked `bypassed` already.
-    """
+    """Return a function that dispatches each call of an op in a microsecond; `looked`: the caller asked `bypassed`."""
     called: Op | None = None
     key_of: Callable[..., Any]
     stock: Callable[..., Any]
@@ -107,7 +103,7 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
 
     def resolve() -> Op:
         nonlocal called, key_of, stock, name, raises
-        found = registry.get(op) if isinstance(op, str) else op
+        found = registry.get(op) if isinstance(op, str) else op  # imported by the first call
         key_of, stock, name, raises = found.key, found.stock.run, found.name, found.raises
         called = found
         return found

@@ -202,13 +202,12 @@ class Shared:
         self._known.clear()
 
 
-class Overlay:
+class Overlay(msgspec.Struct, eq=False):
     """The settings and the memo of one `using` block; `outer` is the enclosing block."""
 
-    def __init__(self, settings: Settings, outer: Overlay | None) -> None:
-        self.settings = settings
-        self.outer = outer
-        self.memo: Memo = {}
+    settings: Settings
+    outer: Overlay | None
+    memo: Memo = {}
 
 
 current: ContextVar[Overlay | None] = ContextVar("autokern_using", default=None)
@@ -232,8 +231,7 @@ _plain = torch.Tensor
 class Floor:
     """The floors of one op on the CPU and on CUDA GPUs; 0 while the user's settings affect choices."""
 
-    def __init__(self) -> None:
-        self.cpu = self.cuda = 0
+    cpu = cuda = 0
 
     def covers(self, mat: Any) -> bool:
         """Whether stock serves a call on this matrix; not within a `using` block, which the dispatcher must obey."""

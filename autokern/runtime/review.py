@@ -46,12 +46,11 @@ _FITTING = 0.9  # seconds of importing scikit-learn, once, to fit the measuremen
 _UNTIL_LAST = 0.6  # share of the allowance after which no further problem begins
 
 
-class Ledger:
+class Ledger(msgspec.Struct):
     """The time that the calls of an unmeasured op have taken."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.enough = _LEAST / _OF_OP  # seconds at which measuring is considered next
+    seconds: float = 0.0
+    enough: float = _LEAST / _OF_OP  # seconds at which measuring is considered next
 
 
 class FirstUse:
@@ -117,7 +116,7 @@ class FirstUse:
             found = self._watch.reading()
         if found.others is not None or self._load is None:
             self._load = found
-            self._watch.begin()
+            self._watch = Watch()
         return self._load.crowded()  # the last reading, if there is no new one
 
     def _is_settled(self, problem: Problem) -> bool:

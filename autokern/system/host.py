@@ -141,7 +141,7 @@ def memory_limited_by(device: str) -> str:
 
 def settle() -> None:
     """Wait for all work queued on the accelerator, if there is one."""
-    if (device := accelerator()) is not None and device.type != "cpu":
+    if (device := accelerator()) is not None:
         torch.get_device_module(device).synchronize()
 
 
@@ -156,9 +156,7 @@ def multi_rank() -> bool:
 def random_states_kept() -> contextlib.AbstractContextManager[None]:
     """Return a context that restores torch's random states, the accelerator's included: trials of stock draw probes."""
     device = accelerator()
-    if device is None or device.type == "cpu":
-        return torch.random.fork_rng(devices=[])
-    return torch.random.fork_rng(devices=[device], device_type=device.type)
+    return torch.random.fork_rng([]) if device is None else torch.random.fork_rng([device], device_type=device.type)
 
 
 def random_states() -> tuple[Any, ...]:

@@ -55,17 +55,13 @@ class Snapshot(NamedTuple):
 
 
 class Watch:
-    """Measures the load since `begin`."""
+    """Measures the load since its creation."""
 
     def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin an interval."""
         self._start = snapshot()
 
     def reading(self) -> Load:
-        """Return the load since the beginning of the interval, without ending it."""
+        """Return the load until now."""
         start, now = self._start, snapshot()
         seconds, own = now.at - start.at, now.own - start.own
         if seconds < _LEAST or now.busy is None or start.busy is None:

@@ -93,7 +93,14 @@ def _unfreeze_for_finalizers() -> None:
 
 def only_helps() -> bool:
     """Whether this process is the command line, and prints only help or versions."""
-    return not (sys.flags.inspect or sys.flags.interactive) and is_command_line() and _only_prints(sys.argv[1:])
+    if sys.flags.inspect or sys.flags.interactive or not is_command_line():
+        return False
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help", "--version"):
+        return True
+    if words[0] == "profile" and words[1:2] not in ([], ["-h"], ["--help"]):
+        words = words[1:]
+    return words == ["profile"] or (not words[0].startswith("-") and words[1:2] in (["-h"], ["--help"]))
 
 
 def is_command_line() -> bool:
@@ -105,14 +112,6 @@ def is_command_line() -> bool:
     if given[0] == "-m":  # Python has not found the module yet
         return sys.orig_argv[first - 1 : first + 1] == ["-m", "autokern"]
     return sys.orig_argv[first] == given[0] and _is_our_script(given[0])
-
-
-def _only_prints(words: list[str]) -> bool:
-    if not words or words[0] in ("-h", "--help", "--version"):
-        return True
-    if words[0] == "profile" and words[1:2] not in ([], ["-h"], ["--help"]):
-        words = words[1:]
-    return words == ["profile"] or (not words[0].startswith("-") and words[1:2] in (["-h"], ["--help"]))
 
 
 def _is_our_script(path: str) -> bool:

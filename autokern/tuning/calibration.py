@@ -84,7 +84,6 @@ def calibrate(
     before the next is measured.
     """
     run, nesting = _Calibration(level, budget, known, progress or silent), operator.attrgetter("nesting")
-    profile = run.profile()
     memory.recycle()  # as in programs
     with inside.having(active=True, measuring=True), host.random_states_kept(), _without_torchs_warning():
         form = tuple(dtypes), level, accuracy, near
@@ -95,10 +94,9 @@ def calibrate(
             weight = sum(pool.weight for pool in here)
             run.measure(here, weight / max(left, weight, 1.0))
             left -= weight
-            profile = run.profile()
-            publish(profile)
+            publish(run.profile())
         run.progress(1.0, "done")
-    return profile
+    return run.profile()
 
 
 @contextlib.contextmanager

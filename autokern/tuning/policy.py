@@ -12,7 +12,7 @@ import random
 import msgspec
 
 from autokern.core.decision import Cost, Decision
-from autokern.core.errors import MemoryBudgetError, SettingsError
+from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import ACCURACIES, Candidate
 from autokern.core.output import sized
 from autokern.core.problem import UNKNOWN, WITHIN, Feasibility
@@ -33,11 +33,7 @@ _ROUGH = "its error was measured to be"
 def decide(
     table: Feasibility, chooser: Chooser, settings: Settings, there: Limit | None = None, seen: int = 0
 ) -> Decision:
-    """Choose a candidate within the memory limit; the same arguments give the same decision, without costs.
-
-    Compiling is weighed against future calls: as many as the user declared, or as many as were `seen` so far, which
-    costs at most twice the best choice (the ski-rental problem of online algorithms).
-    """
+    """Choose a candidate within the memory limit; the same arguments give the same decision, without costs."""
     case = _Case(table, chooser, settings, least(settings.memory, there), seen)
     if not case.ranked:
         raise case.nothing_fits()
@@ -200,8 +196,6 @@ class _Case:
         op, settings = self.op, self.settings
         forced = settings.forced(op.name)
         if forced is not None:
-            if forced not in (names := op.names()):
-                raise SettingsError(f"op {op.name} has no candidate {forced!r} to force; it has {', '.join(names)}")
             if forced in self.excluded:
                 why = f"{forced} was forced but cannot serve: {self.excluded[forced]}"
                 return self._decision("stock", why, "order")
@@ -215,6 +209,7 @@ class _Case:
 
     def _repaid(self, ranked: list[Candidate]) -> tuple[Candidate, int]:
         """Return the first candidate whose compilation the calls repay, and the calls after which to decide again."""
+        # as many calls as were seen, unless declared: at most twice the best choice's cost (the ski-rental problem)
         ready, review = next((c for c in ranked if not c.compiles), ranked[-1]), 0
         faster = ranked[: ranked.index(ready)]
         near, horizon = self.chooser.nearest(self.op, self.problem) if faster else None, self.settings.calls

@@ -92,15 +92,12 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
 
 
 def save(settings: Settings, profile: Profile) -> Path | None:
-    """Merge a profile into the stored one of its host; return the file, or None if it could not be written.
-
-    After an error the file is unchanged. Without file locks, one of two concurrent writers may lose its measurements.
-    """
+    """Merge a profile into the stored one of its host; return the file, or None if it is unchanged by an error."""
     try:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(opened_home(settings, create=True))
             name, lock = _named(f"{profile.fingerprint}.json"), f"{profile.fingerprint}.lock"
-            with suppressed(OSError):
+            with suppressed(OSError):  # without locks, one of two concurrent writers may lose its measurements
                 stack.enter_context(folder.locked(lock, _PATIENCE))
             with folder.temporary(profile.fingerprint, encode(_added(folder, profile))) as temporary:
                 folder.replace(temporary, name)

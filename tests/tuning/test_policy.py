@@ -75,7 +75,7 @@ def test_the_fastest_wins_and_stock_wins_ties_unless_the_user_orders_otherwise(
 
 
 def test_what_is_forced_must_be_a_candidate(op):
-    with pytest.raises(SettingsError, match="no candidate 'nonsense' to force; it has stock, fast"):
+    with pytest.raises(SettingsError, match="no candidate 'nonsense'; it has stock, fast"):
         chosen(op, TWO, **force("nonsense"))
 
 
