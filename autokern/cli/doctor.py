@@ -112,10 +112,11 @@ def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
 def folder_obstacle(settings: Settings) -> str | None:
     """Return why measurements cannot be stored, or None; creates the folder, writes a file and removes it."""
     try:
-        with store.opened_home(settings, create=True) as folder, folder.temporary("0" * 8, b""):
-            return None
+        with store.opened_home(settings, create=True) as folder:
+            folder.write("0" * 8, None)
     except (OSError, ProfileError) as error:
         return str(error)
+    return None
 
 
 def _cache(settings: Settings) -> list[Finding]:

@@ -37,15 +37,13 @@ Decide = Callable[[Feasibility, Settings], Decision]
 
 
 class Entry:
-    """A decided key: its candidate and number of calls. Dispatch increments `count`; methods change everything else.
-
-    If calls take much memory, `needs` holds the bytes of each feasible candidate: every call is checked, and decided
-    again when other candidates fit than before. Failed candidates are not chosen again.
-    """
+    """A decided key: its candidate and number of calls. Dispatch increments `count`; methods change everything else."""
 
     def __init__(self, decision: Decision, op: Op, needs: dict[str, int] | None = None) -> None:
-        self.decision, self.op, self.needs = decision, op, needs
-        self.fitting, self.failed = frozenset[str](), frozenset[str]()
+        self.decision, self.op = decision, op
+        self.needs = needs  # bytes of each candidate if they are many: each call is checked, and decided again
+        self.fitting = frozenset[str]()  # when other candidates fit than before
+        self.failed = frozenset[str]()  # which are not chosen again
         self.count = 0  # calls that this entry has served
         self.nested = Counter[tuple[str, ...]]()  # calls within composite calls, by `inside.within`
         self.before = 0  # calls that earlier entries of the problem served by the same candidate

@@ -36,14 +36,11 @@ _MOST_EARLIER = 200  # decisions that are still reported after the memo was empt
 
 
 class Session:
-    """State of a process: its settings, the profile in force, and its decisions.
-
-    With a `profile`, ranks have agreed on profile and settings, and this process's own memory affects no decision;
-    `asked` are then the settings before the agreement.
-    """
+    """State of a process: its settings, the profile in force, and its decisions."""
 
     def __init__(self, settings: Settings, profile: Profile | None = None, asked: Settings | None = None) -> None:
-        self.settings, self.asked, self.agreed = existing(settings), asked or settings, profile is not None
+        self.settings, self.asked = existing(settings), asked or settings  # those before ranks agreed on others
+        self.agreed = profile is not None  # by ranks: this process's own memory then affects no decision
         self.memo: Memo = {}
         self.shared = Shared(self.decide, _MOST_KEYS)
         self.past: Counter[tuple[str, str]] = Counter()

@@ -85,19 +85,20 @@ class Folder:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
 
-    @contextlib.contextmanager
-    def temporary(self, stem: str, data: bytes, mode: int = 0o600) -> Iterator[str]:
-        """Write data to a new file and sync it; after the block it is removed, unless the block has renamed it."""
-        name = f"{stem}.{secrets.token_hex(8)}.tmp"
-        fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    def write(self, name: str, data: bytes | None, mode: int = 0o600) -> None:
+        """Write a file atomically and durably; without data, only check that this would work."""
+        temporary = f"{Path(name).stem}.{secrets.token_hex(8)}.tmp"
+        fd = self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with open(fd, "wb") as file:
-                file.write(data)
+                file.write(data or b"")
                 file.flush()
                 os.fsync(fd)
-            yield name
+            if data is not None:
+                self.replace(temporary, name)
+                self.sync()
         finally:
-            self.remove(name)
+            self.remove(temporary)
 
     @contextlib.contextmanager
     def locked(self, name: str, patience: float = 0.0) -> Iterator[bool]:
@@ -128,10 +129,7 @@ def write_whole(path: Path, data: bytes | None) -> None:
         if target.exists() and not target.is_file():  # a rename would replace even a device
             raise ProfileError("it is no regular file")
         with contextlib.closing(Folder(target.parent, private=False)) as folder:
-            with folder.temporary(target.name, data or b"", mode=0o666) as temporary:
-                if data is not None:
-                    folder.replace(temporary, target.name)
-            folder.sync()
+            folder.write(target.name, data, mode=0o666)
     except uninterrupted(OSError, ProfileError) as error:
         found = getattr(error, "strerror", None) or error
         raise ProfileError(f"asked to write {path}; found: {found}. Name another file") from error

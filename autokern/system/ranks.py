@@ -31,7 +31,7 @@ _GRACE = 3.0  # seconds in which the other waiting ranks must note that they wai
 _KINDS = ("objects", "product", "gradients", "barrier", "points")
 _MARK = "_AUTOKERN_RANK"  # environment variable by which child processes of a rank know that they are not ranks
 
-_joined = 0
+_joins = itertools.count()
 
 
 class Link(NamedTuple):
@@ -268,8 +268,7 @@ if hasattr(os, "register_at_fork"):
 
 def join(timeout: float, shy: bool = False) -> Ranks:
     """Join the ranks of the job by the store of the program's process group, or by torchrun's variables."""
-    global _joined
-    _joined += 1
+    number = next(_joins)
     if distributed.is_initialized():
         store = distributed.distributed_c10d._get_default_store()
         rank, size = distributed.get_rank(), distributed.get_world_size()
@@ -279,4 +278,4 @@ def join(timeout: float, shy: bool = False) -> Ranks:
         store, rank, size = next(iter(rendezvous("env://", timeout=datetime.timedelta(seconds=timeout))))
     os.environ[_MARK] = f"{os.getpid()} {_address()}"
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Ranks(PrefixStore(f"autokern/{again}/{_joined}", store), rank, size, timeout, shy)
+    return Ranks(PrefixStore(f"autokern/{again}/{number}", store), rank, size, timeout, shy)

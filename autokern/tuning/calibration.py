@@ -84,6 +84,7 @@ def calibrate(
     before the next is measured.
     """
     run, nesting = _Calibration(level, budget, known, progress or silent), operator.attrgetter("nesting")
+    profile = run.profile()
     memory.recycle()  # as in programs
     with inside.having(active=True, measuring=True), host.random_states_kept(), _without_torchs_warning():
         form = tuple(dtypes), level, accuracy, near
@@ -94,9 +95,10 @@ def calibrate(
             weight = sum(pool.weight for pool in here)
             run.measure(here, weight / max(left, weight, 1.0))
             left -= weight
-            publish(run.profile())
+            profile = run.profile()
+            publish(profile)
         run.progress(1.0, "done")
-    return run.profile()
+    return profile
 
 
 @contextlib.contextmanager

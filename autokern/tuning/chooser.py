@@ -34,11 +34,7 @@ UNIT = 0.01  # log units of the integers that store stock's seconds, and the rat
 
 
 class Shipped(msgspec.Struct, frozen=True):
-    """Other machines' trees and compressed trials by ``"op@device"``, and descriptions of these hosts.
-
-    CPU measurements with many threads have keys of their own, with a suffix: the libraries' implementations gain more
-    by threads than small pieces of work do.
-    """
+    """Other machines' trees and compressed trials by ``"op@device"``, and descriptions of these hosts."""
 
     forests: dict[str, Forest] = {}
     trials: dict[str, bytes] = {}
@@ -56,7 +52,7 @@ class Shipped(msgspec.Struct, frozen=True):
 
 
 def has_many(fields: Mapping[str, Any]) -> bool:
-    """Whether the CPU of a machine has so many threads that its measurements are shipped apart."""
+    """Whether a machine has so many threads that its CPU has keys of its own: small pieces of work gain less."""
     cpu = fields.get("cpu")  # a profile may have any fields
     count = cpu.get("torch_threads") if isinstance(cpu, Mapping) else None
     return isinstance(count, int | float) and count > _FEW

@@ -155,11 +155,7 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         return f"Profile({len(self.trials)} problems of {ops} ops{when}, host {self.fingerprint[:8] or 'unknown'})"
 
     def merge(self, other: Profile) -> Profile:
-        """Return a profile with the trials of both; `Trial.updated` joins those of the same problem.
-
-        If both have trees of an op, those fitted to more trials stay, since a program that began before a calibration
-        may save old trees after it.
-        """
+        """Return a profile with the trials of both; `Trial.updated` joins those of the same problem."""
         trials = {trial.problem: trial for trial in self.trials}
         for trial in other.trials:
             known = trials.get(trial.problem)
@@ -168,6 +164,7 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         levels = self.levels | other.levels | {k: full for k, full in self.levels.items() if full == "full"}
         counts = Counter(group_key(*t.problem.group) for t in trials.values() if len(t.timings) > 1)
         dates = self.fruitless | {k: max(date, self.fruitless.get(k, "")) for k, date in other.fruitless.items()}
+        # trees fitted to more trials stay: a program that began before a calibration may save old trees after it
         mine = {key: sum(forest.trials.values()) for key, forest in self.forests.items()}
         later = {key: f for key, f in other.forests.items() if sum(f.trials.values()) >= mine.get(key, 0)}
         kept = [k for k in self.kept if key_of(k) not in later]

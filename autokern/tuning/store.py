@@ -99,9 +99,7 @@ def save(settings: Settings, profile: Profile) -> Path | None:
             name, lock = _named(f"{profile.fingerprint}.json"), f"{profile.fingerprint}.lock"
             with suppressed(OSError):  # without locks, one of two concurrent writers may lose its measurements
                 stack.enter_context(folder.locked(lock, _PATIENCE))
-            with folder.temporary(profile.fingerprint, encode(_added(folder, profile))) as temporary:
-                folder.replace(temporary, name)
-                folder.sync()
+            folder.write(name, encode(_added(folder, profile)))
             return folder.path / name
     except uninterrupted(OSError, ProfileError) as error:
         message = f"asked to keep measurements in {home(settings) or 'the cache folder'}; found: {error}. "
