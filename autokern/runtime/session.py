@@ -210,18 +210,15 @@ def existing(settings: Settings) -> Settings:
         name, equals, candidate = order.rpartition("=")
         if equals:
             registry.get(name)[candidate]
-        else:
-            _some_op_has(candidate)
+        elif not any(candidate in _names(ops()) for ops in (registry.present, registry.registered)):  # plugins last
+            near = nearest(candidate, _names(registry.registered()))
+            advice = near or "; `autokern show` and `autokern explain OP` name them"
+            raise SettingsError(f"{candidate!r} was excluded, and no op has a candidate of that name{advice}")
     return settings
 
 
-def _some_op_has(candidate: str) -> None:
-    for ops in (registry.present, registry.registered):  # plugins are loaded only if a name is not found
-        names = {found.name for op in ops() for found in op.listed}
-        if candidate in names:
-            return
-    advice = nearest(candidate, names) or "; `autokern show` and `autokern explain OP` name them"
-    raise SettingsError(f"{candidate!r} was excluded, and no op has a candidate of that name{advice}")
+def _names(ops: Iterable[Op]) -> set[str]:
+    return {found.name for op in ops for found in op.listed}
 
 
 def why_off() -> str:

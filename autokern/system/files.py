@@ -52,8 +52,7 @@ class Folder:
 
     def read(self, name: str) -> bytes:
         """Return the content of a private file."""
-        with opened(self.open(name, os.O_RDONLY)) as fd:
-            return contents(fd, name, private=True)
+        return contents(self.open(name, os.O_RDONLY), name, private=True)
 
     def modified(self, name: str) -> float:
         """Return the time of a file's last change, in seconds of the Unix epoch."""
@@ -108,7 +107,7 @@ class Folder:
         except ImportError:
             raise OSError(errno.ENOSYS, "this platform has no flock") from None
         deadline = time.monotonic() + patience
-        with opened(self.open(name, os.O_RDWR | os.O_CREAT)) as fd:
+        with _opened(self.open(name, os.O_RDWR | os.O_CREAT)) as fd:
             while not (held := _try_lock(fd)) and time.monotonic() < deadline:
                 time.sleep(random.uniform(0.001, 0.01))
             try:
@@ -186,7 +185,7 @@ def _link(fd: int, name: str, path: Path) -> str:
 
 
 @contextlib.contextmanager
-def opened(fd: int) -> Iterator[int]:
+def _opened(fd: int) -> Iterator[int]:
     """Close a descriptor at the end of the block."""
     try:
         yield fd
@@ -195,14 +194,15 @@ def opened(fd: int) -> Iterator[int]:
 
 
 def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
-    """Return the content of an open file; ProfileError if it is irregular, too large, or not `private` as asked."""
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode):
-        raise ProfileError(f"{name} is no regular file")
-    if private:
-        _check_private(info, name)
-    with open(fd, "rb", closefd=False) as file:
-        data = file.read(LARGEST + 1)
+    """Return the content of a file and close it; ProfileError if it is irregular, too large, or not `private`."""
+    with _opened(fd):
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise ProfileError(f"{name} is no regular file")
+        if private:
+            _check_private(info, name)
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise ProfileError(f"{name} is larger than {LARGEST} bytes")
     return data

@@ -3,9 +3,7 @@
 The limit is the least of the user's order and the available memory (control group, free RAM, free memory of the GPU).
 Reading it costs 0.3 ms, so it is not read for calls below `LARGE`.
 
-Fresh memory of 128 MiB costs 32,768 faults of 4 KiB pages, or 64 of 2 MiB pages on Linux (``MADV_HUGEPAGE``). Until a
-program has freed a large block, glibc returns each freed array of 128 KiB or more to the system, and the next one
-faults anew.
+Fresh memory of 128 MiB costs 32,768 faults of 4 KiB pages, or 64 of 2 MiB pages on Linux (``MADV_HUGEPAGE``).
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ _RECYCLED = 2**25 - 2**16  # a little less than the largest block, 32 MiB, to wh
 
 
 def recycle() -> None:
-    """Let glibc keep freed blocks for the next ones, as it does once a program has freed a block of 32 MiB."""
+    """Let glibc keep freed blocks for the next ones, which would fault anew, as it does once 32 MiB have been freed."""
     with suppressed(MemoryError):
         np.empty(_RECYCLED, np.uint8)  # never touched, so it takes no memory; void under ``MALLOC_...`` variables
 

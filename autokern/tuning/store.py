@@ -19,7 +19,7 @@ from pathlib import Path
 
 from autokern.core.errors import AutokernWarning, ProfileError, suppressed, uninterrupted
 from autokern.core.settings import Settings
-from autokern.system.files import FLAGS, Folder, contents, opened, write_whole
+from autokern.system.files import FLAGS, Folder, contents, write_whole
 from autokern.tuning.profile import NewerError, Profile, decode, encode
 
 _log = logging.getLogger("autokern")
@@ -111,8 +111,7 @@ def save(settings: Settings, profile: Profile) -> Path | None:
 def read_file(path: Path) -> Profile:
     """Return the profile in a file that the user named."""
     try:
-        with opened(os.open(path, os.O_RDONLY | FLAGS)) as fd:
-            return decode(contents(fd, path, private=False))
+        return decode(contents(os.open(path, os.O_RDONLY | FLAGS), path, private=False))
     except uninterrupted(OSError, ProfileError) as error:
         advice = "Name one file, a copy of what `autokern profile export FILE` or `calibrate --output FILE` wrote"
         raise ProfileError(f"asked for the profile in {path}; found: {error}. {advice}") from error
