@@ -194,12 +194,11 @@ def explain(
     there = {*calibration.chosen_devices(None), *(trial.problem.device for trial in api.profile().trials)}
     if device is not None and device.partition(":")[0] not in there:
         raise SettingsError(f"device {device!r} was asked for; torch or the profile knows {', '.join(sorted(there))}")
-    words = {"dtype": dtype, "device": device, "grad": grad, "variant": variant}
-    decision = api.explain(op, m=m, n=n, d=d, rhs=rhs, batch=batch, **words)
+    found = api.explain(op, m=m, n=n, d=d, rhs=rhs, batch=batch, dtype=dtype, device=device, grad=grad, variant=variant)
     if json:
-        emit(decision)
+        emit(found)
     else:
-        for line in str(decision).splitlines():
+        for line in str(found).splitlines():
             indent = " " * (len(line) - len(line.lstrip()) + 2)
             typer.echo(legible("\n".join(textwrap.wrap(line, 80, subsequent_indent=indent))))
 

@@ -136,13 +136,10 @@ def candidates(decision: Decision, title: str = "") -> Table:
 
 def decisions(found: Served, saved: Callable[[Served], str] | None = None) -> Table:
     """Return a table of a process's decisions by op, candidate and reason, with the `saved` time of calls if given."""
-    columns, rows = ["what ran", ">calls", ">times stock", "on what, and why"], []
+    columns, rows = ["what ran", ">calls", ">times stock", *[">saved, predicted"] * bool(saved), "on what, and why"], []
     for group in grouped(found):
-        rows.append([group.ran, f"{group.calls:,}", group.gain, f"{group.sizes}\n{group.why}".strip()])
-        if saved is not None:
-            rows[-1].insert(3, saved(group.pairs))
-    if saved is not None:
-        columns.insert(3, ">saved, predicted")
+        seconds = [saved(group.pairs)] if saved else []
+        rows.append([group.ran, f"{group.calls:,}", group.gain, *seconds, f"{group.sizes}\n{group.why}".strip()])
     return Table("decisions of this process" if rows else "autokern took no decision in this process", columns, rows)
 
 
