@@ -25,9 +25,10 @@ from autokern.density.matrices import density, leave_one_out, leave_one_out_dens
 from autokern.kernels.array_distances import arranged
 from autokern.kernels.array_parts import Array, Part
 from autokern.model.arrays import Inspected, UnreadError
+from autokern.model.forward import kernel_at, parts_of
 from autokern.model.kernel_parts import called
 from autokern.model.libraries import DENSITY
-from autokern.model.other_parts import Noise, Values, mean_of, noise_of, numbered, parts_of, transformed
+from autokern.model.other_parts import Noise, Values, mean_of, noise_of, numbered, transformed
 from autokern.model.parameters import Mirrored, Mirrors, sent
 from autokern.model.priors import Term, term
 
@@ -154,7 +155,7 @@ class Reading:
             own = np.broadcast_to(x, (*targets[at].shape, x.shape[-1])) if x.ndim == 2 else x[at]
             mapped_x = own if tasks is None else points
             mean = mean_of(seen, seen.module(model, names[0]), mapped_x, None if tasks is None else tasks.column)
-            kernel = called(seen, seen.module(model, names[1]), np.arange(seen.dims))
+            kernel = called(seen, kernel_at(seen, model, names[1]), np.arange(seen.dims))
             one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean, density)
             with np.errstate(all="ignore"):
                 self._ones.append(one.on(arranged(mapped_x, seen.raw), targets[at]))

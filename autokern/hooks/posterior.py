@@ -19,8 +19,8 @@ from autokern.hooks import later, strategies
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook
 from autokern.model.arrays import UnreadError
+from autokern.model.forward import parts_of
 from autokern.model.libraries import EXACT, SOLVE, regime
-from autokern.model.other_parts import parts_of
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import MOST, Posterior
 from autokern.runtime.dispatch import in_force, route

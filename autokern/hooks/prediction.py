@@ -25,7 +25,7 @@ from autokern.core.state import inside
 from autokern.hooks import strategies
 from autokern.hooks.bypass import stay_out_of_models, stay_out_of_predictions
 from autokern.hooks.install import Property, hook
-from autokern.model import memoized
+from autokern.model import joint, memoized
 from autokern.model.libraries import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, fantasy, prediction, regime
 from autokern.model.memoized import frozen, thawed
 from autokern.prediction import factor_cache
@@ -42,6 +42,13 @@ _OURS = DefaultPredictionStrategy, type(None)
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _init.__wrapped__(self, *args, **kwargs)
     strategies.made(None if stay_out_of_models() else self)  # `strategies.adopt` checks the rest
+
+
+@hook(ExactGP, "_get_train_prior_distribution", relies=None)
+def _get_train_prior_distribution(self: Any, train_inputs: Any, **kwargs: Any) -> Any:
+    """Return one lazy covariance where `forward` adds several."""
+    prior = _get_train_prior_distribution.__wrapped__(self, train_inputs, **kwargs)
+    return prior if kwargs or stay_out_of_models() else joint.joined(self, prior, train_inputs[0])
 
 
 @hook(ExactGP, "_get_test_prior_mean_and_covariances", relies=None)
@@ -63,6 +70,7 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
     output = super(ExactGP, self).__call__(*full, **kwargs)
     if gpytorch.settings.debug.on() and not isinstance(output, gpytorch.distributions.MultivariateNormal):
         raise RuntimeError("ExactGP.forward must return a MultivariateNormal")
+    output = joint.joined(self, output, full[0])
     mean, covariance, n = output.loc, output.lazy_covariance_matrix, strategy.num_train
     test_shape = torch.Size([output.event_shape[0] - strategy.train_shape[0], *output.event_shape[1:]])
     prior, cross = _new_and_cross(strategies.kernel_of(strategy), covariance, n)

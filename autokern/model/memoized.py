@@ -105,7 +105,9 @@ def by_kernel(kernel: Any, lazy: Any) -> LazyEvaluatedKernelTensor:
     return LazyEvaluatedKernelTensor(lazy.x1, lazy.x2, kernel=kernel, **lazy.params)
 
 
-_STATE, _EVALUATED = "_autokern_state", "kernel_eval"
+_STATE, EVALUATED = "_autokern_state", "kernel_eval"
+TERMS = "_autokern_terms"
+"""Attribute of a covariance that autokern made of several (`joint`): these, one for each part of its kernel."""
 
 
 def outline(kernel: torch.nn.Module) -> tuple[Any, list[torch.Tensor]]:
@@ -121,18 +123,20 @@ def outline(kernel: torch.nn.Module) -> tuple[Any, list[torch.Tensor]]:
 def remember(lazy: Any, kernel: Any, tensors: Sequence[torch.Tensor], values: Sequence[Any] = ()) -> None:
     """Store the `outline` of a kernel on its covariance, and `values`, or else copies of the tensors' present ones."""
     copies = values or [tensor.detach().clone() for tensor in tensors]
+    for term, part in zip(lazy.__dict__.get(TERMS, ()), getattr(kernel, "kernels", ()), strict=False):
+        remember(term, part, tensors, copies)
     lazy.__dict__[_STATE] = (id(lazy.x1), version(lazy.x1)), kernel, tensors, copies
 
 
 def remember_kernel(lazy: Any) -> None:
     """Store the present kernel of a covariance, unless the covariance is cached or a kernel is stored already."""
-    if _STATE not in lazy.__dict__ and not is_kept(lazy, _EVALUATED):
+    if _STATE not in lazy.__dict__ and (TERMS in lazy.__dict__ or not is_kept(lazy, EVALUATED)):
         remember(lazy, *outline(lazy.kernel))
 
 
 def is_past(lazy: Any) -> bool:
     """Whether a covariance has stored values (`remember`), and is not evaluated yet."""
-    return _STATE in lazy.__dict__ and not is_kept(lazy, _EVALUATED)
+    return _STATE in lazy.__dict__ and not is_kept(lazy, EVALUATED)
 
 
 def evaluate(lazy: Any) -> Any:
@@ -146,7 +150,7 @@ def evaluate(lazy: Any) -> Any:
     with torch.set_grad_enabled(lazy._is_grad_enabled):
         earlier = {id(tensor): _Earlier.apply(tensor, value) for tensor, value in zip(tensors, values, strict=True)}
         then = frozen(kernel, lambda tensor: earlier[id(tensor)] if id(tensor) in earlier else tensor.clone())
-        return add_to_cache(lazy, _EVALUATED, by_kernel(then, lazy).evaluate_kernel())
+        return add_to_cache(lazy, EVALUATED, by_kernel(then, lazy).evaluate_kernel())
 
 
 class _Earlier(torch.autograd.Function):

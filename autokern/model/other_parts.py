@@ -1,20 +1,13 @@
-"""The parts of a model other than kernel and priors: `forward`, input transforms and tasks, mean and noise, in NumPy.
-
-A `forward` method is plain, which only returns mean and covariance of the points, if its bytecode equals that of a
-template below, up to the names of variables and modules.
-"""
+"""The parts of a model other than kernel and priors: input transforms and tasks, mean and noise, in NumPy."""
 
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import gpytorch
 import numpy as np
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import DirichletClassificationLikelihood, FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.likelihoods.hadamard_gaussian_likelihood import HadamardGaussianLikelihood
 from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticNoise, MultitaskHomoskedasticNoise
@@ -23,69 +16,12 @@ from gpytorch.means import ConstantMean, LinearMean, MultitaskMean, ZeroMean
 from autokern.core.releases.known import relied
 from autokern.kernels.array_parts import Array, Same, summed
 from autokern.model.arrays import Inspected, UnreadError
+from autokern.model.forward import is_mapping
 
 _KINDS = ("AffineInputTransform", "ChainedInputTransform", "FilterFeatures", "InputStandardize", "Log10", "Normalize",
           "Round")  # fmt: skip
 _PLAIN = (bool, int, float, str, type(None), torch.Size)
 _NONE = frozenset(vars(torch.nn.Module()))
-_BAYESIAN = "botorch.models.fully_bayesian"
-_FUNCTIONS = ("forward", "_split_inputs", "_map_tasks")
-
-
-def _qualified(self: Any, x: Any) -> Any:
-    mean = self.mean_module(x)
-    covariance = self.covar_module(x)
-    return gpytorch.distributions.MultivariateNormal(mean, covariance)
-
-
-def _by_name(self: Any, x: Any) -> Any:
-    mean = self.mean_module(x)
-    covariance = self.covar_module(x)
-    return MultivariateNormal(mean, covariance)
-
-
-def _transformed(self: Any, x: Any) -> Any:
-    if self.training:
-        x = self.transform_inputs(x)
-    mean = self.mean_module(x)
-    covariance = self.covar_module(x)
-    return MultivariateNormal(mean, covariance)
-
-
-def _fitted(self: Any, x: Any) -> Any:
-    self._check_if_fitted()
-    if self.training:
-        x = self.transform_inputs(X=x)
-    mean = self.mean_module(x)
-    covariance = self.covar_module(x)
-    return MultivariateNormal(mean, covariance)
-
-
-def _compared(code: types.CodeType) -> tuple[Any, ...]:
-    flags = code.co_flags & 0xFFFF  # higher bits are those of `from __future__ import ...`
-    return code.co_code, code.co_argcount, flags, len(code.co_names)
-
-
-_TEMPLATES = {_compared(template.__code__): template.__code__ for template in (
-    _qualified, _by_name, _transformed, _fitted,
-    lambda self, x: gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x)),
-    lambda self, x: MultivariateNormal(self.mean_module(x), self.covar_module(x)),
-)}  # fmt: skip
-
-
-def _modules_of(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
-    """Return the names of a plain method's mean and kernel, and whether it transforms inputs; None if not plain."""
-    if not isinstance(forward, types.FunctionType) or forward.__closure__ or forward.__defaults__:
-        return None
-    template = _TEMPLATES.get(_compared(forward.__code__))
-    if template is None:
-        return None
-    names = dict(zip(template.co_names, forward.__code__.co_names, strict=True))
-    root, known = ("gpytorch", gpytorch) if "gpytorch" in names else ("MultivariateNormal", MultivariateNormal)
-    fixed = {"_check_if_fitted", "distributions", "MultivariateNormal", "training", "transform_inputs"} - {root}
-    if forward.__globals__.get(names[root]) is not known or any(names.get(name, name) != name for name in fixed):
-        return None
-    return names["mean_module"], names["covar_module"], "training" in names
 
 
 def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -119,21 +55,6 @@ def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) ->
     return found
 
 
-def parts_of(kind: Any) -> tuple[str, str, bool]:
-    """Return the names of a model class's mean and kernel, and whether `forward` transforms inputs; or UnreadError."""
-    names = ("mean_module", "covar_module", True) if _is_mapping(kind) else _modules_of(kind.forward)
-    check = getattr(getattr(kind, "_check_if_fitted", None), "__module__", _BAYESIAN)
-    if names is None or any(hasattr(kind, name) for name in names[:2]) or check != _BAYESIAN:
-        raise UnreadError("a forward method that is not plain")
-    return names
-
-
-def _is_mapping(kind: type) -> bool:
-    """Whether a model class computes as BoTorch's `MultiTaskGP` does."""
-    known = getattr(sys.modules.get("botorch.models.multitask"), "MultiTaskGP", None)
-    return known is not None and all(getattr(kind, name, None) is getattr(known, name) for name in _FUNCTIONS)
-
-
 class Tasks(NamedTuple):
     """The tasks of a BoTorch model."""
 
@@ -154,7 +75,7 @@ class Tasks(NamedTuple):
 
 def numbered(seen: Inspected, model: Any, x: Array) -> tuple[Tasks | None, Array]:
     """Return a model's tasks, None if it has no tasks, and the points that its mean and kernel get; or UnreadError."""
-    if not _is_mapping(type(model)):
+    if not is_mapping(type(model)):
         return None, x
     module: Any = sys.modules["botorch.models.multitask"]
     seen.relies(module.MultiTaskGP, f"{module.__name__}:_compute_multitask_mean")

@@ -29,9 +29,10 @@ from autokern.kernels import tree as trees
 from autokern.kernels.array_distances import arranged
 from autokern.kernels.array_parts import Array
 from autokern.model.arrays import Inspected, UnreadError
+from autokern.model.forward import kernel_at, parts_of
 from autokern.model.kernel_parts import called
 from autokern.model.libraries import PREDICTION
-from autokern.model.other_parts import Mean, numbered, parts_of
+from autokern.model.other_parts import Mean, numbered
 from autokern.model.parameters import Mirrors, Parameter
 from autokern.prediction.array_posterior_call import Apart, Call, Pair
 from autokern.prediction.factor_cache import parts
@@ -65,7 +66,7 @@ class Posterior:
         # the same names as in `hooks.strategies`, so that both share one cached comparison
         seen.relies(*PREDICTION, *map(type, model.modules()))
         self.tasks, train = numbered(seen, model, np.asarray(seen.view(first, fixed=True), np.float64))
-        self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
+        self._mean_module, self._kernel_module = seen.module(model, names[0]), kernel_at(seen, model, names[1])
         if self._kernel_module is None:
             raise UnreadError("a model that was not fitted")
         seen.batch = self._kernel_module.batch_shape  # fantasies of a model share one kernel without a batch
