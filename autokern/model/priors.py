@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import types
@@ -29,7 +30,8 @@ _LOGARITHM = tuple(
 )  # fmt: skip
 """The code by which torch transforms a normal density to a log-normal one."""
 
-At = Callable[[Array], tuple[Array, Array]]  # maps a parameter's values to their log densities and the derivatives
+Found = tuple[Array, Array]  # log densities of a parameter's values, and their derivatives
+At = Callable[[Array], Found]
 
 
 class Term(NamedTuple):
@@ -89,11 +91,9 @@ def _density(seen: Inspected, prior: Any) -> At:
     """Return the log density of a prior as a function of values."""
     kind = type(prior)
     beta = kind is getattr(sys.modules.get("botorch.models.utils.priors"), "BetaPrior", None)
-    made, inner, names, shape = (
-        (_beta, "_dirichlet", ("concentration",), (2,)) if beta else _MADE.get(kind, (None, "", (), ()))
-    )
-    if made is None:
+    if not beta and kind not in _MADE:
         raise UnreadError(f"a prior {kind.__name__}")
+    density, compute, inner, names, shape = _BETA if beta else _MADE[kind]
     if kind is theirs.LogNormalPrior:
         seen.relies(*_LOGARITHM)
     if kind is theirs.GammaPrior and prior.rate.dtype is not seen.dtype:  # torch rounds the value to the rate's dtype
@@ -105,104 +105,75 @@ def _density(seen: Inspected, prior: Any) -> At:
         seen.buffer(owner, name) if name in getattr(owner, "_buffers", ()) else seen.attribute(owner, name)
         for owner, name in zip(owners, names, strict=True)
     ]
-    return made(*(seen.constant(number, shape) for number in numbers))
+    arrays = [seen.constant(number, shape) for number in numbers]
+    constant = functools.lru_cache(1)(lambda *_: compute(*map(torch.from_numpy, arrays)))
+    return lambda value: density(value, constant(*[array.tobytes() for array in arrays]), *arrays)
 
 
-def _kept(compute: Callable[..., float], *numbers: Array) -> Callable[[], float]:
-    """Return a cached computation by torch, in the dtype of `numbers`, that runs again when one of them changes."""
-    seen: list[bytes] = []
-    found = 0.0
-
-    def now() -> float:
-        nonlocal seen, found
-        present = [number.tobytes() for number in numbers]
-        if present != seen:
-            seen, found = present, compute(*(torch.from_numpy(number) for number in numbers))
-        return found
-
-    return now
+def _normal(value: Array, constant: float, loc: Array, scale: Array) -> Found:
+    gap = value - loc
+    slope = gap / -float(scale * scale)
+    return 0.5 * gap * slope - constant, slope
 
 
-def _normal(loc: Array, scale: Array) -> At:
-    constant = _kept(lambda scale: float(scale.log()) + _HALF_LOG_2_PI, scale)
-
-    def at(value: Array) -> tuple[Array, Array]:
-        gap = value - loc
-        slope = gap / -float(scale * scale)
-        return 0.5 * gap * slope - constant(), slope
-
-    return at
+def _log_normal(value: Array, constant: float, loc: Array, scale: Array) -> Found:
+    log = np.log(value)
+    found, slope = _normal(log, constant, loc, scale)
+    return found - log, (slope - 1.0) / value
 
 
-def _log_normal(loc: Array, scale: Array) -> At:
-    of_log = _normal(loc, scale)
-
-    def at(value: Array) -> tuple[Array, Array]:
-        log = np.log(value)
-        found, slope = of_log(log)
-        return found - log, (slope - 1.0) / value
-
-    return at
+def _half_normal(value: Array, constant: float, loc: Array, scale: Array) -> Found:
+    found, slope = _normal(value, constant, loc, scale)
+    return np.where(value >= 0.0, found + math.log(2.0), -np.inf), slope
 
 
-def _half_normal(loc: Array, scale: Array) -> At:
-    whole = _normal(loc, scale)
-
-    def at(value: Array) -> tuple[Array, Array]:
-        found, slope = whole(value)
-        return np.where(value >= 0.0, found + math.log(2.0), -np.inf), slope
-
-    return at
+def _gamma(value: Array, constant: float, shape: Array, rate: Array) -> Found:
+    return (shape - 1.0) * np.log(value) - rate * value + constant, (shape - 1.0) / value - rate
 
 
-def _gamma(shape: Array, rate: Array) -> At:
-    constant = _kept(lambda shape, rate: float(torch.xlogy(shape, rate)) - float(shape.lgamma()), shape, rate)
-
-    def at(value: Array) -> tuple[Array, Array]:
-        return (shape - 1.0) * np.log(value) - rate * value + constant(), (shape - 1.0) / value - rate
-
-    return at
+def _uniform(value: Array, constant: float, low: Array, high: Array) -> Found:
+    return np.where((low <= value) & (value < high), -constant, -np.inf), np.zeros_like(value)
 
 
-def _uniform(low: Array, high: Array) -> At:
-    constant = _kept(lambda low, high: float((high - low).log()), low, high)
-
-    def at(value: Array) -> tuple[Array, Array]:
-        return np.where((low <= value) & (value < high), -constant(), -np.inf), np.zeros_like(value)
-
-    return at
-
-
-def _smoothed_box(low: Array, high: Array, sigma: Array, loc: Array, scale: Array) -> At:
-    tail = _normal(loc.reshape(()), scale.reshape(()))
-    mass = _kept(lambda a, b, s: float((1 + (b - a) / (math.sqrt(2 * math.pi) * s)).log()), low, high, sigma)
-
-    def at(value: Array) -> tuple[Array, Array]:
-        gap = value - (low + high) / 2
-        over = np.abs(gap) - (high - low) / 2
-        found, slope = tail(np.maximum(over, 0.0))
-        return found - mass(), np.where(over >= 0.0, slope * np.sign(gap), 0.0).reshape(value.shape)
-
-    return at
+def _smoothed_box(
+    value: Array, constants: tuple[float, float], low: Array, high: Array, sigma: Array, loc: Array, scale: Array
+) -> Found:
+    gap = value - (low + high) / 2
+    over = np.abs(gap) - (high - low) / 2
+    found, slope = _normal(np.maximum(over, 0.0), constants[0], loc.reshape(()), scale.reshape(()))
+    return found - constants[1], np.where(over >= 0.0, slope * np.sign(gap), 0.0).reshape(value.shape)
 
 
-def _beta(concentration: Array) -> At:
-    constant = _kept(lambda c: float(c.sum().lgamma()) - float(c.lgamma().sum()), concentration)
-
-    def at(value: Array) -> tuple[Array, Array]:
-        more = concentration - 1.0
-        log = more[0] * np.log(value) + more[1] * np.log1p(-value)
-        return log + constant(), more[0] / value - more[1] / (1.0 - value)
-
-    return at
+def _beta(value: Array, constant: float, concentration: Array) -> Found:
+    more = concentration - 1.0
+    log = more[0] * np.log(value) + more[1] * np.log1p(-value)
+    return log + constant, more[0] / value - more[1] / (1.0 - value)
 
 
-_MADE: dict[type, tuple[Any, str, tuple[str, ...], tuple[int, ...]]] = {
-    theirs.LogNormalPrior: (_log_normal, "base_dist", ("loc", "scale"), ()),
-    theirs.NormalPrior: (_normal, "", ("loc", "scale"), ()),
-    theirs.GammaPrior: (_gamma, "", ("concentration", "rate"), ()),
-    theirs.HalfNormalPrior: (_half_normal, "base_dist", ("loc", "scale"), ()),
-    theirs.UniformPrior: (_uniform, "", ("low", "high"), ()),
-    theirs.SmoothedBoxPrior: (_smoothed_box, "", ("a", "b", "sigma", "loc", "scale"), (1,)),
+def _of_normal(loc: torch.Tensor, scale: torch.Tensor) -> float:
+    return float(scale.log()) + _HALF_LOG_2_PI
+
+
+def _of_gamma(shape: torch.Tensor, rate: torch.Tensor) -> float:
+    return float(torch.xlogy(shape, rate)) - float(shape.lgamma())
+
+
+def _of_box(a: Any, b: Any, sigma: Any, loc: torch.Tensor, scale: torch.Tensor) -> tuple[float, float]:
+    return _of_normal(loc, scale), float((1 + (b - a) / (math.sqrt(2 * math.pi) * sigma)).log())
+
+
+def _of_beta(concentration: torch.Tensor) -> float:
+    return float(concentration.sum().lgamma()) - float(concentration.lgamma().sum())
+
+
+_BETA: Any = _beta, _of_beta, "_dirichlet", ("concentration",), (2,)
+_MADE: dict[type, Any] = {
+    theirs.LogNormalPrior: (_log_normal, _of_normal, "base_dist", ("loc", "scale"), ()),
+    theirs.NormalPrior: (_normal, _of_normal, "", ("loc", "scale"), ()),
+    theirs.GammaPrior: (_gamma, _of_gamma, "", ("concentration", "rate"), ()),
+    theirs.HalfNormalPrior: (_half_normal, _of_normal, "base_dist", ("loc", "scale"), ()),
+    theirs.UniformPrior: (_uniform, lambda low, high: float((high - low).log()), "", ("low", "high"), ()),
+    theirs.SmoothedBoxPrior: (_smoothed_box, _of_box, "", ("a", "b", "sigma", "loc", "scale"), (1,)),
 }
-"""For each class, the function of a prior's arguments, the attribute that holds these, their names and their shape."""
+"""For each class, the density of values, a constant and the prior's arguments, the constant by torch in the dtype of
+these arguments, which runs when one of them changes, the attribute that holds them, their names and their shape."""
