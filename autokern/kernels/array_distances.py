@@ -111,7 +111,7 @@ class Distances:
 
     _one = True  # whether the covariance of a point with itself is 1
 
-    def __init__(self, points: Mapped, formula: Formula, shape: Parameter | None = None) -> None:
+    def __init__(self, points: Mapped, formula: Formula, *shape: Parameter) -> None:
         self._points, self._formula, self._shape = points, formula, shape
         self._others = Same()
 
@@ -125,7 +125,7 @@ class Distances:
             return np.ones((*z.shape[:-1], 1)), None
         others = None if other is None else self._others.of(other, self._prepared)
         s, apart = self._between(z, others)
-        k, slope, *by_shape = self._formula(s)
+        k, slope, *by_shape = self._formula(s, *[p.value for p in self._shape])
         return k, (z, kept, others, apart, slope, by_shape)
 
     def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
@@ -133,7 +133,7 @@ class Distances:
             return
         z, of_points, others, apart, slope, by_shape = kept
         if theta and by_shape:
-            summed(self._shape, g * by_shape[0]())  # type: ignore[arg-type]
+            summed(self._shape[0], g * by_shape[0]())
         if by_x is None and not (theta and self._points.parameters):
             return
         if slope is not None:

@@ -12,10 +12,11 @@ from autokern.kernels import array_parts as parts
 from autokern.kernels.array_parts import Array, Columns, Evaluated, Parameter, clear_diagonal, into, over_pairs, summed
 
 _GAUSSIAN = -2 * math.pi**2
-Formula = Callable[[Array], Sequence[Any]]
+Formula = Callable[..., Sequence[Any]]
 """Maps squared distances or inner products to covariance and slope (None for 1), and may overwrite its input.
 
-A formula with a parameter has a third result: a function that returns the derivative by this parameter.
+A formula with a parameter has its value as second argument, and as third result a function that returns the derivative
+by it.
 """
 
 
@@ -70,18 +71,14 @@ FORMULAS: dict[str, Formula] = {
 """All but `matern12` are smooth at distance zero, where squared distances by inner products lose digits."""
 
 
-def rational(alpha: Parameter) -> Formula:
+def rational(w: Array, alpha: Array) -> Sequence[Any]:
     """Return the rational quadratic ``(1 + s / 2 alpha) ** -alpha``."""
-
-    def formula(w: Array) -> Sequence[Any]:
-        w *= 0.5 / alpha.value
-        log, w1 = np.log1p(w), w + 1.0
-        k = parts.exponential(log * -alpha.value)
-        slope = k * -0.5
-        slope /= w1
-        return k, slope, lambda: -2.0 * slope * (w - w1 * log)
-
-    return formula
+    w *= 0.5 / alpha
+    log, w1 = np.log1p(w), w + 1.0
+    k = parts.exponential(log * -alpha)
+    slope = k * -0.5
+    slope /= w1
+    return k, slope, lambda: -2.0 * slope * (w - w1 * log)
 
 
 def piecewise(dims: int, q: int) -> Formula:
@@ -108,28 +105,20 @@ def linear(s: Array) -> tuple[Array, None]:
     return s, None
 
 
-def polynomial(offset: Parameter, power: float) -> Formula:
+def polynomial(s: Array, offset: Array, power: float) -> Sequence[Any]:
     """Return ``(s + offset) ** power``."""
-
-    def formula(s: Array) -> Sequence[Any]:
-        s = s + offset.value  # offsets of several models broadcast over points that the models share
-        slope = power * s ** (power - 1)
-        return s**power, slope, lambda: slope
-
-    return formula
+    s = s + offset  # offsets of several models broadcast over points that the models share
+    slope = power * s ** (power - 1)
+    return s**power, slope, lambda: slope
 
 
-def powered(power: Parameter, sign: float = 1.0) -> Formula:
+def powered(s: Array, power: Array, sign: float = 1.0) -> Sequence[Any]:
     """Return ``(1 + |s|) ** power``, or its reciprocal if the `sign` is -1."""
-
-    def formula(s: Array) -> Sequence[Any]:
-        log, rate = np.log1p(np.abs(s)), sign * power.value
-        slope = rate * parts.exponential(log * (rate - 1.0))
-        if sign < 0:
-            slope *= np.sign(s)  # at a sum of zero the gradient is zero
-        return parts.exponential(log * rate), slope, lambda: parts.exponential(log * rate) * (sign * log)
-
-    return formula
+    log, rate = np.log1p(np.abs(s)), sign * power
+    slope = rate * parts.exponential(log * (rate - 1.0))
+    if sign < 0:
+        slope *= np.sign(s)  # at a sum of zero the gradient is zero
+    return parts.exponential(log * rate), slope, lambda: parts.exponential(log * rate) * (sign * log)
 
 
 class SpectralMixture:

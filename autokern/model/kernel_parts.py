@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,7 @@ def _periodic(at: _Place) -> Part:
 
 def _rational(at: _Place) -> Part:
     alpha = at.number("raw_alpha")
-    return Distances(Mapped(at.columns(), points.scaled, at.parameter()), formulas.rational(alpha), alpha)
+    return Distances(Mapped(at.columns(), points.scaled, at.parameter()), formulas.rational, alpha)
 
 
 def _piecewise(at: _Place) -> Part:
@@ -84,7 +85,7 @@ def _polynomial(at: _Place) -> Part:
     if type(power) not in (int, float):
         raise UnreadError("a power that is no number")
     offset = at.number("raw_offset")
-    return Products(Mapped(at.raw()), formulas.polynomial(offset, power), offset)
+    return Products(Mapped(at.raw()), functools.partial(formulas.polynomial, power=power), offset)
 
 
 def _truncated(at: _Place) -> Part:
@@ -96,7 +97,7 @@ def _truncated(at: _Place) -> Part:
 
     def term(dims: list[int]) -> Part:
         alike, *gaps = [_Place(at.seen, at.kernel, at.chosen[of]).raw() for of in (dims, *([i] for i in dims))]
-        product = Products(Mapped(alike, points.clamped), formulas.powered(power), power)
+        product = Products(Mapped(alike, points.clamped), formulas.powered, power)
         return Product([product, *(Products(Mapped(one, points.short), formulas.linear) for one in gaps)])
 
     terms = [*([i] for i in own), [*own]][: 2 * len(own) - 1]
@@ -116,7 +117,7 @@ def _of_one(at: _Place, part: Part) -> Part:
 
 def _decay(at: _Place) -> Part:
     scaled, power = Mapped(at.raw(), points.scaled, at.parameter()), at.number("raw_power")
-    return _of_one(at, Sums(scaled, formulas.powered(power, -1.0), power))
+    return _of_one(at, Sums(scaled, functools.partial(formulas.powered, sign=-1.0), power))
 
 
 def _mixture(at: _Place) -> Part:
