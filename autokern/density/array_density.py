@@ -31,7 +31,7 @@ from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.kernel_parts import forwarded
 from autokern.model.libraries import DENSITY
 from autokern.model.marginal import Marginal
-from autokern.model.other_parts import FIXED, Given, noise_of
+from autokern.model.other_parts import FIXED, noise_of
 from autokern.model.parameters import Mirrors, fetched, placed
 
 MOST = {"float64": 1000, "float32": 500}
@@ -44,7 +44,7 @@ class KernelReading:
 
     def __init__(self, kernel: Kernel, dims: int, dtype: torch.dtype, batch: torch.Size, n: int) -> None:
         self._how: Any = dims, dtype, batch
-        self._read(Inspected(dtype, batch), kernel, kernel, dims, n, lambda: (Given(), ()))
+        self._read(Inspected(dtype, batch), kernel, kernel, dims, n, lambda: (None, ()))
 
     def _read(
         self, seen: Inspected, root: Any, kernel: Any, dims: int, n: int, beside: Callable[[], tuple[Any, ...]]
@@ -88,7 +88,7 @@ class KernelReading:
         for one, at in zip(self._ones, self._places, strict=True):
             one.on(points if points.ndim == 2 else points[at], residual[at])
             if noise is not None:
-                one.noise.given = noise if noise.ndim == 1 else noise[at]
+                one.given = noise if noise.ndim == 1 else noise[at]
             found = one.evaluate(scale, None if by_x is None else by_x[at], graded)
             if found is None:
                 return None
@@ -97,7 +97,7 @@ class KernelReading:
                 continue
             slopes[at] = one.by_residual
             if noise is not None:
-                by_noise[at] = one.noise.by_noise
+                by_noise[at] = one.by_noise
         if not graded:
             return torch.from_numpy(values), []
         if by_x is None:

@@ -28,7 +28,7 @@ from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.forward import kernel_at, parts_of
 from autokern.model.kernel_parts import called
 from autokern.model.libraries import DENSITY
-from autokern.model.other_parts import Noise, Values, mean_of, noise_of, numbered, transformed
+from autokern.model.other_parts import Values, mean_of, noise_of, numbered, transformed
 from autokern.model.parameters import Mirrored, Mirrors, sent
 from autokern.model.priors import Term, term
 
@@ -57,13 +57,18 @@ def places(batch: torch.Size, n: int) -> list[tuple[Any, ...]]:
 
 
 class Single:
-    """A model, or some of a batch; a mean of None is zero. `by_residual` is a gradient of the last evaluation."""
+    """A model, or some of a batch; a mean of None is zero, a noise of None is `given`.
+
+    `by_residual` and `by_noise` are gradients of the last evaluation.
+    """
+
+    given: Array  # variances, ``(1,)`` or one for each point
 
     def __init__(
-        self, kernel: Part, noise: Noise, terms: Sequence[Term], mean: Values | None = None, density: Any = density
-    ) -> None:
-        self._kernel, self._terms, self._mean, self._density = kernel, terms, mean, density
-        self.noise: Any = noise
+        self, kernel: Part, noise: Values | None, terms: Sequence[Term], mean: Values | None = None,
+        density: Any = density,
+    ) -> None:  # fmt: skip
+        self._kernel, self._noise, self._terms, self._mean, self._density = kernel, noise, terms, mean, density
 
     def on(self, x: Array, targets: Array) -> Single:
         """Set the points, laid out by `arranged`, and the targets; returns itself."""
@@ -74,19 +79,21 @@ class Single:
     def evaluate(self, scale: float, by_x: Array | None = None, graded: bool = True) -> Any:
         """Return log densities times `scale`, None if one fails; `graded` adds gradients to parameters and `by_x`."""
         targets, (k, kept) = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
+        noise = self.given if self._noise is None else self._noise.value()
         if self._several:
-            np.einsum("...ii->...i", k)[...] += self.noise.value()
+            np.einsum("...ii->...i", k)[...] += noise
         else:
-            k.flat[:: len(k) + 1] += self.noise.value()
+            k.flat[:: len(k) + 1] += noise
         residual = targets if self._mean is None else targets - self._mean.value()
         found = self._density(k, residual, scale, graded)
         if found is None:
             return None
         total, self.by_residual = found.value, found.by_residual
         if graded:
-            by_noise = found.by_matrix.diagonal(0, -2, -1).copy()  # since the kernel overwrites `by_matrix`
+            self.by_noise = found.by_matrix.diagonal(0, -2, -1).copy()  # since the kernel overwrites `by_matrix`
             self._kernel.backward(kept, found.by_matrix, by_x)
-            self.noise.backward(by_noise)
+            if self._noise is not None:
+                self._noise.backward(self.by_noise)
             if self._mean is not None:
                 self._mean.backward(-found.by_residual)
         for parameter, at in self._terms:
@@ -136,10 +143,10 @@ class Reading:
         seen = self._seen = Inspected(self.dtype, self.batch, None if targets.is_cpu else Mirrors())
         seen.relies(*DENSITY)
         model, likelihood = modules_of(seen, mll, "__call__", "__getattr__", "train_targets")
-        self._forward, self._lock = type(model).forward, Lock()
-        self._code = self._forward.__code__
-        self._transform = getattr(type(model), "transform_inputs", None)
-        names = parts_of(type(model))
+        kind, self._lock = type(model), Lock()
+        names = parts_of(kind)
+        seen.stays(lambda: (kind.__call__ is ExactGP.__call__, getattr(kind, "transform_inputs", None)))
+        seen.stays(lambda: (kind.forward, getattr(kind.forward, "__code__", None)))
         self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
         x: Array = self._points(model, names[2]).cpu().numpy().astype(np.float64)
         tasks, points = numbered(seen, model, x)
@@ -175,7 +182,8 @@ class Reading:
         seen.unchanging(x)
         if transforms:
             transform = seen.module(model, "input_transform")
-            named = [getattr(self._transform, name, "") for name in ("__module__", "__qualname__")]
+            found = getattr(type(model), "transform_inputs", None)
+            named = [getattr(found, name, "") for name in ("__module__", "__qualname__")]
             if named != _TRANSFORM or not model.training:
                 raise UnreadError("another input transform")
             x = x if transform is None else transformed(seen, transform, x)
@@ -196,10 +204,7 @@ class Reading:
         model, likelihood = self._model(), self._likelihood()
         if model is None or likelihood is None or not (model.training and likelihood.training):
             return False
-        kind = type(model)
-        if kind.__call__ is not ExactGP.__call__ or getattr(kind, "transform_inputs", None) is not self._transform:
-            return False
-        return kind.forward is self._forward and self._forward.__code__ is self._code and self._seen.holds()
+        return self._seen.holds()
 
     def covers(self, parameters: Mapping[str, torch.Tensor]) -> bool:
         """Whether these are exactly the model's parameters that require gradients."""

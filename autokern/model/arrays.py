@@ -113,14 +113,14 @@ class Inspected:
         active = self._hold(kernel, "_buffers", "active_dims")
         return None if active is None else self.unchanging(active)
 
-    def spelt(self, value: Any) -> None:
-        """Depend on the `repr` of a value that may change in place."""
-        self._equal.append((value.__repr__, repr(value)))
+    def stays(self, now: Callable[[], Any]) -> None:
+        """Depend on what a function returns."""
+        self._equal.append((now, now()))
 
     def unchanging(self, tensor: torch.Tensor) -> Array:
         """Return a copy of a tensor's values, and depend on them."""
         seen = self._memory_of(tensor, fixed=True)
-        self._equal.append((seen.tobytes, seen.tobytes()))
+        self.stays(seen.tobytes)
         return seen.copy()
 
     def _memory_of(self, tensor: torch.Tensor, fixed: bool = False) -> Array:

@@ -90,7 +90,7 @@ def _polynomial(at: _Place) -> Part:
 
 def _truncated(at: _Place) -> Part:
     own, named, power = at.seen.attribute(at.kernel, "fidelity_dims"), range(at.dims), at.number("raw_power")
-    at.seen.spelt(own)
+    at.seen.stays(own.__repr__)
     rest = [i for i in named if i not in own]
     if not (rest and 0 < len(own) <= 2 and set(own) <= set(named)):
         raise UnreadError("fidelities that are no columns, or nothing else")

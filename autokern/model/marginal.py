@@ -7,7 +7,8 @@ operators, distributions and prediction strategies are found and replaced.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import gpytorch
@@ -125,49 +126,30 @@ def ingredients(marginal: Marginal, value: torch.Tensor) -> tuple[trees.Tree, to
     return trees.read(marginal.lazy.kernel, x, centre_of(x)), marginal.noise, value - marginal.distribution.loc
 
 
-@tensors_in.register
-def _(value: Marginal) -> Iterator[torch.Tensor]:
-    yield from tensors_in((value.distribution, value.extra))
+def _consists(
+    kind: type, parts: Callable[[Any], Any], made: Callable[[Any, Any], Any] = lambda value, parts: type(value)(*parts)
+) -> None:
+    """Register the parts of a class, and how an object is made anew, given the old one and its rebuilt parts."""
+    tensors_in.register(kind, lambda value: tensors_in(parts(value)))
+    rebuilt.register(kind, lambda value, leaf=itself: made(value, rebuilt(parts(value), leaf)))
 
 
-@rebuilt.register(Marginal)
-def _(value: Marginal, leaf: Callable[[Any], Any] = itself) -> Any:
-    return _described(rebuilt(value.distribution, leaf), rebuilt(value.extra, leaf))
-
-
-@tensors_in.register
-def _(value: LinearOperator) -> Iterator[torch.Tensor]:
-    yield from tensors_in((*value._args, *value._kwargs.values()))
-
-
-@tensors_in.register
-def _(value: MultivariateNormal) -> Iterator[torch.Tensor]:
-    yield from tensors_in((value.loc, value.lazy_covariance_matrix))
-
-
-@tensors_in.register
-def _(value: DefaultPredictionStrategy) -> Iterator[torch.Tensor]:
-    yield from tensors_in((value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood))
-
-
-@rebuilt.register(LinearOperator)
-def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
-    named = {name: rebuilt(part, leaf) for name, part in value._kwargs.items()}
-    return type(value)(*(rebuilt(part, leaf) for part in value._args), **named)
-
-
-@rebuilt.register(MultivariateNormal)
-def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
-    return type(value)(rebuilt(value.loc, leaf), rebuilt(value.lazy_covariance_matrix, leaf))
+_held = attrgetter("train_inputs", "train_prior_dist", "train_labels", "likelihood")
+_consists(Marginal, attrgetter("distribution", "extra"), lambda _, parts: _described(*parts))
+_consists(MultivariateNormal, attrgetter("loc", "lazy_covariance_matrix"))
+_consists(DefaultPredictionStrategy, _held)
+_consists(
+    LinearOperator,
+    lambda value: (value._args, tuple(value._kwargs.values())),
+    lambda value, parts: type(value)(*parts[0], **dict(zip(value._kwargs, parts[1], strict=True))),
+)
 
 
 @rebuilt.register(DefaultPredictionStrategy)
 def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
     """Return the strategy itself, with its caches, unless leaves change or it is marked `cold`."""
-    if leaf is itself and not value.__dict__.get("cold"):
-        return value
-    held = (value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood)
-    return type(value)(*rebuilt(held, leaf))
+    kept = leaf is itself and not value.__dict__.get("cold")
+    return value if kept else type(value)(*rebuilt(_held(value), leaf))
 
 
 _OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)

@@ -40,7 +40,7 @@ def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) ->
         for name in [*vars(part).keys() - _NONE, "training"]:
             value = seen.attribute(part, name)
             if type(value) is dict:
-                seen.spelt(value)
+                seen.stays(value.__repr__)
             elif type(value) not in _PLAIN:
                 raise UnreadError(f"a transform's {name}, a {type(value).__name__}")
     seen.look(*parts)
@@ -99,24 +99,6 @@ class Values(NamedTuple):
 
     value: Callable[[], Any]  # returns ``(n,)``, or one value for all points
     backward: Callable[[Array], object]  # adds to the parameters' gradients, given the gradient by each point's value
-
-
-class Given:
-    """Noise variances that the caller sets as `given` before an evaluation, which sets their gradient `by_noise`."""
-
-    given: Array
-    by_noise: Array
-
-    def value(self) -> Array:
-        """Return the variances."""
-        return self.given
-
-    def backward(self, by_noise: Array) -> None:
-        """Store the gradient."""
-        self.by_noise = by_noise
-
-
-Noise = Given | Values  # variances of noise
 
 
 class Mean:

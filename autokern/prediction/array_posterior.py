@@ -55,14 +55,14 @@ class Posterior:
         kind = type(model)
         if any(getattr(kind, name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that overrides attributes of ExactGP")
-        self._forward, self._code = kind.forward, kind.forward.__code__
-        names = parts_of(kind)
         inputs = model.train_inputs
         if type(inputs) not in (tuple, list) or len(inputs) != 1:
             raise UnreadError("training data other than one tensor of inputs")
         first = inputs[0]
         self.device, self.dtype = first.device, first.dtype
         seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
+        names = parts_of(kind)
+        seen.stays(lambda: (kind.forward, getattr(kind.forward, "__code__", None)))
         # the same names as in `hooks.strategies`, so that both share one cached comparison
         seen.relies(*PREDICTION, *map(type, model.modules()))
         self.tasks, train = numbered(seen, model, np.asarray(seen.view(first, fixed=True), np.float64))
@@ -94,7 +94,7 @@ class Posterior:
         self.inverse, self.weights = self._held(known.root.mT, n, n), self._held(known.alpha, n).reshape(-1, n, 1)
         seen.look(model, *self._mean_module.modules())
         seen.close(self._kernel_module, whole=False)
-        self._type, self._seen, self.lock = kind, seen, Lock()
+        self._seen, self.lock = seen, Lock()
         made_of = parts(model.prediction_strategy)
         self._kernel_of_data = None if made_of is None else made_of[0].kernel  # a fantasy's is that of the first model
         self._tokens: tuple[list[Parameter], list[torch.Tensor | None]] = [], [None, None]
@@ -118,7 +118,7 @@ class Posterior:
 
     def holds(self) -> bool:
         """Whether the model still consists of the objects that were read; the caller checks its values."""
-        return self._type.forward is self._forward and self._forward.__code__ is self._code and self._seen.holds()
+        return self._seen.holds()
 
     def fits(self, x: torch.Tensor) -> bool:
         """Whether points are supported, and gradients that they ask for reach parameters of this model only."""
