@@ -24,13 +24,6 @@ class UnfitError(Exception):
     """A preconditioner cannot be computed for a matrix."""
 
 
-class Gradients(NamedTuple):
-    """Gradients by the noise of each point, ``(n,)``, and by the tensors of a tree, in order."""
-
-    noise: torch.Tensor
-    tensors: list[torch.Tensor]
-
-
 class Probed(NamedTuple):
     """Probes ``w`` and their products and solutions, each of shape ``(n, t)``."""
 
@@ -52,13 +45,13 @@ class Preconditioner:
     logdet: float  # ``-2 log |det S|``, near ``log |K|``
     apply: Product  # ``S v``
     turned: Product  # ``S^T v``
-    gradients: Callable[[Probed], Gradients]
+    gradients: Callable[[Probed], list[torch.Tensor]]  # by the noise of each point, ``(n,)``, and a tree's tensors
     _tree: Tree
     _noise: torch.Tensor
 
     def _summed(
         self, elements: float, write: Callable[[list[torch.Tensor], int, int], None], *data: torch.Tensor
-    ) -> Gradients:
+    ) -> list[torch.Tensor]:
         """Return the gradients that `write` adds for each range of points; ranks with equal `data` share the ranges."""
         shapes = [t.shape for t in (self._noise, *apart(self._tree)[1])]
         sizes = [shape.numel() for shape in shapes]
@@ -68,8 +61,7 @@ class Preconditioner:
 
         given = matmul.agreed(self._tree, None, None, self._noise, *data)
         n, work = len(self._noise), lambda out, first, end: write(views(out), first, end)
-        noise, *totals = views(matmul.by_points(n, elements, sum(sizes), self._noise, given, work))
-        return Gradients(noise, totals)
+        return views(matmul.by_points(n, elements, sum(sizes), self._noise, given, work))
 
 
 def product_with(tree: Tree, noise: torch.Tensor, dtype: torch.dtype) -> Product:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gpytorch.kernels import ScaleKernel
@@ -26,15 +26,8 @@ from autokern.model.libraries import psd_safe_cholesky
 from autokern.system import memory, threads
 
 Inverse = Callable[[torch.Tensor], torch.Tensor]
+State = tuple[Blocks, torch.Tensor, torch.Tensor]  # results of the forward pass, the lower factor and ``L^-1 r``
 CACHED = 2**20  # bytes of a block of rows that stays in a CPU's cache; a dozen such blocks are held beside the matrix
-
-
-class State(NamedTuple):
-    """Results of the forward pass that the backward pass needs."""
-
-    factor: torch.Tensor  # lower
-    blocks: Blocks
-    white: torch.Tensor  # ``L^-1 r``, ``(..., n, 1)``
 
 
 def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -43,7 +36,7 @@ def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.T
     differentiated, most = torch.is_grad_enabled() and any(t.requires_grad for t in tensors), torch.get_num_threads()
     with torch.no_grad():
         state = _stated(parts, tensors, keep=differentiated)
-        density = _density(state.factor, state.white)
+        density = _density(*state[1:])
     if not differentiated:
         return density if density.shape == shape else density.view(shape)
     states = [state]
@@ -139,46 +132,40 @@ def at_once(
     _assemble(blocks, noise, buffer, keep=True)
     factor, info = torch.linalg.cholesky_ex(buffer)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
-    state = State(factor, blocks, white)
-    return _density(factor, white), info, gradients_by(state, noise, wanted, inverted_by_products)
-
-
-def _factorise(tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> torch.Tensor:
-    """Return the lower factor of the noisy covariance; `keep` stores the values of a small matrix for gradients."""
-    _assemble(blocks, noise, buffer, keep)
-    lower, info = factorised(buffer)
-    if not (torch.any(info) if info.dim() else info.item()):
-        return lower
-    _assemble(blocks, noise, buffer, keep=False)
-    for start, stop in row_blocks(buffer, CACHED)[1:]:
-        buffer[:start, start:stop] = buffer[start:stop, :start].mT
-    if buffer.isnan().any():  # stock's error counts all NaNs, and blocks do not compute the diagonal
-        buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
-    return psd_safe_cholesky(buffer)  # raises, or warns and adds jitter
+    return _density(factor, white), info, gradients_by((blocks, factor, white), noise, wanted, inverted_by_products)
 
 
 def _stated(parts: Parts, tensors: Sequence[torch.Tensor], keep: bool) -> State:
-    """Return the state of the forward pass, factorised in memory of huge pages."""
+    """Factorise in memory of huge pages; `keep` stores the values of a small matrix for gradients."""
     noise, residual, *rest = tensors
     tree = parts.tree(rest)
     blocks = Blocks(tree, mirrored=True)
     buffer = memory.huge((*residual.shape, residual.shape[-1]), residual)
-    factor = _factorise(tree, blocks, noise, buffer, keep)
-    return State(factor, blocks, torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False))
+    _assemble(blocks, noise, buffer, keep)
+    factor, info = factorised(buffer)
+    if torch.any(info) if info.dim() else info.item():
+        _assemble(blocks, noise, buffer, keep=False)
+        for start, stop in row_blocks(buffer, CACHED)[1:]:
+            buffer[:start, start:stop] = buffer[start:stop, :start].mT
+        if buffer.isnan().any():  # stock's error counts all NaNs, and blocks do not compute the diagonal
+            buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
+        factor = psd_safe_cholesky(buffer)  # raises, or warns and adds jitter
+    return blocks, factor, torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
 
 
 def gradients_by(
     state: State, noise: torch.Tensor, wanted: Sequence[bool], inverse_of: Inverse | None = None
 ) -> list[torch.Tensor | None]:
     """Return the gradients by noise, residual and the tree's tensors; `inverse_of` may overwrite the factor."""
-    a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True)
+    blocks, factor, white = state
+    a = torch.linalg.solve_triangular(factor.mT, white, upper=True)
     vector = a.squeeze(-1)
     found: list[torch.Tensor | None] = [None] * len(wanted)
     if wanted[1]:
         found[1] = -vector
     if not (wanted[0] or any(wanted[2:])):
         return found
-    inverse = (inverse_of or inverted)(state.factor)
+    inverse = (inverse_of or inverted)(factor)
     if wanted[0]:
         by_noise = vector.square().sub_(inverse.diagonal(dim1=-2, dim2=-1))
         if noise.shape[-1] == 1 < vector.shape[-1]:
@@ -191,6 +178,6 @@ def gradients_by(
                 g = torch.mul(a, turned).sub_(inverse)
             else:
                 g = torch.mul(a[start:stop], turned[:, :stop]).sub_(inverse[start:stop, :stop])
-            state.blocks.backward((start, stop), g, half)
-        found[2:] = [one if want else None for one, want in zip(state.blocks.gradients(), wanted[2:], strict=True)]
+            blocks.backward((start, stop), g, half)
+        found[2:] = [one if want else None for one, want in zip(blocks.gradients(), wanted[2:], strict=True)]
     return found

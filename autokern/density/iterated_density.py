@@ -47,13 +47,12 @@ def log_prob(
     parts, shape, tensors = gaussian.arranged(tree, noise, residual)
     if residual.numel() != residual.shape[-1] or shape.numel() != 1:
         return None
+    read = [t.detach() for t in tensors]
     with torch.no_grad():
-        flat = [t.detach().reshape(t.shape[t.dim() - d :]) for t, d in zip(tensors, [1, 1, *parts.dims], strict=True)]
-        state = _state(parts.tree(flat[2:]), flat[0].expand_as(flat[1]), flat[1], kept, probes, tolerance)
+        own, *others = (t.reshape(t.shape[t.dim() - d :]) for t, d in zip(read, [1, 1, *parts.dims], strict=True))
+        state = _state(parts.tree(others[1:]), own.expand_as(others[0]), others[0], kept, probes, tolerance)
     if state is None:
         return None
-    read = [t.detach() for t in tensors]
-
     plainly, gradients = gaussian.plainly(parts), functools.partial(_gradients, parts, state, read)
     return computed(state.value, gradients, lambda *t: plainly(*t).view(()), saved=tensors).view(shape)
 
@@ -85,16 +84,13 @@ def _solved(
     matrix: _Matrix, tree: Tree, noise: torch.Tensor, residual: torch.Tensor, signs: torch.Tensor, kept: Kept,
     tolerance: float,
 ) -> tuple[str, Preconditioner, Solution] | None:  # fmt: skip
-    """Return the preconditioner that needs the fewest products, with its solutions; None if none converges.
-
-    The second one is tried if the first fails, or needs more than `_FEW` products and more than twice those of the last
-    choice; it stops once it needs more than the first. Pivots that explain little are not tried after Vecchia's factor.
-    """
+    """Return the preconditioner that needs the fewest products, with its solutions; None if none converges."""
     if kept.rests():
         return None
     best: tuple[str, Preconditioner, Solution] | None = None
     patience, missed = float(_LONGEST), []
     tolerances, tried = (tolerance, min(_OF_PROBES, 100 * tolerance)), 0
+    # the second is tried if the first fails, or needs many products and twice those of the last choice
     for name in kept.names(tree, noise):
         tried += 1
         try:
@@ -153,9 +149,9 @@ def _gradients(
         found[1] = (-a).view(residual.shape)
     if not (wanted[0] or any(wanted[2:])):
         return found
-    other = state.by.gradients(by)
+    by_noise, *others = state.by.gradients(by)
     if wanted[0]:
-        each = a.square().sub_((by.su * by.sw).mean(1)).sub_(other.noise.to(a.dtype))
+        each = a.square().sub_((by.su * by.sw).mean(1)).sub_(by_noise.to(a.dtype))
         total = each.sum().view(1) if noise.shape[-1] == 1 < len(a) else each
         found[0] = (total * 0.5).view(noise.shape)
     if any(wanted[2:]):
@@ -163,6 +159,6 @@ def _gradients(
         left = torch.cat((a.unsqueeze(-1), by.su), 1)
         right = torch.cat((a.unsqueeze(-1) * 0.5, by.sw * (-0.5 / count)), 1)
         exact, _ = matmul.gradients(parts.tree(flat), None, left, right, usual(a.device))
-        for index, (one, two, like) in enumerate(zip(exact, other.tensors, own, strict=True)):
+        for index, (one, two, like) in enumerate(zip(exact, others, own, strict=True)):
             found[2 + index] = (one - 0.5 * two.to(one.dtype)).view(like.shape)
     return found

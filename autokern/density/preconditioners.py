@@ -10,13 +10,12 @@ are not, since hyperparameters change at each step. A stale cache only slows con
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from autokern.core.state import Weak
-from autokern.density.block_cg import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double
+from autokern.density.block_cg import Preconditioner, Probed, UnfitError, cholesky, in_double
 from autokern.density.vecchia import Conditioning, Vecchia, conditioning
 from autokern.kernels import matmul, products
 from autokern.kernels import tree as trees
@@ -45,34 +44,28 @@ def most(n: int) -> int:
     return min(n // 4, math.isqrt(20 * n), _ELEMENTS // n, 512)
 
 
-def _greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float, rank: int) -> list[int]:
-    """Return pivots, each at the largest variance that is `left`, until that is small beside the noise `least`."""
-    enough = max(_LEFT * least, 1e-12 * float(left.max()))
-    rows, chosen = left.new_empty(rank, len(left)), list[int]()
-    for step in range(rank):
-        at = int(left.argmax())
-        value = float(left[at])
-        if not value > enough:
-            break
-        rows[step] = torch.addmv(row(at), rows[:step].mT, rows[:step, at], alpha=-1).div_(math.sqrt(value))
-        left.addcmul_(rows[step], rows[step], value=-1)
-        left[at] = 0
-        chosen.append(at)
-    return chosen
-
-
 def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, float]:
-    """Return the indices of at most `rank` pivots, and the mean unexplained variance in units of the noise."""
+    """Return the indices of at most `rank` pivots, and the mean unexplained variance in units of the noise.
+
+    Each is at the largest variance that is left, until that is small beside the noise.
+    """
     n, least = len(noise), float(noise.detach().min())
     places = torch.randperm(n, generator=torch.Generator().manual_seed(n), device="cpu")[: max(_CANDIDATES, 4 * rank)]
     tree = in_double(tree).at(places)
     variance = float(trees.dense(tree.at(slice(1))))
     left = torch.full((len(places),), variance, dtype=torch.float64, device="cpu")
-
-    def row(at: int) -> torch.Tensor:
-        return trees.dense(tree, [z[at : at + 1] for z in tree.points]).squeeze(-1)
-
-    return places[_greedy(row, left, least, rank)], float(left.mean()) / least
+    rows, chosen = left.new_empty(rank, len(left)), list[int]()
+    for step in range(rank):
+        at = int(left.argmax())
+        value = float(left[at])
+        if not value > max(_LEFT * least, 1e-12 * variance):
+            break
+        row = trees.dense(tree, [z[at : at + 1] for z in tree.points]).squeeze(-1)
+        rows[step] = torch.addmv(row, rows[:step].mT, rows[:step, at], alpha=-1).div_(math.sqrt(value))
+        left.addcmul_(rows[step], rows[step], value=-1)
+        left[at] = 0
+        chosen.append(at)
+    return places[chosen], float(left.mean()) / least
 
 
 class Pivoted(Preconditioner):
@@ -120,21 +113,21 @@ class Pivoted(Preconditioner):
     def _within(self, v: torch.Tensor) -> torch.Tensor:
         return torch.addmm(v, self._thin, self._c @ (self._thin.mT @ v))
 
-    def gradients(self, by: Probed) -> Gradients:
+    def gradients(self, by: Probed) -> list[torch.Tensor]:
         """Return the gradients of ``log |P|`` less those of the mean of ``(S w)^T P (S w)`` over the probes."""
         sw = by.sw.double() / math.sqrt(by.sw.shape[1])
         n, r = self._b.shape
         of_probes = self._explained((sw / self._root).mT @ self._b)
 
         def write(totals: list[torch.Tensor], first: int, end: int) -> None:
-            found = self._stretch(slice(first, end), sw, of_probes)
-            totals[0][first:end] = found.noise
-            for total, one in zip(totals[1:], found.tensors, strict=True):
+            noise, *found = self._stretch(slice(first, end), sw, of_probes)
+            totals[0][first:end] = noise
+            for total, one in zip(totals[1:], found, strict=True):
                 total.copy_(one.view_as(total))
 
         return self._summed(n * r * (_BACKWARD + r / _BACKWARD), write, sw, self._chosen)
 
-    def _stretch(self, part: slice, sw: torch.Tensor, of_probes: torch.Tensor) -> Gradients:
+    def _stretch(self, part: slice, sw: torch.Tensor, of_probes: torch.Tensor) -> list[torch.Tensor]:
         b, root, plan = self._b[part], self._root[part], usual(self._b.device)
         turned = b @ self._inverse
         noise = (1 + (turned * b).sum(-1)) / self._noise[part] - sw[part].square().sum(-1)
@@ -149,7 +142,7 @@ class Pivoted(Preconditioner):
         for whole, own, one, two in zip(points, rows, columns, second[:count], strict=True):
             whole[part] = own
             whole.index_add_(0, self._chosen, one + two)
-        return Gradients(noise, [*points, *(one + two for one, two in zip(rest, second[count:], strict=True))])
+        return [noise, *points, *(one + two for one, two in zip(rest, second[count:], strict=True))]
 
     def _explained(self, v: torch.Tensor) -> torch.Tensor:
         """Return ``v L^-1``, which is ``K_iI K_II^-1`` for ``v = K_iI L^-T``."""
@@ -181,7 +174,7 @@ class Kept:
 
     def names(self, tree: Tree, noise: torch.Tensor) -> list[str]:
         """Return the names of preconditioners: first the chosen one, or else by the variance that pivots explain."""
-        first = self.served or ("pivoted" if self._chosen(tree, noise)[1] < _EXPLAINED else "vecchia")
+        first = self.served or ("vecchia" if self.leaves_much(tree, noise) else "pivoted")
         return sorted(("pivoted", "vecchia"), key=lambda name: name != first)
 
     def leaves_much(self, tree: Tree, noise: torch.Tensor) -> bool:

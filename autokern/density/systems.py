@@ -44,14 +44,6 @@ class _System:
         same = (a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(*pairs, strict=True))
         return self._tree.node == tree.node and all(same)
 
-    def products_with(self, multiply: Product) -> tuple[list[Product], Product]:
-        """Return the products to iterate with, in order, and one accurate enough to check residuals of many points."""
-        if len(self._noise) < _LARGE:
-            return [multiply], multiply
-        if self._noise.dtype is torch.float32:
-            return [multiply], product_with(self._tree, self._noise.double(), torch.float64)
-        return [product_with(self._tree, self._noise, torch.float32), multiply], multiply
-
     def inverse(self, name: str) -> Product:
         made = self._made.get(name)
         if made is None:
@@ -77,12 +69,17 @@ def of_tree(
     if system is None:
         system = _System(tree, noise)
         _latest["last"] = system, weakref.ref(owner, functools.partial(_latest.pop, "last"))
+    several, check = [multiply], multiply
+    if len(noise) >= _LARGE and noise.dtype is torch.float32:
+        check = product_with(tree, noise.double(), torch.float64)
+    elif len(noise) >= _LARGE:
+        several.insert(0, product_with(tree, noise, torch.float32))
     for name in system.sets.names(tree, noise):
         try:
             inverse = system.inverse(name)
         except UnfitError:
             continue
-        found = _all_columns(*system.products_with(multiply), inverse, rhs, goal)
+        found = _all_columns(several, check, inverse, rhs, goal)
         missed = int(not found.residual <= goal)
         note(Solved(found.residual, found.products, name, found.x.shape[1], goal=goal, missed=missed))
         if not missed:

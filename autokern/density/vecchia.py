@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from autokern.density.block_cg import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double
+from autokern.density.block_cg import Preconditioner, Probed, UnfitError, cholesky, in_double
 from autokern.kernels import matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import Tree, apart
@@ -101,7 +101,7 @@ class Vecchia(Preconditioner):
         """Return ``S^T v``."""
         return torch.from_numpy(self._rows @ v.contiguous().numpy())
 
-    def gradients(self, by: Probed) -> Gradients:
+    def gradients(self, by: Probed) -> list[torch.Tensor]:
         """Return the gradients through S: of ``-2 sum log S_ii`` and ``u^T dS^T K S w + u^T S^T K dS w``."""
         parts, own = apart(self._tree)
         points = len(self._tree.points)
