@@ -90,7 +90,7 @@ PREDICTION = """
   kernels/tree.py: read | Tree | reads the kernel as a tree whose leaves are scaled points
   kernels/matrix.py: matrix | apart _Matrix | forms the matrix by one GEMM, the rest in place
   prediction/inverse_factor.py: Conditioned.mean | alpha | multiplies by the solution of the training data
-  prediction/lazy_covariance.py: PosteriorCovariance._diagonal | _computed_variances | runs when `.variance` is read
+  prediction/lazy_covariance.py: PosteriorCovariance._diagonal | by_blocks | runs when `.variance` is read
 """
 """A function, the names that it uses, what it does; > marks what only the first call of a key does."""
 

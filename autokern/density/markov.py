@@ -59,20 +59,20 @@ def conditional(blocks: Blocks, noise: torch.Tensor, residual: torch.Tensor) -> 
     seen, moved = blocks.seen, blocks.transition @ blocks.stationary
     between = blocks.ahead - seen @ moved.mT
     after = blocks.stationary - moved @ blocks.transition.mT
-    keep = None
-    if empty:
-        keep = torch.ones(k, size, 1, dtype=seen.dtype, device=seen.device)
-        keep[-1, size - empty :] = 0
-        seen, between = seen * keep, between * keep
-        noise = torch.cat((noise, noise.new_ones(empty)))
-        residual = torch.cat((residual, residual.new_zeros(empty)))
+    keep = torch.ones(k, size, 1, dtype=seen.dtype, device=seen.device)
+    keep[-1, size - empty :] = 0
+    seen, between = seen * keep, between * keep
+    noise = torch.cat((noise, noise.new_ones(empty)))
+    residual = torch.cat((residual, residual.new_zeros(empty)))
     columns = torch.cat((seen, between, residual.view(k, size, 1)), -1)
     noise, weighted = noise.view(k, size), seen @ blocks.stationary
     unit = torch.eye(size, dtype=seen.dtype, device=seen.device)
     found = []
     for part in blocks.parts:
-        values = torch.baddbmm(_covariances(blocks, part), weighted[part], seen[part].mT, alpha=-1)
-        if keep is not None and part.stop == k:
+        leaves = zip(blocks.chains, blocks.weights, (z[part] for z in blocks.inside), strict=True)
+        each = (one.correlation((z.unsqueeze(-1) - z.unsqueeze(-2)).abs()) * weight for one, weight, z in leaves)
+        values = torch.baddbmm(functools.reduce(torch.add, each), weighted[part], seen[part].mT, alpha=-1)
+        if part.stop == k:
             values = values * keep[part] * keep[part].mT
         values.diagonal(dim1=-2, dim2=-1).add_(noise[part])
         lower, info = torch.linalg.cholesky_ex(values)
@@ -89,13 +89,6 @@ def conditional(blocks: Blocks, noise: torch.Tensor, residual: torch.Tensor) -> 
         gram[:, state, state],
     )
     return Conditional(seen, root, white, element, -0.5 * gram[:, -1, -1] - logs, not info.any())
-
-
-def _covariances(blocks: Blocks, part: slice) -> torch.Tensor:
-    """Return the prior covariances of the values inside some blocks, without noise."""
-    leaves = zip(blocks.chains, blocks.weights, (z[part] for z in blocks.inside), strict=True)
-    each = (one.correlation((z.unsqueeze(-1) - z.unsqueeze(-2)).abs()) * weight for one, weight, z in leaves)
-    return functools.reduce(torch.add, each)
 
 
 def density(of: Conditional, beside: Around, n: int) -> torch.Tensor:
@@ -134,7 +127,7 @@ def chained(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Chained:
     leaves = leaves_of(tree.node)
     assert leaves is not None
     one = residual.new_ones(())
-    variances = [functools.reduce(torch.mul, (tree.weights[number] for number in leaf.weights), one) for leaf in leaves]
+    variances = [functools.reduce(torch.mul, (tree.weights[i] for i in weights), one) for _, weights in leaves]
     weights = torch.stack(variances).double()
     points = [z.squeeze(-1).double() for z in tree.points]
     noise, residual = noise.double(), residual.double()
@@ -143,7 +136,7 @@ def chained(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Chained:
     if order is not None:
         points, residual = [z[order] for z in points], residual[order]
         noise = noise if noise.shape[-1] == 1 else noise[order]
-    return Chained(tuple(leaf.family for leaf in leaves), order, noise, residual, weights, points)
+    return Chained(tuple(family for family, _ in leaves), order, noise, residual, weights, points)
 
 
 def is_clear(data: Chained, exact: bool) -> bool:

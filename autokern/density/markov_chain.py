@@ -35,11 +35,7 @@ _STATIONARY = {
 }
 
 
-class Leaf(NamedTuple):
-    """A leaf of a sum: its family, and the indices of the weights that multiply it."""
-
-    family: str
-    weights: tuple[int, ...]
+Leaf = tuple[str, tuple[int, ...]]  # a leaf of a sum: its family, and the indices of the weights that multiply it
 
 
 def leaves_of(node: Node) -> list[Leaf] | None:
@@ -48,7 +44,7 @@ def leaves_of(node: Node) -> list[Leaf] | None:
 
     def collect(node: Node, above: tuple[int, ...]) -> list[Leaf] | None:
         if node.kind == "leaf":
-            return [Leaf(node.family, above)] if node.family in _FEEDBACK else None
+            return [(node.family, above)] if node.family in _FEEDBACK else None
         if node.kind == "scale":
             return collect(node.children[0], (*above, next(numbers)))
         if node.kind != "sum":
@@ -238,16 +234,6 @@ def _combined(one: Element, two: Element) -> Element:
     return Element(two.a @ a, b, _symmetric(q), h, _symmetric(j))
 
 
-def _even(of: Element) -> Element:
-    """Return an even number of elements: one without data, which leaves the state unchanged, may be added."""
-    k, d = of.b.shape[:2]
-    if k % 2 == 0:
-        return of
-    none, nothing = torch.zeros_like(of.b[:1]), of.b.new_zeros(1, d, d)
-    added = _unit(of.a).unsqueeze(0), none, nothing, none, nothing
-    return Element(*(torch.cat(pair) for pair in zip(of, added, strict=True)))
-
-
 def _side_by_side(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
     return torch.stack((one, two), 1).flatten(0, 1)
 
@@ -257,7 +243,10 @@ def around(elements: Element, stationary: torch.Tensor) -> Around:
     levels, left, right = [], slice(None, None, 2), slice(1, None, 2)
     of, count = elements, len(elements.b)
     while len(of.b) > 1:
-        of = _even(of)
+        if len(of.b) % 2:  # an element without data leaves the state unchanged
+            none, nothing = torch.zeros_like(of.b[:1]), torch.zeros_like(of.q[:1])
+            added = _unit(of.a).unsqueeze(0), none, nothing, none, nothing
+            of = Element(*(torch.cat(pair) for pair in zip(of, added, strict=True)))
         levels.append(of)
         of = _combined(of.part(left), of.part(right))
     mean, covariance = torch.zeros_like(of.b), stationary.unsqueeze(0)

@@ -100,14 +100,13 @@ def on_other_devices(
         def there() -> Any:
             return torch.device("cpu") if name == "cpu" else host.accelerator()
 
-        def detour(*args: Any) -> Any:
-            return moved(run, there(), read(*args))
-
         def unavailable(device: str) -> str | None:
             return "this machine has no accelerator" if there() is None else None
 
         told = summary.format("CPU" if name == "cpu" else name)
-        op.candidate(name, unsupported=unsupported, unavailable=unavailable, summary=told, **options)(detour)
+        op.candidate(name, unsupported=unsupported, unavailable=unavailable, summary=told, **options)(
+            lambda *args: moved(run, there(), read(*args))
+        )
 
     if on_cpu is not None:
         register("cpu", on_cpu)

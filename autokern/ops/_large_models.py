@@ -74,14 +74,9 @@ def _memory(problem: Problem) -> int:
     return 8 * n * (BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
 
 
-_TILES = 2**26  # bytes of the tiles in which kernels and derivatives are formed
-
-_large = every(of_many, of_trees, only("the points require gradients", lambda p: "x" not in p.grad.split("/")))
-
-
 def _iterated_memory(problem: Problem) -> int:
     matrix = problem.n**2 * problem.itemsize
-    held = matrix if matrix <= iterated_density.DENSE else _TILES
+    held = matrix if matrix <= iterated_density.DENSE else 2**26  # of the tiles of kernels and derivatives
     return held + footprint(problem.n) + problem.n * 210 * 8
 
 
@@ -97,7 +92,12 @@ def register(op: Op) -> None:
     @op.candidate(
         "preconditioned",
         accuracy="better",
-        unsupported=every(only("the covariance is factorised", iterates), _large),
+        unsupported=every(
+            only("the covariance is factorised", iterates),
+            of_many,
+            of_trees,
+            only("the points require gradients", lambda p: "x" not in p.grad.split("/")),
+        ),
         memory=_iterated_memory,
         parts=True,
         as_stock=True,
@@ -169,5 +169,5 @@ def register_prediction(op: Op) -> None:
         if not mean.isfinite().all():
             return op["lazy"].run(query)
         covariance = PosteriorCovariance.deferred(prior, query.cross, known)
-        covariance.keep(own.to(query.mean.dtype))
+        covariance.variances = own.to(query.mean.dtype)
         return query.mean + mean.to(query.mean.dtype), covariance

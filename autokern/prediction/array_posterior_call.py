@@ -78,9 +78,7 @@ class Call:
 
     def _stacked(self, values: torch.Tensor, own: int) -> Array:
         """Return values, of which the last `own` axes belong to a set, as ``(models, sets, ...)``."""
-        like = {"dtype": values.dtype, "device": "cpu"}
-        plain = torch.zeros(values.shape, **like) if values._is_zerotensor() else values.detach()  # type: ignore[call-overload]
-        array = self._by_model(np.asarray(plain.resolve_neg().cpu().numpy(), np.float64), own)
+        array = self._by_model(np.asarray(values.detach().resolve_neg().cpu().numpy(), np.float64), own)
         return array.reshape(self._shape_of_cross[0], -1, *array.shape[array.ndim - own :])
 
     def backward(self, by_mean: Any, by_covariance: Any, points: bool, constant: bool, graded: bool) -> list[Any]:

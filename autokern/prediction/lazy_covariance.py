@@ -137,11 +137,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         self._prior, self._cross, self._known, self._block = prior, cross, known, block
         self._graph, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._formed: LinearOperator | None = None
-        self._variances: torch.Tensor | None = None
-
-    def keep(self, variances: torch.Tensor) -> None:
-        """Cache the diagonal."""
-        self._variances = variances
+        self.variances: torch.Tensor | None = None  # the diagonal, computed on first use
 
     @contextlib.contextmanager
     def _as_called(self) -> Iterator[None]:
@@ -168,19 +164,14 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         if self._formed is not None:
             return self._formed.diagonal(dim1=-2, dim2=-1).clone()  # the caller may write into it
         with self._as_called():
-            if self._variances is None:
-                self._variances = self._computed_variances()
-            return self._variances.clone()
-
-    def _computed_variances(self) -> torch.Tensor:
-        cross, own = self._cross, _diagonal_of(self._prior)
-        row = cross.shape[:-2].numel() * cross.shape[-1] * own.element_size()
-        size = self._block or max(1, _BYTES // max(1, row))
-
-        def left(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-            return own[..., start:stop] - self._known.explained(rows)
-
-        return by_blocks(cross, size, left)
+            if self.variances is None:
+                cross, own = self._cross, _diagonal_of(self._prior)
+                row = cross.shape[:-2].numel() * cross.shape[-1] * own.element_size()
+                size = self._block or max(1, _BYTES // max(1, row))
+                self.variances = by_blocks(
+                    cross, size, lambda rows, start, stop: own[..., start:stop] - self._known.explained(rows)
+                )
+            return self.variances.clone()
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         block = isinstance(row_index, slice) and row_index == col_index
