@@ -200,7 +200,7 @@ def _formula(form: _Form, columns: int) -> tuple[str, tuple[list[float], ...]]:
 
 
 def _memory(problem: Problem) -> int:
-    return in_tiles(usual(torch.device(problem.device)).tile)(problem) if problem.grad else of_outputs(problem)
+    return in_tiles(problem, usual(torch.device(problem.device)).tile) if problem.grad else of_outputs(problem)
 
 
 @KERNEL_MATMUL.candidate(

@@ -165,7 +165,7 @@ _unsupported = every(
     accuracy="better",
     unsupported=_unsupported,
     unavailable=unavailable,
-    memory=in_place(2.8, 2.0),  # a recording keeps factor and inverse
+    memory=lambda p: in_place(p, 2.8, 2.0),  # a recording keeps factor and inverse
     compiles=True,
 )
 def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:

@@ -215,22 +215,17 @@ def step_of(mll: Any, forward: Any, distribution: Any, value: Any) -> Step | Non
     lazy, mean = distribution._covar, distribution.loc
     x = lazy.x1
     usual = type(value) is torch.Tensor is type(mean) is type(x) and value.device == mean.device == x.device
-    if not usual or not (value.dtype is mean.dtype is x.dtype) or not value.numel() or not _fit(x, mean, value):
+    if not usual or not (value.dtype is mean.dtype is x.dtype) or not value.numel() or mean.shape != value.shape:
+        return None
+    if x.shape[-2:-1] != value.shape[-1:] or (x.dim() > 2 and x.shape[:-1] != value.shape):
         return None
     reading = _steps.of(mll, lazy.kernel, x.shape[-1], value.shape, value.dtype, value.device)
     return None if reading is None else Step(reading, forward, distribution, value)
 
 
-def _fit(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> bool:
-    same = mean.shape == value.shape and x.shape[-2:-1] == value.shape[-1:]
-    return same and (x.dim() == 2 or x.shape[:-1] == value.shape)
-
-
 def loss(step: Step) -> torch.Tensor | None:
     """Return the log marginal likelihood per point; None, for a fallback to stock, if it cannot be computed."""
     reading, mean, value, lazy = step.reading, step.distribution.loc, step.value, step.distribution._covar
-    if not _fit(lazy.x1, mean, value) or value.shape[:-1] != reading.batch:
-        return None
     mll: Any = reading.mll()
     kernel = lazy.kernel
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
 from collections.abc import Callable
@@ -196,7 +197,7 @@ class Inspected:
         if kind is Positive or alone:
             return curve
         lower, upper = (self.constant(self.buffer(constraint, name)) for name in ("lower_bound", "upper_bound"))
-        return bounded(kind, curve, lower, upper)
+        return functools.partial(bounded, kind, curve, lower, upper)
 
     def constant(self, tensor: torch.Tensor, shape: tuple[int, ...] = ()) -> Array:
         """Return the memory of a bound or of a prior's argument, of any float dtype: NumPy promotes as torch does."""

@@ -116,11 +116,14 @@ class Mean:
             width = mean._parameters["weights"].shape[-2:-1] if "weights" in mean._parameters else ()
             self._weights = seen.parameter(mean, "weights", (*width, 1))
             self._constants = [seen.parameter(mean, "bias", (1,))] if "bias" in mean._parameters else []
-        elif kind is ZeroMean:
-            _look_at_batch(seen, mean)
-            self._constants = []
         else:
-            self._constants = [_constant(seen, one) for one in constants]
+            for one in constants:
+                if type(one) not in (ConstantMean, ZeroMean):
+                    raise UnreadError(f"a mean {type(one).__name__}")
+                seen.attribute(one, "batch_shape")
+                if one.batch_shape != seen.batch:
+                    raise UnreadError("a mean with another batch")
+            self._constants = [] if kind is ZeroMean else [seen.parameter(one, "raw_constant") for one in constants]
         self.count = len(self._constants)
         self.tensors = {id(tensor) for one in (mean, *constants) for tensor in one._parameters.values()}
 
@@ -157,19 +160,6 @@ def mean_of(seen: Inspected, mean: Any, x: Array, tasks: int | None) -> Values |
         raise UnreadError("tasks without a mean")
     lead = x.shape[:-2]
     return Values(lambda: found.value(x).reshape(*lead, -1), lambda by_mean: found.backward(x, by_mean[..., None]))
-
-
-def _look_at_batch(seen: Inspected, mean: Any) -> None:
-    seen.attribute(mean, "batch_shape")
-    if mean.batch_shape != seen.batch:
-        raise UnreadError("a mean with another batch")
-
-
-def _constant(seen: Inspected, mean: Any) -> Any:
-    if type(mean) is not ConstantMean:
-        raise UnreadError(f"a mean {type(mean).__name__}")
-    _look_at_batch(seen, mean)
-    return seen.parameter(mean, "raw_constant")
 
 
 def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:

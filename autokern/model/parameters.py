@@ -105,18 +105,14 @@ def curve_of(transform: Any) -> Curve | None:
     return _logistic if transform is torch.sigmoid else _exponential if transform is torch.exp else None
 
 
-def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> Curve:
-    """Return a curve with the bounds of a constraint class applied."""
-
-    def within(raw: Array) -> tuple[Array, Array]:
-        value, slope = curve(-raw if kind is LessThan else raw)
-        if kind is GreaterThan:
-            return value + lower, slope
-        if kind is LessThan:
-            return upper - value, slope
-        return value * (upper - lower) + lower, slope * (upper - lower)
-
-    return within
+def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array, raw: Array) -> tuple[Array, Any]:
+    """Return a curve's values and derivatives with the bounds of a constraint class applied."""
+    value, slope = curve(-raw if kind is LessThan else raw)
+    if kind is GreaterThan:
+        return value + lower, slope
+    if kind is LessThan:
+        return upper - value, slope
+    return value * (upper - lower) + lower, slope * (upper - lower)
 
 
 class Element:

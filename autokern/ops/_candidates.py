@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib.resources
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -60,18 +60,10 @@ of_trees = only("only for stationary kernels", lambda p: all(known_family(name) 
 """For candidates that need a tree of known families."""
 
 
-class Bytes(Protocol):
-    def __call__(self, problem: Problem) -> int: ...
-
-
-def squares(plain: float, graded: float | None = None) -> Bytes:
-    """Return a memory rule: so many matrices ``(n, n)`` without gradients, and with them (default: as many)."""
-
-    def memory(problem: Problem) -> int:
-        count = plain if graded is None or not problem.grad else graded
-        return int(count * problem.batch * problem.n**2 * problem.itemsize)
-
-    return memory
+def squares(problem: Problem, plain: float, graded: float | None = None) -> int:
+    """Return the bytes of so many matrices ``(n, n)`` without gradients, and with them (default: as many)."""
+    count = plain if graded is None or not problem.grad else graded
+    return int(count * problem.batch * problem.n**2 * problem.itemsize)
 
 
 def moved(run: Run, there: torch.device, args: tuple[Any, ...]) -> Any:
@@ -206,14 +198,10 @@ class Iterated(OpOfParts):
         return harder * (max(_MAY_COST, known.alone) if problem.device == "cpu" else _MAY_COST)
 
 
-def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
-    """Return the error rule of a candidate that solves by `density.systems`; `more` ends the text."""
-
-    def error(problem: Problem) -> Error:
-        goal = f"{TOLERANCE[getattr(torch, problem.dtype)]:.0e}"
-        return Error(f"residual {goal}", f"solved to a relative residual of {goal}, or your tighter cg_tolerance{more}")
-
-    return error
+def to_a_residual(problem: Problem, more: str = "") -> Error:
+    """Return the error of a candidate that solves by `density.systems`; `more` ends the text."""
+    goal = f"{TOLERANCE[getattr(torch, problem.dtype)]:.0e}"
+    return Error(f"residual {goal}", f"solved to a relative residual of {goal}, or your tighter cg_tolerance{more}")
 
 
 def own_obeys(name: str, value: float, problem: Problem) -> bool:

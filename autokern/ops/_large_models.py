@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,7 @@ def _word_of(kernel: Any) -> str:
     return f"/{LINE}" if once else ""
 
 
+_BY_PROBES = "; the log determinant and its gradient by probes; calls report the standard error"
 _LINES = "only for sums of Matérn kernels on points of one dimension"
 unsupported = every(
     only(_LINES, lambda p: LINE in p.words),
@@ -102,7 +104,7 @@ def register(op: Op) -> None:
         parts=True,
         as_stock=True,
         obeys=own_obeys,
-        error=to_a_residual("; the log determinant and its gradient by probes; calls report the standard error"),
+        error=functools.partial(to_a_residual, more=_BY_PROBES),
     )
     def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """Conjugate gradients to a stated residual; the preconditioner (neighbours or pivots) is chosen per system."""

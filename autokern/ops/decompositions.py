@@ -64,7 +64,8 @@ class _Cholesky(Op):
         flops, passed = backward * elements * problem.n / 3, backward * 4.0 * elements * problem.itemsize
         return Features(2 + problem.batch * backward, flops, passed)
 
-    memory = staticmethod(squares(1.05, 5.2))
+    def memory(self, problem: Problem) -> int:
+        return squares(problem, 1.05, 5.2)
 
 
 CHOLESKY = _Cholesky()
@@ -80,7 +81,7 @@ on_other_devices(
     CHOLESKY,
     stock_cholesky,
     "Cholesky factorisation on the {}; the time includes both copies.",
-    memory=squares(2.05, 6.2),
+    memory=lambda p: squares(p, 2.05, 6.2),
 )
 _WITHIN = "only for a single matrix on the CPU, without gradients"
 

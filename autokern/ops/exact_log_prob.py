@@ -38,22 +38,18 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _FUSED = 1500  # number of points up to which `fused` was faster than stock's factorisation on every recorded CPU
 
 
-def in_place(single: float, batched: float) -> shared.Bytes:
-    """Return a memory rule: `single` matrices and strips of rows of constant size, or `batched` matrices and more.
+def in_place(problem: Problem, single: float, batched: float) -> int:
+    """Return the bytes of `single` matrices and strips of rows of constant size, or of `batched` matrices and more.
 
     A batch has no strips: each family holds a derivative, values and slopes (the same for an RBF), and all a product.
     """
-
-    def memory(problem: Problem) -> int:
-        elements, names = problem.batch * problem.n**2 * problem.itemsize, families(problem)
-        if problem.batch == 1:
-            block = min(elements, bytes_on(gaussian.CACHED, problem.device))
-            copies = 0 if problem.device == "cpu" else 2 * elements  # there, factor and inverse are copies
-            return int(single * elements) + copies + 12 * block * min(2, len(names))
-        each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
-        return int((batched + each) * elements)
-
-    return memory
+    elements, names = problem.batch * problem.n**2 * problem.itemsize, families(problem)
+    if problem.batch == 1:
+        block = min(elements, bytes_on(gaussian.CACHED, problem.device))
+        copies = 0 if problem.device == "cpu" else 2 * elements  # there, factor and inverse are copies
+        return int(single * elements) + copies + 12 * block * min(2, len(names))
+    each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
+    return int((batched + each) * elements)
 
 
 def _arrays_unsupported(problem: Problem) -> str | None:
@@ -151,7 +147,8 @@ class _ExactLogProb(shared.Iterated):
         flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * leaves)
         return Features(100.0 + 30 * leaves, flops, (20.0 + 10.0 * leaves) * elements * problem.itemsize)
 
-    memory = staticmethod(in_place(1.03, 1.0))
+    def memory(self, problem: Problem) -> int:
+        return in_place(problem, 1.03, 1.0)
 
     def default_candidate(self, problem: Problem) -> str:
         if large_models.unsupported(problem) is None:
@@ -204,7 +201,7 @@ shared.with_one_thread(EXACT_LOG_PROB, "fused")
     accuracy="better",
     unsupported=_arrays_unsupported,
     threads=1,
-    memory=lambda p: in_place(5.0, 5.0)(p.replace(batch=1, dtype="float64")),
+    memory=lambda p: in_place(p.replace(batch=1, dtype="float64"), 5.0, 5.0),
 )
 @shared.or_iterate(stock)
 def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:

@@ -135,7 +135,7 @@ def _parts(problem: Problem) -> int:
     return sum(4 * problem.d if name == "mixture" else 1 for name in families(problem))
 
 
-@OBJECTIVE.candidate("stock", memory=squares(1))  # inner ops check their own
+@OBJECTIVE.candidate("stock", memory=lambda p: squares(p, 1))  # inner ops check their own
 def stock_objective(reading: Known, forward: Closure | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """The libraries' own: modules forward, autograd backward; inner ops are dispatched."""
     if forward is None or parameters is None:

@@ -10,7 +10,6 @@ Derivatives are ``dL/dK = g K^-1 - A h A^T`` with ``A = K^-1 B``. Jitter, warnin
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -116,31 +115,19 @@ def _white(
     return lower, white, white.square().sum(-2)
 
 
-def _added(parts: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
-    given = [part for part in parts if part is not None]
-    return functools.reduce(torch.add, given) if given else None
-
-
-def _parts(operator: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the sums of dense parts and of diagonals ``(..., 1 or n)``, None if absent; differentiable."""
-    if isinstance(operator, torch.Tensor):
-        return operator, None
-    if type(operator) in DIAGONAL:
-        return None, variances(operator)
-    if type(operator) in SUMS:
-        matrices, diagonals = zip(*map(_parts, operator.linear_ops), strict=True)
-        return _added(matrices), _added(diagonals)
-    return operator.to_dense(), None
+def _terms(operator: Any) -> list[Any]:
+    """Return the terms of a sum of operators, and of the sums in it."""
+    return [t for part in operator.linear_ops for t in _terms(part)] if type(operator) in SUMS else [operator]
 
 
 def dense_and_diagonal(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the dense part in the full batch shape, and the sum of the diagonals or None."""
-    matrix, diagonal = _parts(operator)
-    assert matrix is not None
-    shape = operator.shape
-    if diagonal is not None:
-        diagonal = diagonal.expand(*shape[:-2], diagonal.shape[-1])
-    return matrix.expand(shape), diagonal
+    """Return the dense part in the full batch shape, and the sum of the diagonals or None; differentiable."""
+    parts, shape = _terms(operator), operator.shape
+    matrices = [t if isinstance(t, torch.Tensor) else t.to_dense() for t in parts if type(t) not in DIAGONAL]
+    diagonals = [variances(t) for t in parts if type(t) in DIAGONAL]
+    diagonal = functools.reduce(torch.add, diagonals) if diagonals else None
+    matrix = functools.reduce(torch.add, matrices).expand(shape)
+    return matrix, None if diagonal is None else diagonal.expand(*shape[:-2], diagonal.shape[-1])
 
 
 def is_system(operator: Any, rhs: torch.Tensor) -> bool:
@@ -209,7 +196,8 @@ class _InvQuadLogdet(shared.Iterated):
         flops = elements * problem.n / 3 * (4 if problem.grad else 1)
         return Features(10.0 * backward, flops, 8.0 * elements * backward)
 
-    memory = staticmethod(shared.squares(1.1))
+    def memory(self, problem: Problem) -> int:
+        return shared.squares(problem, 1.1)
 
     def default_candidate(self, problem: Problem) -> str:
         return "potri" if problem.device == "cpu" and problem.n <= shared.exact_up_to(problem) else "stock"
@@ -219,7 +207,7 @@ INV_QUAD_LOGDET = _InvQuadLogdet()
 
 
 @INV_QUAD_LOGDET.candidate(
-    "stock", memory=lambda p: (shared.squares(2.1) if iterates(p) else shared.squares(4.1, 7.2))(p)
+    "stock", memory=lambda p: shared.squares(p, 2.1) if iterates(p) else shared.squares(p, 4.1, 7.2)
 )
 def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """linear_operator: Cholesky with autograd, or conjugate gradients above `max_cholesky_size`."""

@@ -7,7 +7,6 @@ dimensions only. Both sets are the same if they are the same tensor. The op supp
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.family import known_family
 from autokern.kernels.tiles import Plan, usual
-from autokern.ops._candidates import Bytes, every, needs_few, on_other_devices, only
+from autokern.ops._candidates import every, needs_few, on_other_devices, only
 from autokern.ops._problems import families, is_ours, kernel_of, kernel_problem, random_matrix
 from autokern.system import ranks, threads
 
@@ -40,24 +39,16 @@ def of_outputs(problem: Problem) -> int:
     return problem.itemsize * (sides + problem.batch * 3 * problem.rhs * (problem.m + problem.n))
 
 
-def in_tiles(tile: int) -> Callable[[Problem], int]:
-    """Return the memory rule of a product tile by tile."""
-
-    def memory(problem: Problem) -> int:
-        held = len(families(problem)) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
-        workers = threads.members(torch.device(problem.device))
-        return of_outputs(problem) + workers * held * min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
-
-    return memory
+def in_tiles(problem: Problem, tile: int) -> int:
+    """Return the bytes of a product tile by tile."""
+    held = len(families(problem)) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
+    workers = threads.members(torch.device(problem.device))
+    return of_outputs(problem) + workers * held * min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
 
 
-def in_matrices(matrices: float) -> Bytes:
-    """Return the memory rule of a product that holds the matrix once, or with gradients `matrices` times."""
-
-    def memory(problem: Problem) -> int:
-        return int((matrices if problem.grad else 1.0) * problem.elements * problem.itemsize) + of_outputs(problem)
-
-    return memory
+def in_matrices(problem: Problem, matrices: int) -> int:
+    """Return the bytes of a product that holds the matrix once, or with gradients `matrices` times."""
+    return (matrices if problem.grad else 1) * problem.elements * problem.itemsize + of_outputs(problem)
 
 
 class _KernelMatmul(Op):
@@ -114,7 +105,8 @@ class _KernelMatmul(Op):
         flops = 2.0 * count * (parts * (problem.d + 2) + problem.rhs)
         return Features(10.0 * parts * backward * problem.batch, flops, count * problem.itemsize * passes)
 
-    memory = staticmethod(in_matrices(2))
+    def memory(self, problem: Problem) -> int:
+        return in_matrices(problem, 2)
 
     def default_candidate(self, problem: Problem) -> str:
         most = _MANY if problem.device == "cpu" else _MANY_ELSEWHERE
@@ -130,7 +122,7 @@ class _KernelMatmul(Op):
 KERNEL_MATMUL = _KernelMatmul()
 
 
-@KERNEL_MATMUL.candidate("stock", memory=in_matrices(4))
+@KERNEL_MATMUL.candidate("stock", memory=lambda p: in_matrices(p, 4))
 def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """The covariance matrix by gpytorch, then torch.matmul."""
     if isinstance(kernel, Embedded):
@@ -147,9 +139,8 @@ def _unsupported(plan: Plan, problem: Problem) -> str | None:
 
 
 def _add(name: str, plan: Plan, summary: str) -> None:
-    register = KERNEL_MATMUL.candidate(
-        name, unsupported=functools.partial(_unsupported, plan), memory=in_tiles(plan.tile), summary=summary
-    )
+    unsupported, memory = functools.partial(_unsupported, plan), functools.partial(in_tiles, tile=plan.tile)
+    register = KERNEL_MATMUL.candidate(name, unsupported=unsupported, memory=memory, summary=summary)
     register(lambda kernel, x1, x2, rhs: products.matmul(*forms.both(kernel, x1, x2), rhs, plan))
 
 
@@ -188,7 +179,7 @@ def _distributed_unavailable(device: str) -> str | None:
     "distributed",
     unsupported=_distributed_unsupported,
     unavailable=_distributed_unavailable,
-    memory=lambda p: in_tiles(usual(torch.device("cpu")).tile)(p) + of_outputs(p),
+    memory=lambda p: in_tiles(p, usual(torch.device("cpu")).tile) + of_outputs(p),
 )
 def distributed(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tile by tile: each rank of a job computes its share of the tiles, then one all-reduce."""
@@ -198,7 +189,7 @@ def distributed(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tens
 def _low_memory(problem: Problem) -> int:
     """Return the bytes of the embedded float64 points, and of a product in float32."""
     doubled = of_outputs(problem) // 4 if problem.dtype == "float64" else 0
-    return doubled + in_tiles(usual(torch.device(problem.device)).tile)(problem.replace(dtype="float32"))
+    return doubled + in_tiles(problem.replace(dtype="float32"), usual(torch.device(problem.device)).tile)
 
 
 def in_lower_precision(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,21 +29,12 @@ from autokern.ops._problems import families, is_ours, kernel_of, kernel_problem,
 _MAIN = ("rbf", "matern12", "matern32", "matern52")
 
 
-def _by_family(forward: Sequence[int], with_gradients: Sequence[int], **others: int) -> Callable[[Problem], int]:
-    """Return a memory rule from the matrices at the peak of each main family; others count as the largest."""
-
-    def memory(problem: Problem) -> int:
-        counts = dict(zip(_MAIN, with_gradients if problem.grad else forward, strict=True))
-        counts |= others if problem.grad else {}
-        each = [counts.get(name, max(counts.values())) for name in families(problem)]
-        return problem.elements * problem.itemsize * (sum(each) + (len(each) > 1))
-
-    return memory
-
-
-_IN_ONE_FUNCTION = _by_family((2, 2, 2, 3), (5, 5, 5, 5))
-_BY_AUTOGRAD = _by_family((2, 3, 4, 5), (5, 6, 7, 10))
-_EQUAL_BY_AUTOGRAD = _by_family((2, 3, 4, 5), (5, 8, 9, 11))
+def _by_family(problem: Problem, forward: Sequence[int], with_gradients: Sequence[int], **others: int) -> int:
+    """Return the bytes of the matrices at the peak of each main family; others count as the largest."""
+    counts = dict(zip(_MAIN, with_gradients if problem.grad else forward, strict=True))
+    counts |= others if problem.grad else {}
+    each = [counts.get(name, max(counts.values())) for name in families(problem)]
+    return problem.elements * problem.itemsize * (sum(each) + (len(each) > 1))
 
 
 def _stock_memory(problem: Problem) -> int:
@@ -56,8 +47,8 @@ def _stock_memory(problem: Problem) -> int:
         return problem.elements * problem.itemsize * most
     _, points, ard = (*problem.variant.split("/"), "", "")[:3]
     if ard != "ard" and "x" not in problem.grad.split("/"):
-        return _IN_ONE_FUNCTION(problem)
-    return (_EQUAL_BY_AUTOGRAD if points == "same" else _BY_AUTOGRAD)(problem)
+        return _by_family(problem, (2, 2, 2, 3), (5, 5, 5, 5))
+    return _by_family(problem, (2, 3, 4, 5), (5, 8, 9, 11) if points == "same" else (5, 6, 7, 10))
 
 
 def _strips_memory(problem: Problem) -> int:
@@ -71,10 +62,6 @@ def _strips_memory(problem: Problem) -> int:
 def _differences_memory(problem: Problem) -> int:
     wide = sum(2 if name == "periodic" else 1 for name in families(problem))
     return problem.elements * problem.itemsize * (2 if problem.grad else 1) * (2 * problem.d * wide + 1)
-
-
-_single = _by_family((1, 1, 2, 2), (1, 2, 2, 3), rq=1, periodic=1)
-_batched = _by_family((1, 1, 2, 2), (2, 3, 3, 3), rq=7, periodic=2)
 
 
 class _KernelMatrix(Op):
@@ -130,7 +117,9 @@ class _KernelMatrix(Op):
         )
 
     def memory(self, problem: Problem) -> int:
-        return (_batched if problem.batch > 1 else _single)(problem)
+        if problem.batch > 1:
+            return _by_family(problem, (1, 1, 2, 2), (2, 3, 3, 3), rq=7, periodic=2)
+        return _by_family(problem, (1, 1, 2, 2), (1, 2, 2, 3), rq=1, periodic=1)
 
 
 KERNEL_MATRIX = _KernelMatrix()
@@ -185,7 +174,7 @@ def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tenso
 @KERNEL_MATRIX.candidate(
     "cdist",
     unsupported=only("torch.cdist has no second derivatives", lambda p: not p.grad),
-    memory=_by_family((3, 4, 5, 5), (6, 8, 9, 11)),
+    memory=lambda p: _by_family(p, (3, 4, 5, 5), (6, 8, 9, 11)),
 )
 @_of_numbers
 def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator, Matmu
 from autokern.core.problem import Error, Features, Problem
 from autokern.model import libraries
 from autokern.ops import _large_models as large_models
-from autokern.ops._candidates import Bytes, OpOfParts, as_asked, every, only, or_iterate
+from autokern.ops._candidates import OpOfParts, as_asked, every, only, or_iterate
 from autokern.ops._problems import is_ours, iterates, matrix_problem, random_matrix, trained
 from autokern.prediction import factor_cache
 from autokern.prediction.factor_cache import Query
@@ -32,17 +32,13 @@ _skipped = gpytorch.settings.skip_posterior_variances.on
 _JOINT = 16  # number of test points up to which measurements read the joint covariance
 
 
-def _memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Bytes:
-    """Return a memory rule: `joint` matrices ``(m, m)``, `rows` of ``(m, n)`` and `factors` of ``(n, n)``."""
-
-    def memory(problem: Problem) -> int:
-        m, n, b = problem.m, problem.n, problem.batch
-        # where stock iterates, no factor is cached yet; gradients keep `kept` more
-        made = factors + (2 if iterates(problem) else 0) + (kept if problem.grad else 0)
-        each = rows + (1 if problem.grad else 0)
-        return int(joint * b * m * m + each * b * m * n + made * n * n) * problem.itemsize + 2**22
-
-    return memory
+def _memory_of(problem: Problem, joint: int, rows: float, factors: int, kept: int = 1) -> int:
+    """Return the bytes of `joint` matrices ``(m, m)``, `rows` of ``(m, n)`` and `factors` of ``(n, n)``."""
+    m, n, b = problem.m, problem.n, problem.batch
+    # where stock iterates, no factor is cached yet; gradients keep `kept` more
+    made = factors + (2 if iterates(problem) else 0) + (kept if problem.grad else 0)
+    each = rows + (1 if problem.grad else 0)
+    return int(joint * b * m * m + each * b * m * n + made * n * n) * problem.itemsize + 2**22
 
 
 def _graph(prior: Any) -> str:
@@ -148,7 +144,8 @@ class _Predict(OpOfParts):
         flops += 2.0 * steps * square * columns
         return Features(60.0 + 20.0 * steps, flops, bytes + steps * square * problem.itemsize)
 
-    memory = staticmethod(_memory_of(0, 2, 1))
+    def memory(self, problem: Problem) -> int:
+        return _memory_of(problem, 0, 2, 1)
 
     def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         mean, covariance = out
@@ -172,7 +169,7 @@ class _Predict(OpOfParts):
 PREDICT = _Predict()
 
 
-@PREDICT.candidate("stock", memory=lambda p: _memory_of(3, 2 if "fast" in p.words else 3, 2, kept=2)(p))
+@PREDICT.candidate("stock", memory=lambda p: _memory_of(p, 3, 2 if "fast" in p.words else 3, 2, kept=2))
 def stock(query: Query) -> Prediction:
     """gpytorch's own: the joint covariance of all test points; above `max_cholesky_size` by conjugate gradients."""
     strategy, mean, prior, cross, exact, fast, in_force = query
@@ -239,7 +236,7 @@ def _anew(query: Query) -> Prediction:
 _or_anew = or_iterate(_anew, numbers=lambda found: found[:1])
 
 
-@PREDICT.candidate("eager", accuracy="better", memory=_memory_of(3, 1, 1, kept=2), parts=True)
+@PREDICT.candidate("eager", accuracy="better", memory=lambda p: _memory_of(p, 3, 1, 1, kept=2), parts=True)
 @_or_anew
 def eager(query: Query) -> Prediction:
     """The joint covariance of all test points at once, from the model's cached factor."""
@@ -262,7 +259,7 @@ def lazy(query: Query) -> Prediction:
         only("gradients keep the blocks anyway", lambda p: not p.grad),
         only(f"no more than {_BLOCK} test points", lambda p: p.m > _BLOCK),
     ),
-    memory=lambda p: _memory_of(0, 3.5, 1)(p.replace(m=min(p.m, _BLOCK))),
+    memory=lambda p: _memory_of(p.replace(m=min(p.m, _BLOCK)), 0, 3.5, 1),
     parts=True,
 )
 @_or_anew

@@ -219,7 +219,7 @@ def _substituted(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     memory=lambda p: footprint(p.n) + 2**26 + 8 * min(p.n * p.rhs, 2**24 + p.n) * p.itemsize,
     parts=True,
     as_stock=True,
-    error=to_a_residual(),
+    error=to_a_residual,
     obeys=own_obeys,
 )
 def preconditioned(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
