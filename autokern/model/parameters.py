@@ -51,9 +51,6 @@ class Mirrors:
         self._still = still
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._pairs)
-
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the contiguous copy of a tensor, made on first use; ValueError for a second device."""
         known = self._pairs.get(id(tensor))
