@@ -18,7 +18,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from importlib.machinery import PathFinder
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -163,13 +163,10 @@ def _extension() -> Any:
     found: Any = sys.modules.get(name)
     if found is None:
         with suppressed(Exception):  # another file layout, or a missing library: the full import is only slower
-            spec = importlib.util.find_spec("scipy")
-            folders = [] if spec is None else list(spec.submodule_search_locations or ())
-            paths = [os.path.join(folders[0], "linalg", f"_flapack{suffix}") for suffix in EXTENSION_SUFFIXES]
-            path = next(path for path in paths if os.path.exists(path))
-            own = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
-            found = importlib.util.module_from_spec(own)  # type: ignore[arg-type]
-            found.__loader__.exec_module(found)
+            scipy: Any = importlib.util.find_spec("scipy")
+            own: Any = PathFinder.find_spec(name, [os.path.join(scipy.submodule_search_locations[0], "linalg")])
+            found = importlib.util.module_from_spec(own)
+            own.loader.exec_module(found)
         if "scipy.linalg" not in sys.modules:
             sys.modules.pop(name, None)
     found = found if hasattr(found, "dpotri") else importlib.import_module(name)

@@ -177,37 +177,26 @@ def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, pr
         seen = of.reach(*(torch.linalg.vecdot(p, p) for p in points))
         if seen.far and not precision:
             points = [p.double() - centre for p in given]
-        found.append(_side(of, points, seen, graph, precision))
+        own = precision if precision and has_room(precision, of.gamma, *points) else ""
+        rows = _extended(points[0], -2 * of.gamma, of.gamma, False, own)
+        columns = _extended(points[-1], 1.0, of.gamma, True, own)
+        turned = tuple(torch.cat((p, p.new_ones(p.shape[0], 1)), 1).mT.contiguous() for p in points if graph)
+        found.append(Side(rows, columns, turned, tuple(map(torch.zeros_like, turned)), seen))
     return Sides(tree, found, others is None)
 
 
-def _side(of: Family, points: list[torch.Tensor], seen: Reach, graph: bool, precision: str) -> Side:
-    if precision and not has_room(precision, of.gamma, *points):
-        precision = ""
-
-    def extended(z: torch.Tensor, by: float, norm_last: bool) -> torch.Tensor:
-        if precision:
-            return rounded(z, by, of.gamma, norm_last, precision)
-        n, d = z.shape
-        out = z.new_empty(n, d + 2)
+def _extended(z: torch.Tensor, by: float, gamma: float, norm_last: bool, precision: str) -> torch.Tensor:
+    """Return ``[by z, gamma |z|^2, 1]``, the last two swapped if `norm_last`; three of each in a lower precision."""
+    norm, d, pieces = torch.linalg.vecdot(z, z).mul_(gamma), z.shape[1], []
+    if not precision:
+        out = z.new_empty(len(z), d + 2)
         torch.mul(z, by, out=out[:, :d])
-        out[:, d + norm_last], out[:, d + 1 - norm_last] = torch.linalg.vecdot(z, z).mul_(of.gamma), 1.0
+        out[:, d + norm_last], out[:, d + 1 - norm_last] = norm, 1.0
         return out
-
-    rows, columns = extended(points[0], -2 * of.gamma, False), extended(points[-1], 1.0, True)
-    turned = tuple(torch.cat((z, z.new_ones(z.shape[0], 1)), 1).mT.contiguous() for z in points if graph)
-    return Side(rows, columns, turned, tuple(map(torch.zeros_like, turned)), seen)
-
-
-def rounded(z: torch.Tensor, by: float, gamma: float, norm_last: bool, precision: str) -> torch.Tensor:
-    """Return ``[by z, three pieces of gamma |z|^2, ones]`` in a lower precision, the last two swapped if `norm_last`.
-
-    Points ``(n, d)`` are centred and float32; the result is ``(n, d + 6)``.
-    """
-    dtype, left, pieces = getattr(torch, precision), torch.linalg.vecdot(z, z).mul_(gamma), []
+    dtype = getattr(torch, precision)
     for _ in range(3):
-        piece = left.to(dtype)
-        left = left - piece
+        piece = norm.to(dtype)
+        norm = norm - piece
         pieces.append(piece)
     norms = torch.stack(pieces, -1)
     ones = torch.ones_like(norms)

@@ -41,9 +41,16 @@ class Term(NamedTuple):
     at: At
 
 
-def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> Term:
+def term(seen: Inspected, module: Any, prior: Any, closure: Any) -> Term:
     """Return the term of a prior on a module's property; UnreadError for an unsupported prior or closure."""
-    known = _known(seen, module, _property(module, closure))
+    known: Any = None
+    owner, name = module, _property(module, closure)
+    if name == "noise" and type(owner) is GaussianLikelihood:
+        owner = seen.module(owner, "noise_covar")
+    if name == "_lower_triangle_corr" and id(owner) in seen.tables and not seen.batch:
+        known = Correlations(seen.tables[id(owner)], len(owner.raw_var))
+    elif isinstance(getattr(type(owner), name, None), property):  # a property `name` has the parameter `raw_name`
+        known = seen.present(owner._parameters.get(f"raw_{name}"))
     if known is None:
         raise UnreadError("a prior on an unsupported property")
     if type(prior) is theirs.SmoothedBoxPrior and type(known) is Element and known.lone:
@@ -75,16 +82,6 @@ def _property(module: Any, closure: Any) -> str:
 
 
 _PLAIN = (lambda module: module.value).__code__
-
-
-def _known(seen: Inspected, owner: Any, name: str) -> Any:
-    if name == "_lower_triangle_corr" and id(owner) in seen.tables and not seen.batch:
-        return Correlations(seen.tables[id(owner)], len(owner.raw_var))
-    if name == "noise" and type(owner) is GaussianLikelihood:
-        owner = seen.module(owner, "noise_covar")
-    if not isinstance(getattr(type(owner), name, None), property):  # a property `name` has the parameter `raw_name`
-        return None
-    return seen.present(owner._parameters.get(f"raw_{name}"))
 
 
 def _density(seen: Inspected, prior: Any) -> At:

@@ -36,7 +36,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.model import libraries
 from autokern.model.libraries import SOLVES, TOLERANCE, orders, tolerance
-from autokern.model.marginal import DIAGONAL, is_symmetric, is_unstructured, variances
+from autokern.model.marginal import is_symmetric, is_unstructured, terms, variances
 from autokern.ops._candidates import CG_VECTORS, Iterated, every, exact_up_to, of_many, only, own_obeys, to_a_residual
 from autokern.ops._problems import CG_ITERATIONS, iterates, matrix_problem, positive_definite, random_matrix
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_system, system_of
@@ -230,19 +230,19 @@ def preconditioned(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) ->
 
 
 def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded) -> torch.Tensor | None:
-    if operator.__class__ is not AddedDiagLinearOperator or type(operator._diag_tensor) not in DIAGONAL:
+    if (found := terms(operator)) is None:
         return None
-    n, points, noise = operator.shape[-1], operator._linear_op.x1, variances(operator._diag_tensor)
+    lazy, diagonal = found
+    n, points, noise = operator.shape[-1], lazy.x1, variances(diagonal)
     if noise.dim() > 1 or not (noise > 0).all() or not torch.isfinite(rhs).all():
         return None
     columns, tree = rhs.movedim(-2, 0).reshape(n, -1), forms.read(kernel, points)
-    found = systems.of_tree(operator._matmul, tree, noise.expand(n), columns, tolerance(rhs.dtype), points)
-    if found is not None:
-        return found.view(n, *rhs.shape[:-2], rhs.shape[-1]).movedim(0, -2).contiguous()
+    solved = systems.of_tree(operator._matmul, tree, noise.expand(n), columns, tolerance(rhs.dtype), points)
+    if solved is not None:
+        return solved.view(n, *rhs.shape[:-2], rhs.shape[-1]).movedim(0, -2).contiguous()
     if not fits(n, rhs):
         return None
-    formed = AddedDiagLinearOperator(DenseLinearOperator(operator._linear_op.covar_mat), operator._diag_tensor)
-    return cholesky(formed, rhs, None)
+    return cholesky(AddedDiagLinearOperator(DenseLinearOperator(lazy.covar_mat), diagonal), rhs, None)
 
 
 @SOLVE.candidate(
