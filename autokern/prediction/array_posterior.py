@@ -13,7 +13,6 @@ computed by the model's own modules.
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +31,7 @@ from autokern.model.arrays import Inspected, UnreadError
 from autokern.model.forward import kernel_at, parts_of
 from autokern.model.kernel_parts import called
 from autokern.model.libraries import PREDICTION
+from autokern.model.memoized import frozen
 from autokern.model.other_parts import Mean, numbered
 from autokern.model.parameters import Mirrors, Parameter
 from autokern.prediction.array_posterior_call import Apart, Call, Pair
@@ -169,11 +169,9 @@ class Posterior:
 
         If the covariance `solves`, its gradients pass through the kernel matrix of the training points.
         """
+        new = dict(zip((id(p.tensor) for p in self.parameters), values, strict=False))
         modules = self._kernel_module, self._mean_module
-        if values:
-            memo = {id(p.tensor): value for p, value in zip(self.parameters, values, strict=True)}
-            modules = copy.deepcopy(modules, memo)
-        kernel, mean_module = modules
+        kernel, mean_module = (frozen(module, lambda t: new.get(id(t), t)) for module in modules)
         held = (torch.from_numpy(array).to(x) for array in (self.inverse, self.weights))
         inverse, weights = (a.reshape(*(self.batch if len(a) > 1 else ()), *a.shape[1:]) for a in held)
         points, mean = self._prior(mean_module, x)

@@ -196,7 +196,9 @@ class Conditioned:
         return self._detached
 
     def whitened(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return ``rows @ W^T`` of rows ``(..., m, n)``."""
+        """Return ``rows @ W^T`` of rows ``(..., m, n)``; by substitution, which is more accurate, if L is kept."""
+        if self.lower is not None:
+            return _triangular_solve(self.lower, rows.mT).mT
         if self.border is None:
             return self.inverse.right_transposed(rows)
         head = self.inverse.right_transposed(rows[..., : self.inverse.n])
@@ -210,18 +212,16 @@ class Conditioned:
 
     def explained(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``; by substitution if L is kept."""
-        if self.lower is None:
-            return self.whitened(rows).square().sum(-1)
-        return _triangular_solve(self.lower, rows.mT).square().sum(-2)
+        return self.whitened(rows).square().sum(-1)
 
     def explained_covariance(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        if self.lower is None:
-            return _gram(self.whitened(rows))
-        return _gram(_triangular_solve(self.lower, rows.mT).mT)
+        return _gram(self.whitened(rows))
 
     def _unwhitened(self, white: torch.Tensor) -> torch.Tensor:
         """Return ``white @ W``, which is ``rows @ K^-1`` for whitened rows."""
+        if self.lower is not None:
+            return _triangular_solve(self.lower.mT, white.mT, upper=True).mT
         first = self.inverse.n
         back = self.inverse.right(white[..., :first])
         if self.border is None:
@@ -235,17 +235,10 @@ class Conditioned:
             return torch.cholesky_solve(rhs, self.lower.detach())
         return self._unwhitened(self.whitened(rhs.mT)).mT
 
-    def _solved(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``rows L^-T`` and ``rows K^-1``, by substitution if L is kept, which is more accurate."""
-        if self.lower is None:
-            white = self.whitened(rows)
-            return white, self._unwhitened(white)
-        column = _triangular_solve(self.lower, rows.mT)
-        return column.mT, _triangular_solve(self.lower.mT, column, upper=True).mT
-
     def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
         """Return the inverse factor with q more points, None if it would be inaccurate; `corner` includes noise."""
-        f, back = self._solved(cross)
+        f = self.whitened(cross)
+        back = self._unwhitened(f)
         schur, own = corner - f @ f.mT, corner.detach().diagonal(dim1=-2, dim2=-1)
         if _lost(schur.detach().diagonal(dim1=-2, dim2=-1) / own):
             return None
