@@ -20,9 +20,8 @@ from gpytorch.likelihoods import GaussianLikelihood
 
 from autokern.core.autograd import computed, readable
 from autokern.core.state import Lock
-from autokern.density import gaussian
+from autokern.density import gaussian, matrices
 from autokern.density.exact_objective import DTYPES, OBJECTIVES, Readings, Single, modules_of, places, terms_of
-from autokern.density.matrices import log_density
 from autokern.kernels import tree as trees
 from autokern.kernels.array_distances import arranged
 from autokern.kernels.array_parts import Array
@@ -44,7 +43,7 @@ class KernelReading:
 
     def __init__(self, kernel: Kernel, dims: int, dtype: torch.dtype, batch: torch.Size, n: int) -> None:
         self._how: Any = dims, dtype, batch
-        self._read(Inspected(dtype, batch), kernel, kernel, dims, n, lambda: (None, ()))
+        self._read(Inspected(dtype, batch), kernel, kernel, dims, n, lambda: (None, (), None, matrices.density))
 
     def _read(
         self, seen: Inspected, root: Any, kernel: Any, dims: int, n: int, beside: Callable[[], tuple[Any, ...]]
@@ -154,7 +153,7 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
         return None
 
     def density(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        return log_density(gaussian.dense(kernel, x), noise, value - mean)
+        return matrices.log_density(gaussian.dense(kernel, x), noise, value - mean)
 
     plainly = gaussian.replacing(kernel, reading.names, density)
     return evaluated(reading, marginal.lazy, 1.0, plainly, x, mean, value, noise)

@@ -65,9 +65,8 @@ class Single:
     given: Array  # variances, ``(1,)`` or one for each point
 
     def __init__(
-        self, kernel: Part, noise: Values | None, terms: Sequence[Term], mean: Values | None = None,
-        density: Any = density,
-    ) -> None:  # fmt: skip
+        self, kernel: Part, noise: Values | None, terms: Sequence[Term], mean: Values | None, density: Any
+    ) -> None:
         self._kernel, self._noise, self._terms, self._mean, self._density = kernel, noise, terms, mean, density
 
     def on(self, x: Array, targets: Array) -> Single:

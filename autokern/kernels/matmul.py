@@ -186,9 +186,8 @@ def matmul_gradients(
     if _is_empty(tree, others, left.shape[:-2]):
         return parts.pair([torch.zeros_like(t) for t in tensors])
     shape, flat = flattened([left.detach(), right.detach(), *tensors], [2, 2, *parts.dims])
-    each = []
-    for one, other, *own in zip(*flat, strict=True) if shape else [flat]:
-        each.append(gradients(*parts.pair(own), one, other, plan)[0])
+    models = zip(*flat, strict=True) if shape else [flat]
+    each = [gradients(*parts.pair(own), one, other, plan)[0] for one, other, *own in models]
     sums = [
         torch.stack(found).view((*shape, *found[0].shape)).sum_to_size(t.shape)
         for found, t in zip(zip(*each, strict=True), tensors, strict=True)
