@@ -25,7 +25,6 @@ from autokern.kernels.tree import Parts, Tree, apart, centre_of, flattened
 from autokern.model.libraries import psd_safe_cholesky
 from autokern.system import memory, threads
 
-Inverse = Callable[[torch.Tensor], torch.Tensor]
 State = tuple[Blocks, torch.Tensor, torch.Tensor]  # results of the forward pass, the lower factor and ``L^-1 r``
 CACHED = 2**20  # bytes of a block of rows that stays in a CPU's cache; a dozen such blocks are held beside the matrix
 
@@ -80,18 +79,12 @@ def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:
     return functools.reduce(torch.add if trees.BRANCHES[kind] == "sum" else torch.mul, parts)
 
 
-class _Calling(torch.nn.Module):
-    """A module that calls a function of `root`, for `functional_call` to replace the parameters of `root`."""
-
-    def __init__(self, root: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.root, self.forward = root, function
-
-
 def replacing(
     root: torch.nn.Module, names: list[str], function: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
     """Return `function` with further arguments: the values that the parameters `names` of `root` have in the call."""
+    caller: Any = torch.nn.Module()
+    caller.root, caller.forward = root, function
 
     def of(*tensors: torch.Tensor) -> torch.Tensor:
         own = len(tensors) - len(names)
@@ -100,7 +93,7 @@ def replacing(
         given = {id(raw): tensors[own + names.index(name)] for name, raw in places if name in names}
         replaced = {f"root.{name}": given[id(raw)] for name, raw in places if id(raw) in given}  # tied ones too
         # torch does not restore tied weights of modules that are shared, as `root` is
-        return functional_call(_Calling(root, function), replaced, tensors[:own], tie_weights=False)
+        return functional_call(caller, replaced, tensors[:own], tie_weights=False)
 
     return of
 
@@ -154,7 +147,7 @@ def _stated(parts: Parts, tensors: Sequence[torch.Tensor], keep: bool) -> State:
 
 
 def gradients_by(
-    state: State, noise: torch.Tensor, wanted: Sequence[bool], inverse_of: Inverse | None = None
+    state: State, noise: torch.Tensor, wanted: Sequence[bool], inverse_of: Callable[..., torch.Tensor] | None = None
 ) -> list[torch.Tensor | None]:
     """Return the gradients by noise, residual and the tree's tensors; `inverse_of` may overwrite the factor."""
     blocks, factor, white = state

@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -34,12 +34,6 @@ _LONGEST = 100  # most products with a preconditioner before it counts as failed
 _log = logging.getLogger("autokern")
 
 
-class _State(NamedTuple):
-    by: Preconditioner
-    solved: Solution
-    value: float
-
-
 def log_prob(
     tree: Tree, noise: torch.Tensor, residual: torch.Tensor, kept: Kept, probes: int, tolerance: float
 ) -> torch.Tensor | None:
@@ -50,16 +44,17 @@ def log_prob(
     read = [t.detach() for t in tensors]
     with torch.no_grad():
         own, *others = (t.reshape(t.shape[t.dim() - d :]) for t, d in zip(read, [1, 1, *parts.dims], strict=True))
-        state = _state(parts.tree(others[1:]), own.expand_as(others[0]), others[0], kept, probes, tolerance)
-    if state is None:
+        found = _found(parts.tree(others[1:]), own.expand_as(others[0]), others[0], kept, probes, tolerance)
+    if found is None:
         return None
-    plainly, gradients = gaussian.plainly(parts), functools.partial(_gradients, parts, state, read)
-    return computed(state.value, gradients, lambda *t: plainly(*t).view(()), saved=tensors).view(shape)
+    value, by, solved = found
+    plainly, gradients = gaussian.plainly(parts), functools.partial(_gradients, parts, by, solved, read)
+    return computed(value, gradients, lambda *t: plainly(*t).view(()), saved=tensors).view(shape)
 
 
-def _state(
+def _found(
     tree: Tree, noise: torch.Tensor, residual: torch.Tensor, kept: Kept, probes: int, tolerance: float
-) -> _State | None:
+) -> tuple[float, Preconditioner, Solution] | None:
     n = len(residual)
     given = (noise, residual, *tree.points, *tree.shapes, *tree.weights)
     if not all(torch.isfinite(t).all() for t in given) or not (noise > 0).all() or probes < 1:
@@ -77,7 +72,7 @@ def _state(
     report = Solved(solved.residual, solved.products, name, probes, error, tolerance)
     note(report)
     _log.debug("log density of %d points: %s", n, report)
-    return _State(by, solved, value) if math.isfinite(value) else None
+    return (value, by, solved) if math.isfinite(value) else None
 
 
 def _solved(
@@ -139,17 +134,16 @@ class _Matrix:
 
 
 def _gradients(
-    parts: Parts, state: _State, tensors: list[torch.Tensor], wanted: Sequence[bool]
+    parts: Parts, made: Preconditioner, solved: Solution, tensors: list[torch.Tensor], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
     noise, residual, *own = tensors
-    solved, by = state.solved, state.solved.probed
-    a, count = solved.solution, by.w.shape[1]
+    a, by = solved.solution, solved.probed
     found: list[Any] = [None] * len(tensors)
     if wanted[1]:
         found[1] = (-a).view(residual.shape)
     if not (wanted[0] or any(wanted[2:])):
         return found
-    by_noise, *others = state.by.gradients(by)
+    by_noise, *others = made.gradients(by)
     if wanted[0]:
         each = a.square().sub_((by.su * by.sw).mean(1)).sub_(by_noise.to(a.dtype))
         total = each.sum().view(1) if noise.shape[-1] == 1 < len(a) else each
@@ -157,7 +151,7 @@ def _gradients(
     if any(wanted[2:]):
         flat = [t.reshape(t.shape[t.dim() - d :]) for t, d in zip(own, parts.dims, strict=True)]
         left = torch.cat((a.unsqueeze(-1), by.su), 1)
-        right = torch.cat((a.unsqueeze(-1) * 0.5, by.sw * (-0.5 / count)), 1)
+        right = torch.cat((a.unsqueeze(-1) * 0.5, by.sw * (-0.5 / by.w.shape[1])), 1)
         exact, _ = matmul.gradients(parts.tree(flat), None, left, right, usual(a.device))
         for index, (one, two, like) in enumerate(zip(exact, others, own, strict=True)):
             found[2 + index] = (one - 0.5 * two.to(one.dtype)).view(like.shape)
