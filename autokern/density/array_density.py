@@ -92,11 +92,8 @@ class KernelReading:
             if found is None:
                 return None
             values[at] = found
-            if not graded:
-                continue
-            slopes[at] = one.by_residual
-            if noise is not None:
-                by_noise[at] = one.by_noise
+            if graded:
+                slopes[at], by_noise[at] = one.by_residual, one.by_noise
         if not graded:
             return torch.from_numpy(values), []
         if by_x is None:
