@@ -15,8 +15,8 @@ _GAUSSIAN = -2 * math.pi**2
 Formula = Callable[..., Sequence[Any]]
 """Maps squared distances or inner products to covariance and slope (None for 1), and may overwrite its input.
 
-A formula with a parameter has its value as second argument, and as third result a function that returns the derivative
-by it.
+A formula with a parameter takes its value as second argument. Its third result is a function that returns the
+derivative by this parameter.
 """
 
 

@@ -172,5 +172,5 @@ _MADE: dict[type, Any] = {
     theirs.UniformPrior: (_uniform, lambda low, high: float((high - low).log()), "", ("low", "high"), ()),
     theirs.SmoothedBoxPrior: (_smoothed_box, _of_box, "", ("a", "b", "sigma", "loc", "scale"), (1,)),
 }
-"""For each class, the density of values, a constant and the prior's arguments, the constant by torch in the dtype of
-these arguments, which runs when one of them changes, the attribute that holds them, their names and their shape."""
+"""For each class: the density as a function of values, a constant and the prior's arguments; the constant, computed by
+torch when an argument changes; the attribute that holds the arguments, their names and their shape."""
