@@ -83,10 +83,10 @@ def replacing(
     root: torch.nn.Module, names: list[str], function: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
     """Return `function` with further arguments: the values that the parameters `names` of `root` have in the call."""
-    caller: Any = torch.nn.Module()
-    caller.root, caller.forward = root, function
 
     def of(*tensors: torch.Tensor) -> torch.Tensor:
+        caller: Any = torch.nn.Module()
+        caller.root, caller.forward = root, function
         own = len(tensors) - len(names)
         modules = [(f"{at}." if at else "", one) for at, one in root.named_modules()]
         places = [(at + name, raw) for at, one in modules for name, raw in one._parameters.items()]
