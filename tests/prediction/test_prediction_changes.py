@@ -1,5 +1,6 @@
 """What is kept serves only the values it was made of, also in fantasies; what is read late is that of its call."""
 
+import copy
 import pickle
 import threading
 from unittest import mock
@@ -9,6 +10,7 @@ import pytest
 import torch
 from gpytorch import settings
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.models import exact_gp
 from support import exact_models
 from support.exact_models import assert_close, at, fantasy, moments, ours, points, predicted, refitted, regression
 from support.outcomes import both
@@ -202,3 +204,31 @@ def test_a_fantasy_keeps_the_hyperparameters_that_its_parent_had():
         exact_models.change(parent)
         predicted(parent)
         assert_close(moments(imagined(points(6, seed=8))), expected)
+
+
+def test_the_copies_that_fantasies_make_are_those_of_copy():
+    """Containers that modules share stay shared, and subclasses of containers stay theirs."""
+    model = regression()
+    kernel = model.covar_module
+    kernel.kept = kernel.raw_outputscale_constraint.kept = shared = []
+    kernel.odd, kernel.held = Odd(), {"of": shared}
+    kernel.register_forward_hook(print)
+
+    def copied():
+        found = exact_gp.deepcopy(model)
+        of = found.covar_module
+        assert of.kept is of.raw_outputscale_constraint.kept is of.held["of"] is not shared
+        assert type(of.odd) is Odd
+        parts = [(type(one), sorted(vars(one)), len(one._forward_hooks)) for one in found.modules()]
+        return parts, [*map(type, vars(of).values())], dict(found.state_dict())
+
+    theirs, ours = both(copied)
+    assert_close(ours[2], theirs[2])
+    assert ours[:2] == theirs[:2]
+    with autokern.enabled():
+        assert exact_gp.deepcopy is not copy.deepcopy
+        assert exact_gp.deepcopy({"a": []}) == {"a": []}
+
+
+class Odd(dict):
+    """A container of a user's own."""
