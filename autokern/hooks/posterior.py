@@ -10,7 +10,9 @@ from typing import Any
 
 import gpytorch
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ExactGP
+from linear_operator.operators import ZeroLinearOperator
 
 from autokern.core.autograd import has_duals
 from autokern.core.errors import left, unless_it_fails
@@ -38,7 +40,10 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     found = _read(self, args[0]) if len(args) == 1 and not kwargs and not self.training else None
     if found is None:
         return _call.__wrapped__(self, *args, **kwargs)
-    return _dispatch(found, args[0], functools.partial(_call.__wrapped__, self))
+    predicted = _dispatch(found, args[0], functools.partial(_call.__wrapped__, self))
+    if gpytorch.settings.skip_posterior_variances.on():
+        return MultivariateNormal(predicted.loc, ZeroLinearOperator(*predicted.loc.shape, predicted.loc.shape[-1]))
+    return predicted
 
 
 @unless_it_fails
@@ -70,7 +75,7 @@ def _is_plain(x: Any) -> bool:
 def _asked(model: Any, x: torch.Tensor) -> bool:
     """Whether the arrays compute the same as stock under the current settings."""
     settings, data = gpytorch.settings, model.train_inputs[0]
-    if settings.prior_mode.on() or settings.skip_posterior_variances.on():
+    if settings.prior_mode.on():
         return False
     if torch.is_grad_enabled() and settings.detach_test_caches.off():  # gradients pass through the weights
         return False

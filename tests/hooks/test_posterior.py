@@ -1,6 +1,7 @@
 """Posteriors at a few points in one piece: the same values and gradients, and stock where anything is unknown."""
 
 import contextlib
+import itertools
 import signal
 import weakref
 from unittest import mock
@@ -27,7 +28,7 @@ from support.botorch_models import (
 )
 from support.densities import weighted
 from support.models import ExactModel
-from support.outcomes import assert_close, count, judged, outcome, serving
+from support.outcomes import as_stock, assert_close, count, judged, outcome, serving
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autokern
@@ -421,7 +422,6 @@ UNSERVED = {
 }
 CONTEXTS = {
     "prior": gpytorch.settings.prior_mode,
-    "no variances": gpytorch.settings.skip_posterior_variances,
     "missing observations": lambda: gpytorch.settings.observation_nan_policy("mask"),
     "little memory": gpytorch.settings.memory_efficient,
     "gradients through caches": lambda: gpytorch.settings.detach_test_caches(False),
@@ -497,3 +497,19 @@ def test_a_model_is_not_read_for_more_points_than_arrays_serve():
         assert autokern.stats().get("posterior") == before
         with arrays():
             torch.testing.assert_close(model(points(300)[:200]).mean, found[:200])
+
+
+@as_stock()
+def test_means_alone():
+    """With `skip_posterior_variances`, arrays compute the mean, and the covariance is the library's zero."""
+    model, found = Regression(8).eval(), []
+    for grad, shape in itertools.product((False, True), ((5,), (3, 5), (1,))):
+        x = points(*shape).requires_grad_(grad)
+        for _ in range(3):
+            with torch.set_grad_enabled(grad), gpytorch.settings.skip_posterior_variances():
+                one = model(x)
+            covariance = one.lazy_covariance_matrix
+            found += [type(one), type(covariance), covariance.shape, covariance.dtype, one.mean.detach()]
+        if grad:
+            found += [torch.autograd.grad(one.mean.sum(), [x, *model.parameters()], allow_unused=True)]
+    return found
