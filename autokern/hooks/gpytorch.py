@@ -104,7 +104,7 @@ def _training(kind: type, by_modules: Callable[..., Any]) -> None:
 
     def ours(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
         forward = functools.partial(by_modules, self)
-        step = _step(self, forward, _joined(self, function_dist), target, params)
+        step = _step(self, forward, joint.joined(self.model, function_dist), target, params)
         return forward(function_dist, target, *params) if step is None else _dispatch_step(step, None, None)
 
     @hook(kind, "forward", relies=None)
@@ -125,11 +125,6 @@ def _training(kind: type, by_modules: Callable[..., Any]) -> None:
         from autokern.hooks.later.losses import loss
 
         return loss(self, stock, ours, function_dist, target)
-
-
-def _joined(mll: Any, prior: Any) -> Any:
-    """Return the prior of a training step, with one lazy covariance if `forward` adds several."""
-    return joint.joined(mll.model, prior, next(iter(getattr(mll.model, "train_inputs", None) or ()), None))
 
 
 def _repeats(model: Any) -> bool:
@@ -214,7 +209,7 @@ def _step(mll: Any, forward: Any, prior: Any, target: Any, params: tuple[Any, ..
 
 def _by_modules(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
     """Compute the density from prior and noise, without a noisy distribution; this noise ignores `params`."""
-    whole = _joined(self, function_dist)
+    whole = joint.joined(self.model, function_dist)
     found = _described(whole, self.likelihood) or _of_tasks(self.likelihood, function_dist, params)
     result = None if found is None else found(target)
     if result is None:

@@ -46,13 +46,6 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     strategies.made(None if stay_out_of_models() else self)  # `strategies.adopt` checks the rest
 
 
-@hook(ExactGP, "_get_train_prior_distribution", relies=None)
-def _get_train_prior_distribution(self: Any, train_inputs: Any, **kwargs: Any) -> Any:
-    """Return one lazy covariance where `forward` adds several."""
-    prior = _get_train_prior_distribution.__wrapped__(self, train_inputs, **kwargs)
-    return prior if kwargs or stay_out_of_models() else joint.joined(self, prior, train_inputs[0])
-
-
 @hook(ExactGP, "_get_test_prior_mean_and_covariances", relies=None)
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points lazy: variances do not need the whole matrix."""
@@ -72,8 +65,8 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
     output = super(ExactGP, self).__call__(*full, **kwargs)
     if gpytorch.settings.debug.on() and not isinstance(output, gpytorch.distributions.MultivariateNormal):
         raise RuntimeError("ExactGP.forward must return a MultivariateNormal")
-    output = joint.joined(self, output, full[0])
-    mean, covariance, n = output.loc, output.lazy_covariance_matrix, strategy.num_train
+    mean, n = output.loc, strategy.num_train
+    covariance = joint.joined_covariance(self, output.lazy_covariance_matrix, full[0])
     test_shape = torch.Size([output.event_shape[0] - strategy.train_shape[0], *output.event_shape[1:]])
     prior, cross = _new_and_cross(strategies.kernel_of(strategy), covariance, n)
     return mean[..., n:], prior, cross, output.batch_shape, test_shape, output.__class__
@@ -271,8 +264,13 @@ _EMPTY = {OrderedDict, dict, list, set}
 def _deepcopy(x: Any, memo: Any = None, **kwargs: Any) -> Any:
     """Copy a module as `copy.deepcopy` does, which takes half of its time for the empty containers of hooks."""
     if memo is None and isinstance(x, torch.nn.Module):
-        held = (value for module in x.modules() for value in vars(module).values())
-        memo = {id(value): type(value)() for value in held if type(value) in _EMPTY and not value}
+        empty, stack = list[Any](), [x]
+        while stack:  # `modules()` may be the user's
+            own = vars(stack.pop())
+            stack += [part for part in own.get("_modules", {}).values() if part is not None]
+            empty += [value for value in own.values() if type(value) in _EMPTY and not value]
+        memo = {id(value): type(value)() for value in empty}
+        memo[id(memo)] = empty  # as `copy` does, to keep these alive: another object might get the address of one
     return _deepcopy.__wrapped__(x, memo, **kwargs)  # type: ignore[attr-defined]
 
 

@@ -29,6 +29,7 @@ from autokern.density import matrices
 from autokern.hooks import memory
 from autokern.kernels import embedded as forms
 from autokern.kernels.family import DISTANCES
+from autokern.model import joint
 from autokern.model.libraries import PREDICTION
 from autokern.model.memoized import State, by_kernel, frozen, is_library
 from autokern.prediction import factor_cache
@@ -74,7 +75,10 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
         return False  # a subclass may redefine the mean
     if any(p.is_inference() for p in model.parameters()):
         return False  # autograd cannot save inference tensors
-    kernel = theirs = kernel_in(prior.lazy_covariance_matrix)
+    covariance = prior.lazy_covariance_matrix
+    if parent is None and strategy.train_inputs:
+        covariance = joint.joined_covariance(model, covariance, strategy.train_inputs[0])
+    kernel = theirs = kernel_in(covariance)
     if parent is not None:
         names = [name for name, module in parent.named_modules() if module is theirs]
         kernel = model.get_submodule(names[0]) if names else None

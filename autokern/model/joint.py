@@ -22,28 +22,43 @@ from autokern.model.marginal import is_plain
 from autokern.model.memoized import EVALUATED, TERMS, is_kept
 
 _known: Beside[AdditiveKernel] = Beside()  # by model
+_wholes: Beside[LazyEvaluatedKernelTensor] = Beside()  # by sum of covariances
 
 
-def joined(model: Any, prior: Any, x: Any) -> Any:
-    """Return a prior with one lazy covariance in place of a sum of such at points `x`; any other prior itself."""
-    if type(prior) is not MultivariateNormal or prior.__dict__.get("_covar").__class__ is not SumLinearOperator:
+def joined(model: Any, prior: Any) -> Any:
+    """Return a training prior with one lazy covariance in place of a sum of such; any other prior itself."""
+    if type(prior) is not MultivariateNormal:
         return prior
-    whole = _whole(model, prior._covar, x)
-    return prior if whole is None else MultivariateNormal(prior.loc, whole)
+    covariance = prior.__dict__.get("_covar")
+    whole = joined_covariance(model, covariance, None)
+    return prior if whole is covariance else MultivariateNormal(prior.loc, whole)
+
+
+def joined_covariance(model: Any, covariance: Any, x: torch.Tensor | None) -> Any:
+    """Return one lazy matrix for a sum of such at points `x`, by default those of training, else the covariance."""
+    if covariance.__class__ is not SumLinearOperator:
+        return covariance
+    return _whole(model, covariance, x) or covariance
+
+
+def whole_of(covariance: Any) -> Any:
+    """Return the lazy matrix by which `joined_covariance` has replaced a sum, else the covariance itself."""
+    return _wholes.get(covariance) or covariance
 
 
 @unless_it_fails
-def _whole(model: Any, covariance: Any, x: Any) -> LazyEvaluatedKernelTensor | None:
+def _whole(model: Any, covariance: Any, x: torch.Tensor | None) -> LazyEvaluatedKernelTensor | None:
     terms = list(_terms(covariance))
     if not all(map(is_plain, terms)):
         return None
-    points = next((term.x1 for term in terms if term.kernel.active_dims is None), x)
+    points = model.train_inputs[0] if x is None else x
+    points = next((term.x1 for term in terms if term.kernel.active_dims is None), points)
     kernel = of_kernels(model, [term.kernel for term in terms]) if all(_is_at(term, points) for term in terms) else None
     if kernel is None:
         return None
     found = LazyEvaluatedKernelTensor(points, points, kernel=kernel)
     found.__dict__[TERMS] = terms
-    return found
+    return _wholes.put(covariance, found)
 
 
 def _terms(covariance: Any) -> Iterator[Any]:
@@ -59,8 +74,10 @@ def _is_at(term: Any, x: torch.Tensor) -> bool:
     columns = term.kernel.active_dims
     if columns is None:
         return term.x1 is x
-    own = x.detach().index_select(-1, columns)
-    return not x.requires_grad and own.shape == term.x1.shape and torch.equal(own, term.x1)
+    if x.requires_grad or term.x1.requires_grad:  # equal numbers may be those of another graph
+        return False
+    own = x.index_select(-1, columns)
+    return own.shape == term.x1.shape and torch.equal(own, term.x1)
 
 
 def of_kernels(model: Any, kernels: Sequence[Kernel]) -> AdditiveKernel | None:

@@ -23,6 +23,7 @@ from autokern.core.state import Beside
 from autokern.density.matrices import solved
 from autokern.kernels import tree as trees
 from autokern.model import memoized
+from autokern.model.joint import whole_of
 from autokern.model.marginal import terms, variances
 from autokern.model.memoized import frozen, thawed
 from autokern.prediction.inverse_factor import Conditioned
@@ -86,7 +87,7 @@ def parts(strategy: Any) -> tuple[Any, Any] | None:
     found = terms(strategy.lik_train_train_covar)
     if found is None:
         return None
-    lazy, diagonal = found
+    lazy, diagonal = whole_of(found[0]), found[1]
     if type(lazy) is operators.BatchRepeatLinearOperator:
         lazy = lazy.base_linear_op
     return None if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch else (lazy, diagonal)

@@ -16,7 +16,7 @@ from support.models import loss_of, points, step
 from support.outcomes import assert_close, both, count
 
 import autokern
-from autokern.model.joint import joined
+from autokern.model.joint import joined, joined_covariance
 
 
 class Own(RBFKernel):
@@ -169,13 +169,75 @@ def test_other_points_are_not_joined():
     model = Added()
     (x,) = model.train_inputs
     prior = model(x)
-    assert joined(model, prior, x + 1) is prior
-    assert type(joined(model, prior, x).lazy_covariance_matrix.kernel) is AdditiveKernel
-    assert (
-        joined(model, prior, x).lazy_covariance_matrix.kernel is joined(model, prior, x).lazy_covariance_matrix.kernel
-    )
-    prior.lazy_covariance_matrix.linear_ops[0].evaluate_kernel()
-    assert joined(model, prior, x) is prior
+    whole, again = (joined(model, prior).lazy_covariance_matrix.kernel for _ in range(2))
+    assert type(whole) is AdditiveKernel
+    assert whole is again
+    covariance = prior.lazy_covariance_matrix
+    assert joined_covariance(model, covariance, x + 1) is covariance
+    covariance.linear_ops[0].evaluate_kernel()
+    assert joined(model, prior) is prior
+
+
+class Scaled(Added):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(3).double())
+
+    def forward(self, x):
+        z = x * self.scale
+        return MultivariateNormal(self.mean(x), self.trend(z) + self.week(x) + self.price(z))
+
+
+def test_points_of_equal_numbers_keep_their_graph():
+    def run():
+        model, x = Scaled(), points(4, d=3, seed=2)
+        loss = loss_of(ExactMarginalLogLikelihood(model.likelihood, model))
+        by_loss = torch.autograd.grad(loss, model.scale)
+        found = model.eval()(x)
+        return by_loss, torch.autograd.grad(found.mean.sum() + found.variance.sum(), model.scale)
+
+    theirs, ours = both(run)
+    assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_what_users_see_is_the_sum():
+    """In the prior of the strategy, in the likelihood, and in an override of the method that makes the prior."""
+
+    class Own(Added):
+        def _get_train_prior_distribution(self, inputs, **kwargs):
+            found = super()._get_train_prior_distribution(inputs, **kwargs)
+            self.parts = [one.to_dense().detach() for one in found.lazy_covariance_matrix.linear_ops]
+            return found
+
+    def run():
+        found = []
+        for model in (Added().eval(), Own().eval()):
+            with torch.no_grad():
+                found += [model(points(4, d=3, seed=2)).variance for _ in range(3)]
+            strategy = model.prediction_strategy
+            found += [type(strategy.train_prior_dist.lazy_covariance_matrix), type(strategy.lik_train_train_covar)]
+            found += [type(strategy.lik_train_train_covar._linear_op), *vars(model).get("parts", [])]
+        return found
+
+    theirs, ours = both(run)
+    assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_a_model_whose_inputs_are_a_tensor():
+    class Prior(gpytorch.models.GP):
+        def __init__(self):
+            super().__init__()
+            self.train_inputs, self.kernel = points(5), RBFKernel().double()
+
+        def forward(self, x):
+            return MultivariateNormal(x[:, 0], self.kernel(x) + self.kernel(x))
+
+    def run():
+        model, x = Prior(), points(5)
+        return ExactMarginalLogLikelihood(GaussianLikelihood().double(), model)(model(x), x[:, 1]).detach()
+
+    theirs, ours = both(run)
+    assert_close(ours, theirs)
 
 
 def test_fantasies():

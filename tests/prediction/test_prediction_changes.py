@@ -232,3 +232,30 @@ def test_the_copies_that_fantasies_make_are_those_of_copy():
 
 class Odd(dict):
     """A container of a user's own."""
+
+
+class Dropping(RBFKernel):
+    """A kernel that drops a cache when it is copied."""
+
+    def __getstate__(self):
+        self.cache = None
+        return {name: value for name, value in vars(self).items() if name != "cache"}
+
+    def named_modules(self, *args, **kwargs):
+        self.asked = getattr(self, "asked", 0) + 1
+        return super().named_modules(*args, **kwargs)
+
+
+@pytest.mark.parametrize("empty", [dict, list, set])
+def test_containers_that_are_dropped_during_a_copy(empty):
+    """Their addresses may be those of the next objects."""
+    model = regression()
+    kernel = model.covar_module.base_kernel = Dropping().double()
+
+    def run():
+        kernel.cache, kernel.asked = empty(), 0
+        found = exact_gp.deepcopy(model)
+        return sorted(vars(found.covar_module.base_kernel)), kernel.asked
+
+    theirs, ours = both(run)
+    assert theirs == ours
