@@ -137,7 +137,7 @@ def _consists(
 _held = attrgetter("train_inputs", "train_prior_dist", "train_labels", "likelihood")
 _consists(Marginal, attrgetter("distribution", "extra"), lambda _, parts: _described(*parts))
 _consists(MultivariateNormal, attrgetter("loc", "lazy_covariance_matrix"))
-_consists(DefaultPredictionStrategy, _held)
+tensors_in.register(DefaultPredictionStrategy, lambda value: tensors_in(_held(value)))
 _consists(
     LinearOperator,
     lambda value: (value._args, tuple(value._kwargs.values())),
