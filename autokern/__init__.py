@@ -5,13 +5,14 @@ Only public names live here; `docs/design.md` describes the packages behind them
 
 import contextlib as _contextlib
 import io as _io
+import sys as _sys
 from typing import Any as _Any
 
 from autokern.core.releases import __version__ as __version__
 from autokern.system import start as _start
 
 if _start.only_helps():  # this process prints help or versions, and ends
-    _start.import_later()
+    _sys.meta_path.insert(0, _start.Later())
 else:
     try:
         with (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections.abc import Collection
@@ -20,7 +19,7 @@ from autokern.evaluation import calibrate as evaluation
 from autokern.runtime import api, dispatch
 from autokern.system import load
 from autokern.system.files import write_whole
-from autokern.tuning import calibration, measuring, store
+from autokern.tuning import store
 from autokern.tuning.profile import Profile
 
 SCHEMA = 2
@@ -111,17 +110,11 @@ def calibrate(
     if not trusted:
         raise typer.Exit(1)
     if not found.ops:
-        raise SettingsError(_nothing(names, device, level, seconds))
-
-
-def _nothing(names: list[str] | None, device: str | None, level: str, seconds: float) -> str:
-    """Return why a calibration of these ops measured nothing."""
-    places = itertools.product(calibration.chosen_ops(names), calibration.DTYPES, calibration.chosen_devices(device))
-    grids = ((op, problem) for op, dtype, device in places for problem in op.grid(level, dtype, device))
-    if any(len(measuring.measurable(op, problem, level)) > 1 for op, problem in grids):
-        return f"nothing could be measured within {seconds:g} s; allow more with --budget"
-    asked = "any op" if names is None else ", ".join(names)
-    return f"there is nothing to measure: no problem of {asked} has more than one candidate on this machine"
+        asked = "any op" if names is None else ", ".join(names)
+        raise SettingsError(
+            f"nothing could be measured within {seconds:g} s: allow more with --budget, unless no problem of {asked} "
+            "has more than one candidate on this machine"
+        )
 
 
 def verdict(before: Profile, after: Profile, ops: Collection[str] | None, found: load.Load) -> tuple[str, bool]:

@@ -145,36 +145,28 @@ def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object
     while len(runs[True]) < pairs and not known:
         if runs[True] and time.perf_counter() - began + sum(of[-1].seconds for of in runs.values()) > budget:
             break
-        for on in (False, True) if len(runs[True]) % 2 == 0 else (True, False):
-            runs[on].append(_run(order, on)[0])
-        off, on_ = runs[False][-1].seconds, runs[True][-1].seconds
-        say(f"pair {len(runs[True])}: {duration(off)} without autokern, {duration(on_)} with it")
+        for kind in (False, True) if len(runs[True]) % 2 == 0 else (True, False):
+            runs[kind].append(_run(order, kind)[0])
+        took = [duration(of[-1].seconds) for of in runs.values()]
+        say(f"pair {len(runs[True])}: {took[0]} without autokern, {took[1]} with it")
         speedup, low, high = interval([a.seconds / b.seconds for a, b in zip(*runs.values(), strict=True)])
         half = 0.5 * math.log(high / low) if low else math.inf
         known = len(runs[True]) >= _LEAST and half <= max(_CLOSE, _PART * abs(math.log(speedup)))
     found = watch.reading()
-    doubts = _doubts(runs, known, unserved="autokern has taken no decision" in told)
-    if found.crowded():
-        doubts.append(f"meanwhile {found}; times are of a busy machine")
+    off, on = ([run.seconds for run in runs[kind]] for kind in (False, True))
+    spread = max((statistics.stdev(of) / statistics.fmean(of) for of in (off, on) if len(of) > 1), default=0.0)
+    doubts = {
+        "autokern served no call in the program's own process; calls in its workers are not counted":
+            "autokern has taken no decision" in told,
+        "the difference is not known to 3 %: allow more with --pairs and --budget, or quiet the machine": not known,
+        f"times vary by {100 * spread:.0f} % from run to run": spread > _UNSTEADY,
+        "the program takes less than a second, most of which is start-up": statistics.median(off) < _SHORT,
+        f"meanwhile {found}; times are of a busy machine": found.crowded(),
+    }  # fmt: skip
     return Comparison(
         program=order.target, off=runs[False], on=runs[True], speedup=speedup, low=low, high=high, known=known,
-        warnings=doubts,
+        warnings=[doubt for doubt, holds in doubts.items() if holds],
     )  # fmt: skip
-
-
-def _doubts(runs: dict[bool, list[Run]], known: bool, unserved: bool) -> list[str]:
-    doubts = []
-    if unserved:
-        doubts.append("autokern served no call in the program's own process; calls in its workers are not counted")
-    if not known:
-        doubts.append("the difference is not known to 3 %: allow more with --pairs and --budget, or quiet the machine")
-    seconds = {on: [run.seconds for run in of] for on, of in runs.items()}
-    spreads = [statistics.stdev(of) / statistics.fmean(of) for of in seconds.values() if len(of) > 1]
-    if max(spreads, default=0.0) > _UNSTEADY:
-        doubts.append(f"times vary by {100 * max(spreads):.0f} % from run to run")
-    if statistics.median(seconds[False]) < _SHORT:
-        doubts.append("the program takes less than a second, most of which is start-up")
-    return doubts
 
 
 def _run(order: Order, on: bool, explain: bool = False) -> tuple[Run, str]:

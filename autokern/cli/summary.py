@@ -113,17 +113,16 @@ def known(profile: Profile, ops: Collection[str] | None = None) -> Known:
 def summaries(profile: Profile, best: Sequence[Winner]) -> list[Summary]:
     """Return a summary of each measured op, device and dtype, from the winners of its problems."""
     disturbed = Counter(trial.problem.group for trial in profile.trials if trial.disturbed)
-    found = []
-    for group, winning in itertools.groupby(best, lambda winner: winner.problem.group):
-        (op, dtype, device), of = group, list(winning)
-        line = Summary(
+    groups = itertools.groupby(best, lambda winner: winner.problem.group)
+    return [
+        Summary(
             op=op, device=device, dtype=dtype, level=profile.levels.get(group_key(*group), ""), problems=len(of),
             disturbed=disturbed[group], speedup=statistics.geometric_mean(winner.speedup for winner in of),
             banned=sorted({b.candidate for b in profile.banned if (b.op, b.dtype, b.device) == group}),
             won=dict(Counter(sorted(winner.candidate for winner in of)).most_common()),
-        )  # fmt: skip
-        found.append(line)
-    return found
+        )
+        for group, (op, dtype, device), of in ((group, group, list(winning)) for group, winning in groups)
+    ]  # fmt: skip
 
 
 def winners(profile: Profile) -> list[Winner]:
@@ -132,18 +131,16 @@ def winners(profile: Profile) -> list[Winner]:
     def place(p: Problem) -> tuple[object, ...]:
         return (p.op, p.device, p.dtype, p.grad, p.batch > 1, p.variant, p.n, p.m, p.rhs, p.d, p.batch)
 
-    return [_winner(trial) for trial in sorted(profile.trials, key=lambda trial: place(trial.problem))]
-
-
-def _winner(trial: Trial) -> Winner:
-    timings = trial.usual
-    name = min(timings, key=lambda n: timings[n].ratio)
-    if timings[name].ratio > _TIE and "stock" in timings:
-        name = "stock"
-    best = timings[name]
-    stock = timings["stock"].seconds if "stock" in timings else best.seconds / best.ratio
-    times = {"speedup": 1 / best.ratio, "seconds": best.seconds, "stock_seconds": stock}
-    return Winner(problem=trial.problem, candidate=name, **times)
+    found = []
+    for trial in sorted(profile.trials, key=lambda trial: place(trial.problem)):
+        timings = trial.usual
+        name, best = min(timings.items(), key=lambda item: item[1].ratio)
+        if best.ratio > _TIE and "stock" in timings:
+            name, best = "stock", timings["stock"]
+        stock = timings["stock"].seconds if "stock" in timings else best.seconds / best.ratio
+        times = {"speedup": 1 / best.ratio, "seconds": best.seconds, "stock_seconds": stock}
+        found.append(Winner(problem=trial.problem, candidate=name, **times))
+    return found
 
 
 def thresholds(op: Op, chooser: Chooser, settings: Settings) -> list[Line]:

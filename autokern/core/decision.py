@@ -195,11 +195,12 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         lines = [str(self.problem), *(f"  {note}" for note in self.notes())]
-        rows = {name: cost.words() for name, cost in self.costs.items()}
-        if rows:
-            width = max(9, *(len(words[-1]) for words in rows.values()))
-            lines.append(_row("", ("latency", "throughput", "memory", "error"), width))
-            lines += [_row(name, words, width, "→" if name == self.candidate else " ") for name, words in rows.items()]
+        rows = [("", ("latency", "throughput", "memory", "error"))] if self.costs else []
+        rows += [(name, cost.words()) for name, cost in self.costs.items()]
+        width = max([9, *(len(words[-1]) for _, words in rows)])
+        for name, (latency, throughput, memory, error) in rows:
+            mark = "→" if name == self.candidate else " "
+            lines.append(f"  {mark} {name:<20} {latency:>10} {throughput:>14} {memory:>10} {error:>{width}}".rstrip())
         lines += [f"    {meaning}" for meaning in self.meanings()]
         lines += [f"    {name:<20} cannot: {why}" for name, why in self.excluded.items()]
         return legible("\n".join(lines))
@@ -208,8 +209,3 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
         """Return each candidate, its cost (None if unknown), and why it cannot serve (empty if it can)."""
         names = dict.fromkeys((*self.costs, *self.excluded))
         return [(name, self.costs.get(name), self.excluded.get(name, "")) for name in names]
-
-
-def _row(name: str, words: tuple[str, str, str, str], width: int, mark: str = " ") -> str:
-    latency, throughput, memory, error = words
-    return f"  {mark} {name:<20} {latency:>10} {throughput:>14} {memory:>10} {error:>{width}}".rstrip()

@@ -94,16 +94,10 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
         return msgspec.structs.replace(self, **changes)
 
     def __str__(self) -> str:
-        sizes = [f"{name}={getattr(self, name)}" for name in ("m", "n")]
-        sizes += [f"{name}={getattr(self, name)}" for name in ("d", "rhs") if getattr(self, name)]
-        if self.batch != 1:
-            sizes.append(f"batch={self.batch}")
-        extras = [self.dtype, self.device]
-        if self.variant:
-            extras.append(self.variant)
-        if self.grad:
-            extras.append(f"grad={self.grad}")
-        return f"{self.op}({', '.join(sizes + extras)})"
+        usual = {"d": 0, "rhs": 0, "batch": 1}
+        sizes = [f"{name}={size}" for name in SIZES if (size := getattr(self, name)) != usual.get(name)]
+        words = filter(None, (self.dtype, self.device, self.variant, self.grad and f"grad={self.grad}"))
+        return f"{self.op}({', '.join([*sizes, *words])})"
 
 
 def _cut(size: int) -> int:

@@ -44,10 +44,7 @@ def _flag(text: str) -> bool:
 
 
 def _path(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise ValueError(str(error)) from None
+    return Path(text).expanduser()
 
 
 def _number(kind: type, is_valid: Callable[[Any], bool], expected: str, *words: str) -> Callable[[str], Any]:
@@ -104,11 +101,8 @@ def _force(text: str) -> Pairs | int:
 
 
 def _exclude(text: str) -> frozenset[str]:
-    names = set()
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        op, equals, candidate = item.partition("=")
-        names.add(f"{_name(op)}={_name(candidate)}" if equals else _name(op))
-    return frozenset(names)
+    parts = (item.partition("=") for item in text.split(",") if item.strip())
+    return frozenset(f"{_name(op)}={_name(candidate)}" if equals else _name(op) for op, equals, candidate in parts)
 
 
 class Row(NamedTuple):
@@ -217,7 +211,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
         if text := given.pop(row.variable, ""):
             try:
                 parsed |= _read(row, text)
-            except ValueError as error:
+            except (ValueError, RuntimeError) as error:  # `Path.expanduser` raises the latter
                 raise SettingsError(f"{row.variable}={text!r}: {error}. {row.variable} means: {row.meaning}") from None
     if given:
         known = ", ".join(sorted(row.variable for row in ROWS))

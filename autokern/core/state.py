@@ -15,21 +15,12 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-_process = 0  # number of forks between the first process and this one
-
-
-def _count_fork() -> None:
-    global _process
-    _process += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
+_first = os.getpid()
 
 
 def forked() -> bool:
     """Whether this process was forked after the import of autokern (a DataLoader worker, say)."""
-    return _process > 0
+    return os.getpid() != _first
 
 
 class Lock:
@@ -42,7 +33,8 @@ class Lock:
 
     def here(self) -> Any:
         """Return the lock of this process."""
-        return self._of.get(_process) or self._of.setdefault(_process, threading.RLock())
+        process = os.getpid()
+        return self._of.get(process) or self._of.setdefault(process, threading.RLock())
 
     def entered(self) -> bool:
         """Whether this thread holds the lock; a signal handler that interrupted it must not touch the guarded state."""

@@ -25,7 +25,7 @@ _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | FLAGS
 _BY_NAME = os.open not in os.supports_dir_fd  # Windows: folders have no descriptors, and files no owners to check
 
 
-class Folder:
+class Folder(contextlib.ExitStack):
     """An open folder; `create` makes it and its missing parents, with mode 0700.
 
     If `private`, ProfileError unless this user owns the folder, no other user may write to it, and no other user's link
@@ -33,18 +33,14 @@ class Folder:
     """
 
     def __init__(self, path: Path, *, private: bool, create: bool = False) -> None:
+        super().__init__()
         self.path = path
         self.fd: int | None = None
-        if _BY_NAME:
-            if create:
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return
-        self.fd = _reached(path, create) if private else os.open(path, _FOLDER)
-
-    def close(self) -> None:
-        """Close the folder's descriptor."""
-        if self.fd is not None:
-            os.close(self.fd)
+        if not _BY_NAME:
+            self.fd = _reached(path, create) if private else os.open(path, _FOLDER)
+            self.callback(os.close, self.fd)
+        elif create:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
         """Open a file, never through a link and never waiting for a pipe's other end."""
@@ -74,16 +70,6 @@ class Folder:
                 return True
         return False
 
-    def sync(self) -> None:
-        """Make renames durable, where the file system supports that."""
-        if self.fd is None:
-            return
-        try:
-            os.fsync(self.fd)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-                raise
-
     def write(self, name: str, data: bytes | None, mode: int = 0o600) -> None:
         """Write a file atomically and durably; without data, only check that this would work."""
         temporary = f"{Path(name).stem}.{secrets.token_hex(8)}.tmp"
@@ -95,7 +81,12 @@ class Folder:
                 os.fsync(fd)
             if data is not None:
                 self.replace(temporary, name)
-                self.sync()
+                try:
+                    if self.fd is not None:  # make the new name durable
+                        os.fsync(self.fd)
+                except OSError as error:
+                    if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                        raise
         finally:
             self.remove(temporary)
 
@@ -106,10 +97,16 @@ class Folder:
             import fcntl
         except ImportError:
             raise OSError(errno.ENOSYS, "this platform has no flock") from None
-        deadline = time.monotonic() + patience
+        deadline, held = time.monotonic() + patience, False
         with _opened(self.open(name, os.O_RDWR | os.O_CREAT)) as fd:
-            while not (held := _try_lock(fd)) and time.monotonic() < deadline:
-                time.sleep(random.uniform(0.001, 0.01))
+            while not held:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    held = True
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        break
+                    time.sleep(random.uniform(0.001, 0.01))
             try:
                 yield held
             finally:
@@ -127,7 +124,7 @@ def write_whole(path: Path, data: bytes | None) -> None:
     try:
         if target.exists() and not target.is_file():  # a rename would replace even a device
             raise ProfileError("it is no regular file")
-        with contextlib.closing(Folder(target.parent, private=False)) as folder:
+        with Folder(target.parent, private=False) as folder:
             folder.write(target.name, data, mode=0o666)
     except uninterrupted(OSError, ProfileError) as error:
         found = getattr(error, "strerror", None) or error
@@ -215,13 +212,3 @@ def _check_private(info: os.stat_result, name: Path | str) -> None:
         raise ProfileError(f"{name} belongs to another user")
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ProfileError(f"other users may write to {name} (chmod go-w would forbid it)")
-
-
-def _try_lock(fd: int) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

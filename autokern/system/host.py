@@ -174,9 +174,14 @@ def take_random_states(found: tuple[Any, ...], others: Mapping[torch.Generator, 
 
 
 def _describe(threads: int, kind: str) -> Host:
+    config, cudnn = torch.__config__.show(), torch.backends.cudnn.version() if kind == "cuda" else None  # type: ignore[no-untyped-call]
+    libraries = {name: match[1] for name, pattern in _LIBRARIES.items() if (match := re.search(pattern, config))}
+    versions = {"python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)}
+    versions |= {name: installed(name) for name in ("gpytorch", "linear_operator")} | libraries
+    versions |= {name: version for name in ("cuda", "hip") if (version := getattr(torch.version, name, None))}
     fields = {
         "system": {"os": platform.system(), "machine": platform.machine()},
-        "versions": _versions(kind),
+        "versions": versions | ({"cudnn": str(cudnn)} if cudnn else {}),
         "cpu": {**_cpu(), "threads": min(thread_ceiling(), threads), "torch_threads": threads},
         "accelerators": _accelerators(kind),
         "remarks": {
@@ -185,20 +190,6 @@ def _describe(threads: int, kind: str) -> Host:
         },
     }
     return Host(fields, fingerprint_of(fields), ("cpu",) if kind == "cpu" else ("cpu", kind))
-
-
-def _versions(kind: str) -> dict[str, str]:
-    found = {"python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)}
-    found |= {name: installed(name) for name in ("gpytorch", "linear_operator")}
-    found |= _libraries(torch.__config__.show())
-    found |= {name: version for name in ("cuda", "hip") if (version := getattr(torch.version, name, None))}
-    if kind == "cuda" and (cudnn := torch.backends.cudnn.version()):  # type: ignore[no-untyped-call]
-        found["cudnn"] = str(cudnn)
-    return found
-
-
-def _libraries(config: str) -> dict[str, str]:
-    return {name: match[1] for name, pattern in _LIBRARIES.items() if (match := re.search(pattern, config))}
 
 
 @functools.cache

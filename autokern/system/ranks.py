@@ -138,10 +138,6 @@ class Ranks:
         found = [torch.empty_like(mine) for _ in range(self.size)]
         self._wait(lambda: self._group.allgather([found], [mine]))
         rows: list[list[int]] = [row.tolist() for row in found]
-        self._compare(rows, list(data), alike)
-        return rows
-
-    def _compare(self, rows: list[list[int]], names: list[str], alike: bool) -> None:
         first = rows[0]
         for rank, row in enumerate(rows):
             if row[:2] != first[:2] or (alike and row[2:6] != first[2:6]):
@@ -150,7 +146,7 @@ class Ranks:
                     f"autokern: rank {rank} asks for {asked[0]}, rank 0 for {asked[1]}. All ranks must run the same "
                     "program on the same data; else set AUTOKERN_RANKS=off"
                 )
-        differ = [(rank, [n for n, a, b in zip(names, row[6:], first[6:], strict=False) if a != b])
+        differ = [(rank, [n for n, a, b in zip(data, row[6:], first[6:], strict=False) if a != b])
                   for rank, row in enumerate(rows)]  # fmt: skip
         told = [f"rank {rank} in {' and '.join(unlike)}" for rank, unlike in differ if unlike]
         if told:
@@ -158,6 +154,7 @@ class Ranks:
                 f"autokern: ranks hold different data than rank 0: {'; '.join(told)}. Give all ranks the "
                 "same data, seeds, CPUs, libraries and numbers of threads; else set AUTOKERN_RANKS=off"
             )
+        return rows
 
     def _wait(self, start: Callable[[], Any]) -> None:
         try:

@@ -105,38 +105,30 @@ def only_helps() -> bool:
 
 def is_command_line() -> bool:
     """Whether this process is autokern's command line; ``sys.orig_argv`` tells, since programs set ``sys.argv``."""
-    given = list(getattr(sys, "argv", ()))
+    given: list[str] = list(getattr(sys, "argv", ()))
     first = len(sys.orig_argv) - len(given)
     if not given or first < 1 or sys.orig_argv[first + 1 :] != given[1:]:
         return False
     if given[0] == "-m":  # Python has not found the module yet
         return sys.orig_argv[first - 1 : first + 1] == ["-m", "autokern"]
-    return sys.orig_argv[first] == given[0] and _is_our_script(given[0])
-
-
-def _is_our_script(path: str) -> bool:
-    """Whether a file is the installed command ``autokern``."""
-    if os.path.basename(path) not in ("autokern", "autokern.exe", "autokern-script.py"):
+    named = os.path.basename(given[0]) in ("autokern", "autokern.exe", "autokern-script.py")
+    if not named or sys.orig_argv[first] != given[0]:
         return False
     import sysconfig
 
-    return os.path.dirname(os.path.realpath(path)) == os.path.realpath(sysconfig.get_path("scripts"))
+    return os.path.dirname(os.path.realpath(given[0])) == os.path.realpath(sysconfig.get_path("scripts"))
 
 
-class _Later:
+class Later:
     """A finder that loads autokern's modules lazily, except the commands, which register when they are executed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of a module, with a lazy loader."""
         if not name.startswith("autokern.") or name.startswith(_EXECUTED):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = importlib.util.LazyLoader(spec.loader)
         return spec
-
-
-def import_later() -> None:
-    """Load modules of autokern lazily from now on in this process."""
-    sys.meta_path.insert(0, _Later())

@@ -168,12 +168,12 @@ def _named(name: str) -> str:
     return name
 
 
-def opened_home(settings: Settings, *, create: bool = False) -> contextlib.closing[Folder]:
-    """Return a context with the open folder for profiles; OSError or ProfileError if there is none to trust."""
+def opened_home(settings: Settings, *, create: bool = False) -> Folder:
+    """Return the open folder for profiles, a context; OSError or ProfileError if there is none to trust."""
     path = home(settings)
     if path is None:
         raise FileNotFoundError("this user has no cache folder")
-    return contextlib.closing(Folder(path, private=True, create=create))
+    return Folder(path, private=True, create=create)
 
 
 def _kept(folder: Folder, fingerprint: str) -> Profile:

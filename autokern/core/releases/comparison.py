@@ -85,12 +85,6 @@ def _of_modules() -> frozenset[str]:
     return frozenset(name for space in spaces for name in space if "." not in name)
 
 
-def _overridable(base: type) -> Any:
-    """Return the names in a base that a subclass must not override: the recorded ones, or all of an unrecorded base."""
-    module = base.__module__
-    return (not module.startswith("torch.") and members(module, base.__qualname__)) or vars(base)
-
-
 class Look:
     """One comparison of functions, classes and constants of the libraries with the records."""
 
@@ -153,8 +147,12 @@ class Look:
     def _itself(self, module: str, qualified: str, found: Any) -> None:
         judged = _judged.get((module, qualified))
         if judged is None or judged.found is not found or _codes(judged.parts) != judged.codes:
-            judged = _judge(module, qualified, found)
-            if judged.parts or isinstance(found, _FIXED):
+            parts = [one for one in functions(getattr(found, "fget", found)) if not is_ours(one)]
+            asked = {} if qualified.rpartition(".")[2].startswith(_SETTING_UP) else dict.fromkeys(parts)
+            ours = module.partition(".")[0]
+            why = "" if is_known(module, qualified, found) else _OTHER if is_of(ours, original(found)) else PATCHED
+            judged = _Judged(found, parts, _codes(parts), asked, why)
+            if parts or isinstance(found, _FIXED):
                 _judged[module, qualified] = judged
         self._functions.update(judged.asked)
         if judged.why:
@@ -178,13 +176,17 @@ class Look:
         module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
         if qualified in table()["code"].get(module, ()) and not is_known(module, qualified, kind):
             self.unknown[f"{module}:{qualified}"] = _OTHER
+        named = ((base.__module__, base) for base in kind.__mro__[1:-1])
+        fixed: Any = [  # names that a subclass must not override: the recorded ones, or all of an unrecorded base
+            (not home.startswith("torch.") and members(home, base.__qualname__)) or vars(base) for home, base in named
+        ]
         for name in space.keys() - members(module, qualified).keys():
             value, full = space[name], f"{module}:{qualified}.{name}"
             constant = name[:2] != "__" and not isinstance(value, type) and of_value(value)
             defined = getattr(value, "__name__", name)
             if not (constant or any(functions(value))) or is_known(module, f"{qualified}.{defined}", value):
                 continue
-            if name == "__getattribute__" or any(name in _overridable(base) for base in kind.__mro__[1:-1]):
+            if name == "__getattribute__" or any(name in of for of in fixed):
                 self.unknown[full] = _OVERRIDES
             elif name[:2] != "__":
                 self._new[name] = full
@@ -211,15 +213,6 @@ class Look:
             space = vars(getattr(holder, owner) if owner else holder)
             there = [name for name in sorted(names & space.keys()) if not isinstance(space[name], (type, ModuleType))]
             self._named(module, owner, [n for n in there if not torchs or (n[0] != "_" and callable(space[n]))])
-
-
-def _judge(module: str, qualified: str, found: Any) -> _Judged:
-    parts = [one for one in functions(getattr(found, "fget", found)) if not is_ours(one)]
-    asked = {} if qualified.rpartition(".")[2].startswith(_SETTING_UP) else dict.fromkeys(parts)
-    why = ""
-    if not is_known(module, qualified, found):
-        why = _OTHER if is_of(module.partition(".")[0], original(found)) else PATCHED
-    return _Judged(found, parts, _codes(parts), asked, why)
 
 
 def _codes(several: list[FunctionType]) -> list[CodeType]:

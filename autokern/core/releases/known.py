@@ -102,17 +102,13 @@ def admits(owner: Any, name: str, found: Any, before: Any) -> bool:
         return found is not None
     why = MISSING if found is None else PATCHED
     if found is not None and (comparison.trusted() or found is before):
-        theirs = is_of(library, original(found)) or is_known(module, qualified, found) or _is_standard(found)
+        home, defined = getattr(found, "__module__", None), getattr(found, "__name__", None)  # Python's own, imported
+        standard = home in sys.stdlib_module_names and getattr(sys.modules.get(home), str(defined), None) is found
+        theirs = standard or is_of(library, original(found)) or is_known(module, qualified, found)
         why = "" if theirs else why
     if why:
         leave_out(f"{module}:{qualified}", why)
     return not why
-
-
-def _is_standard(found: Any) -> bool:
-    """Whether this is a function of Python's own library, which a module of the libraries has imported."""
-    module, name = getattr(found, "__module__", None), getattr(found, "__name__", None)
-    return module in sys.stdlib_module_names and getattr(sys.modules.get(module), str(name), None) is found
 
 
 def leave_out(name: str, why: str) -> None:

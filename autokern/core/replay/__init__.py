@@ -98,7 +98,8 @@ class Held:
         self._modules = [one for one in self.objects if isinstance(one, torch.nn.Module)]
         self._arrays = [one for one in self.objects if isinstance(one, np.ndarray)]
         varying = set(map(id, inputs))
-        self._tensors = [one for one in self.tensors if id(one) not in varying and _is_small(one, most)]
+        fixed = (one for one in self.tensors if id(one) not in varying and one.layout is torch.strided and one.is_cpu)
+        self._tensors = [one for one in fixed if one.numel() <= most and not one.is_inference()]
         bases = {base for kind in self.kinds() for base in kind.__mro__}
         own = [base for base in bases if not (is_of_library(base) or is_of_python(base))]
         self._own = [f for f in self._functions if not is_library(f.__globals__.get("__name__"))]
@@ -158,16 +159,18 @@ class Held:
     def as_kept(self) -> Iterator[None]:
         """Within the block, settings of the libraries and training modes have the values of the last `renew`."""
         places = [*self._settings, *((one, "training") for one in self._modules)]
-        before = [(*place, getattr(*place)) for place in places]
+
+        def put(values: list[Any]) -> None:
+            for place, value in zip(places, values, strict=True):
+                if getattr(*place) is not value:
+                    setattr(*place, value)
+
+        before = [getattr(*place) for place in places]
         try:
-            for (owner, name), value in zip(places, self._modes, strict=True):
-                if getattr(owner, name) is not value:
-                    setattr(owner, name, value)
+            put(self._modes)
             yield
         finally:
-            for owner, name, value in before:
-                if getattr(owner, name) is not value:
-                    setattr(owner, name, value)
+            put(before)
 
     def _memory(self) -> list[Any]:
         return [(one.data_ptr(), one.stride(), one.requires_grad) for one in self._tensors]
@@ -186,11 +189,6 @@ class Held:
 
 
 _values = operator.methodcaller("values")
-
-
-def _is_small(tensor: torch.Tensor, most: int) -> bool:
-    """Whether a tensor is small enough to compare its numbers before each replay."""
-    return tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_inference() and tensor.numel() <= most
 
 
 @functools.lru_cache(4096)

@@ -103,18 +103,11 @@ def walked(of: Iterable[Any], but: Iterable[tuple[dict[str, Any], str]] = ()) ->
         for base in type(one).__mro__:
             if base.__module__ not in modules and is_library(base.__module__):
                 modules.add(base.__module__)
-                waiting += _replaced(sys.modules.get(base.__module__))
+                there = getattr(sys.modules.get(base.__module__), "__dict__", {}).values()
+                waiting += (value for value in there if type(value).__module__ == "unittest.mock")
+                functions = (value for value in there if type(value) is FunctionType)
+                waiting += (one for one in functions if not is_installed(one.__code__.co_filename))  # the user's
     return seen
-
-
-def _replaced(module: Any) -> list[Any]:
-    """Return the mocks and the user's functions that have replaced functions of a library's module."""
-    return [
-        value
-        for value in ([] if module is None else vars(module).values())
-        if type(value).__module__ == "unittest.mock"
-        or (type(value) is FunctionType and not is_installed(value.__code__.co_filename))
-    ]
 
 
 def _inside(one: Any, read: set[type], left: set[tuple[int, str]]) -> list[Any] | str:

@@ -97,18 +97,19 @@ def written(kind: Kind, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 def step_of(func: Any, kind: Kind, args: Any, kwargs: Any, fresh: list[torch.Tensor], out: Any) -> Step:
     """Return the step of a replay that repeats an operation."""
+    call = functools.partial(func, *args, **kwargs)
     if kind.written and not fresh:
-        return functools.partial(func, *args, **kwargs)
+        return call
     if not fresh:
         if out is None:
-            return functools.partial(_checked, functools.partial(func, *args, **kwargs))
+            return functools.partial(_checked, call)
         if not isinstance(out, (bool, int, float)):
             raise UnrecordedError(f"{func} returns a {type(out).__name__}")
-        return functools.partial(_same, functools.partial(func, *args, **kwargs), out)
+        return functools.partial(same, call, out)
     if func._schema.name in ("aten::clone", "aten::_to_copy"):
         return functools.partial(fresh[0].copy_, args[0])
     if kind.out is None or not len(fresh) == len(kind.out[1]) == (len(out) if isinstance(out, (tuple, list)) else 1):
-        return functools.partial(copied, functools.partial(func, *args, **kwargs), tensors_in([apart(out)]))
+        return functools.partial(copied, call, tensors_in([apart(out)]))
     write, names = kind.out
     return functools.partial(write, *args, **kwargs, **dict(zip(names, fresh, strict=True)))
 
@@ -129,16 +130,11 @@ def _checked(call: Step) -> None:
         raise ChangedError(str(error)) from None
 
 
-def _same(call: Step, value: Any) -> None:
+def same(call: Step, value: Any) -> None:
+    """Repeat a call that returns a number; ChangedError if it returns another one than before."""
     found = call()
     if found != value and not (found != found and value != value):  # noqa: PLR0124
         raise ChangedError(f"{found} in place of {value}")
-
-
-def are_as_before(tensor: torch.Tensor, before: torch.Tensor) -> None:
-    """Raise ChangedError if a tensor has other numbers than before."""
-    if not torch.equal(tensor, before):
-        raise ChangedError("a tensor from outside has other numbers")
 
 
 def stays(func: Any, kind: Kind, args: Sequence[Any], kwargs: Any) -> bool:
@@ -163,14 +159,8 @@ def apart(value: Any) -> Any:
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the tensors among values and in lists of them."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
-    return found
+    """Return the tensors among values, in lists of them and in steps."""
+    return list(_tensors([*values]))
 
 
 class Replay:
@@ -226,27 +216,21 @@ def share(steps: Sequence[Noted], kept: Iterable[int]) -> list[Step]:
     free, taken = list[torch.UntypedStorage](), dict[int, torch.UntypedStorage]()
     for at, (_, reads, writes) in enumerate(steps):
         for memory in writes - at_kept - taken.keys():
-            taken[memory] = _fitting(free, any_at[memory].untyped_storage().nbytes())
+            size = any_at[memory].untyped_storage().nbytes()
+            fitting = next((n for n in range(len(free) - 1, -1, -1) if size <= free[n].nbytes() <= 2 * size + 64), None)
+            new = torch.empty(size if fitting is None else 0, dtype=torch.uint8).untyped_storage()
+            taken[memory] = new if fitting is None else free.pop(fitting)  # of about this size, freed last
         free += [taken[memory] for memory in (reads | writes) & taken.keys() if last[memory] == at]
     found: list[Step] = moved([step for step, _, _ in steps], taken)
     return found
 
 
-def _fitting(free: list[torch.UntypedStorage], size: int) -> torch.UntypedStorage:
-    """Return free memory of about this size, the most recently freed first, or new memory."""
-    for at in range(len(free) - 1, -1, -1):
-        if size <= free[at].nbytes() <= 2 * size + 64:
-            return free.pop(at)
-    return torch.empty(size, dtype=torch.uint8).untyped_storage()
-
-
 def _tensors(one: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a step holds."""
+    """Yield a tensor, or those that a list or a step holds."""
     if isinstance(one, torch.Tensor):
         yield one
     elif isinstance(one, functools.partial):
-        for part in (one.func, *one.args, *one.keywords.values()):
-            yield from _tensors(part)
+        yield from _tensors([one.func, *one.args, *one.keywords.values()])
     elif isinstance(one, (list, tuple)):
         for part in one:
             yield from _tensors(part)

@@ -279,8 +279,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._steps.append((functools.partial(whole.copy_, whole.detach()), {memory}, set()))
         for tensor, before in [] if parameters else others:  # replays compare their numbers instead of version counters
             self._constants[memory_of(tensor)] = tensor, -1
-            step = functools.partial(operations.are_as_before, tensor.detach(), before)
-            self._steps.append((step, {memory_of(tensor)}, set()))
+            equal = functools.partial(torch.equal, tensor.detach(), before)
+            self._steps.append((functools.partial(operations.same, equal, True), {memory_of(tensor)}, set()))
 
     def _check(self, func: Any, fresh: Iterable[torch.Tensor]) -> None:
         """Refuse results that cannot be written again, and recordings that are too large."""
