@@ -87,8 +87,12 @@ def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch
     with torch.autocast(device.type, enabled=False):
         found = _kept.recordings.get(whole)
         if found is None:
-            if _failed or threading.active_count() > 1 or not _is_room():
+            full = len(_kept.recordings) >= _KEPT
+            stale = full and _kept.calls - next(iter(_kept.recordings.values())).used >= _FRESH
+            if _failed or threading.active_count() > 1 or (full and not stale):
                 return step(*inputs)
+            if stale:
+                _kept.recordings.popitem(last=False)
             try:
                 found = _kept.recordings[whole] = _Recording(step, inputs)
             except Exception as error:
@@ -100,17 +104,6 @@ def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch
         _kept.recordings.move_to_end(whole)
         found.used = _kept.calls
         return found(inputs)
-
-
-def _is_room() -> bool:
-    """Whether one more recording may be kept; deletes the least recently used one if it is unused for long."""
-    if len(_kept.recordings) < _KEPT:
-        return True
-    oldest = next(iter(_kept.recordings))
-    if _kept.calls - _kept.recordings[oldest].used < _FRESH:
-        return False
-    del _kept.recordings[oldest]
-    return True
 
 
 def forget() -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from autokern.cli import inherited
 from autokern.core.errors import AutokernError, SettingsError
+from autokern.core.settings import from_environment
 from autokern.hooks import install
 from autokern.runtime import api, dispatch, ranks
 from autokern.system import ranks as system
@@ -100,7 +101,8 @@ def execute(order: Order) -> int:
     file = None if system.is_job() and os.environ.get("RANK") != "0" else order.report  # only the first rank writes
     if file is not None:
         write_whole(file, None)
-    inherited.inherit()
+    if from_environment().workers:
+        os.environ["PYTHONPATH"] = inherited.with_inherited()
     install.enable()
     settings = dispatch.session().settings
     if settings.enabled and settings.ranks not in ("off", "on") and system.is_job():  # "on": `enable` has joined

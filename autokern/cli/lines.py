@@ -46,10 +46,12 @@ class Sampler:
         self._end.set()
         self._thread.join()
         found = sorted(self._seconds.items(), key=lambda item: -sum(item[1].values()))
-        whole = {who: sum(of[who] for _, of in found) for who in _WHO}
-        rows = [_row("all lines", whole), *(_row(_words(*line), of) for line, of in found[:_MOST])]
-        if rest := found[_MOST:]:
-            rows.append(_row(f"{len(rest)} more lines", {who: sum(of[who] for _, of in rest) for who in _WHO}))
+        rest = [of for _, of in found[_MOST:]]
+        groups = [("all lines", [of for _, of in found]), *((_words(*line), [of]) for line, of in found[:_MOST])]
+        rows = []
+        for words, several in (*groups, *([(f"{len(rest)} more lines", rest)] if rest else [])):
+            by = [sum(of[who] for of in several) for who in _WHO]
+            rows.append((*(f"{seconds:.2f}" if seconds >= 0.005 else "" for seconds in (sum(by), *by)), words))
         title = "autokern: seconds of the main thread by line of the program, and who computed"
         tables.show(Table(title, (">seconds", ">autokern", ">library", ">else", "line"), rows), stderr=True)
 
@@ -87,7 +89,3 @@ def _words(file: str, number: int) -> str:
         return "in no line of yours"
     words = f"{os.path.basename(file)}:{number} {linecache.getline(file, number).strip()}"
     return words if len(words) <= _WIDTH else f"{words[: _WIDTH - 1]}…"
-
-
-def _row(words: str, of: dict[str, float]) -> tuple[str, ...]:
-    return (*(f"{seconds:.2f}" if seconds >= 0.005 else "" for seconds in (sum(of.values()), *of.values())), words)

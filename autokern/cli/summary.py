@@ -90,13 +90,13 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 def present(profile: Profile, ops: Collection[str] | None = None) -> Profile:
     """Return a profile without unregistered ops and candidates, which an earlier version may have measured."""
     there = {(op.name, name) for op in registered() if ops is None or op.name in ops for name in op.names()}
-    kept = ({name: t.timings[name] for name in t.timings if (t.problem.op, name) in there} for t in profile.trials)
-    return msgspec.structs.replace(
-        profile,
-        trials=[Trial(t.problem, of) for t, of in zip(profile.trials, kept, strict=True) if of],
-        banned=[ban for ban in profile.banned if (ban.op, ban.candidate) in there],
-        setup={key: seconds for key, seconds in profile.setup.items() if key.partition(".")[::2] in there},
-    )
+    trials = [
+        Trial(t.problem, {name: timing for name, timing in t.timings.items() if (t.problem.op, name) in there})
+        for t in profile.trials
+    ]
+    banned = [ban for ban in profile.banned if (ban.op, ban.candidate) in there]
+    setup = {key: seconds for key, seconds in profile.setup.items() if key.partition(".")[::2] in there}
+    return msgspec.structs.replace(profile, trials=[t for t in trials if t.timings], banned=banned, setup=setup)
 
 
 def known(profile: Profile, ops: Collection[str] | None = None) -> Known:

@@ -54,24 +54,22 @@ def _rendered(table: Table, width: int) -> RenderableType:
     longest = max(len(word) for cell in last for word in cell.split())
     room = max(map(len, last)) if table.columns[-1].startswith(">") else max(_LEAST_ROOM, min(longest, _LONG_WORD))
     if width - taken < room:
-        named = (
-            [f"{name} {cell}".strip() for name, cell in zip(names, row, strict=True) if cell] for row in table.rows
-        )
-        return Group(title, *(Padding(Text("; ".join(cells)), (0, 0, 0, 2)) for cells in named))
+        pairs = (zip(names, row, strict=True) for row in table.rows)
+        told = ("; ".join(f"{name} {cell}".strip() for name, cell in row if cell) for row in pairs)
+        return Group(title, *(Padding(Text(line), (0, 0, 0, 2)) for line in told))
     made = Rendered(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, name in zip(table.columns, names, strict=True):
         side = "right" if column.startswith(">") else "left"
         made.add_column(name, justify=side, no_wrap=column != table.columns[-1], overflow="fold")  # type: ignore[arg-type]
+
+    def cell(column: str, text: str) -> Text:
+        factor = float(text) if "×" in column else 1.0
+        colour = "green" if factor >= _GAIN else "red" if factor <= _LOSS else _COLOURS.get(text, "")
+        return Text(text, colour)
+
     for row in table.rows:
-        made.add_row(*(Text(cell, _colour(name, cell)) for name, cell in zip(names, row, strict=True)))
+        made.add_row(*map(cell, names, row))
     return Group(title, made)
-
-
-def _colour(column: str, cell: str) -> str:
-    if "×" not in column:
-        return _COLOURS.get(cell, "")
-    factor = float(cell)
-    return "green" if factor >= _GAIN else "red" if factor <= _LOSS else ""
 
 
 def ops(found: Known, title: str) -> Table:
@@ -116,12 +114,10 @@ def thresholds(found: Sequence[Line]) -> Table:
     """Return a table of the candidates by size, for each kind of problem."""
     rows = []
     for line in found:
-        p = line.problem
-        more = [f"gradient of {p.grad}"] if p.grad else []
-        more += [f"batches of {p.batch}"] if p.batch > 1 else []
-        more += [f"{name}={getattr(p, name)}" for name in ("d", "rhs") if getattr(p, name)]
-        kind = ", ".join(filter(None, (p.device, p.dtype, p.variant)))
-        rows.append(("\n".join(filter(None, (kind, ", ".join(more)))), str(line)))
+        p, numbers = line.problem, [f"{name}={n}" for name in ("d", "rhs") if (n := getattr(line.problem, name))]
+        more = p.grad and f"gradient of {p.grad}", f"batches of {p.batch}" if p.batch > 1 else "", *numbers
+        words = (", ".join(filter(None, of)) for of in ((p.device, p.dtype, p.variant), more))
+        rows.append(("\n".join(filter(None, words)), str(line)))
     return Table("choices by the number of columns or points, n", ("kind", "choice"), rows)
 
 

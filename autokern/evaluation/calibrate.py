@@ -142,31 +142,23 @@ def _step(n: int, dtype: torch.dtype) -> Task:
 
 
 def _prediction(n: int, again: bool) -> Task:
-    model = _model(n).eval()
-    points = _points(100, 1)
+    model, points = _model(n).eval(), _points(100, 1)
 
+    @torch.no_grad()
     def predict() -> None:
         if not again:
-            model.train()
-            model.eval()
-        with torch.no_grad():
-            out = model(points)
-            out.mean, out.variance  # noqa: B018  (computed when they are read)
+            model.train().eval()
+        out = model(points)
+        out.mean, out.variance  # noqa: B018  (computed when they are read)
 
     return predict
 
 
 def _fantasy(n: int) -> Task:
-    model = _model(n).eval()
-    points = _points(1, 2)
+    model, points, value = _model(n).eval(), _points(1, 2), torch.zeros(1, dtype=torch.float64)
     with torch.no_grad():
         model(points).mean  # noqa: B018  (a fantasy needs the caches of a prediction)
-
-    def fantasy() -> None:
-        with torch.no_grad():
-            model.get_fantasy_model(points, torch.zeros(1, dtype=torch.float64))(points).mean  # noqa: B018
-
-    return fantasy
+    return torch.no_grad()(lambda: model.get_fantasy_model(points, value)(points).mean)
 
 
 def _acquisition(n: int) -> Task:

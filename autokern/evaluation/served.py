@@ -19,7 +19,7 @@ from gpytorch.models import GP, ApproximateGP, ExactGP
 from autokern.core import errors
 from autokern.core.autograd import computed_share
 from autokern.core.decision import Decision
-from autokern.core.errors import SettingsError, caught
+from autokern.core.errors import SettingsError, caught, suppressed
 from autokern.core.output import Shown
 from autokern.core.releases import known
 from autokern.core.replay import Held, held
@@ -101,26 +101,18 @@ def explain(op: str | GP | None = None, **fields: Any) -> Decision | Explanation
             raise SettingsError("nothing is served: AUTOKERN=0 switches autokern off")
         for number, one in enumerate(several):
             label = f"{number + 1}, " if len(several) > 1 else ""
-            titles.append(_title(one))
-            rows += [(f"{label}{part}", by, why) for part, by, why in _rows(_copied(one))]
+            first = next(iter(one.parameters()), torch.zeros(0))
+            count = f"{one.train_inputs[0].shape[-2]} points, " if isinstance(one, ExactGP) and one.train_inputs else ""
+            titles.append(
+                f"{type(one).__name__}: {count}{str(first.dtype).removeprefix('torch.')}, {first.device.type}"
+            )
+            rows += [(f"{label}{part}", by, why) for part, by, why in _rows(one)]
     return Served(title="; ".join(dict.fromkeys(titles)), rows=rows)
 
 
-def _title(model: Any) -> str:
-    parameter = next(iter(model.parameters()), torch.zeros(0))
-    count = f"{model.train_inputs[0].shape[-2]} points, " if isinstance(model, ExactGP) and model.train_inputs else ""
-    return f"{type(model).__name__}: {count}{str(parameter.dtype).removeprefix('torch.')}, {parameter.device.type}"
-
-
-def _copied(model: Any) -> Any:
-    """Return a copy, so that no cache and no counter of the model changes; the model itself if it has no copy."""
-    try:
-        return copy.deepcopy(model)
-    except caught(Exception):
-        return model
-
-
 def _rows(model: Any) -> Iterator[tuple[str, str, str]]:
+    with suppressed(Exception):  # so that no cache and no counter of the model changes, if it has a copy
+        model = copy.deepcopy(model)
     if isinstance(model, ApproximateGP):
         strategy = model.variational_strategy
         strategy = getattr(strategy, "base_variational_strategy", strategy)  # of each task
@@ -177,9 +169,8 @@ def _told(part: str, run: Callable[[], Any]) -> tuple[str, str, str]:
         for name, count in by.items()
         if name != "stock" and count > before.get(op, {}).get(name, 0)
     ]
-    return part, ", ".join(served) or "the library", "\n".join(dict.fromkeys(_hinted(reason) for _, reason in told))
-
-
-def _hinted(reason: str) -> str:
-    hint = next((hint for start, hint in _HINTS.items() if reason.startswith(start)), "")
-    return f"not read: {reason}" + (f" ({hint})" if hint else "")
+    hinted = dict[str, None]()
+    for _, reason in told:
+        hints = [f" ({hint})" for start, hint in _HINTS.items() if reason.startswith(start)]
+        hinted[f"not read: {reason}{''.join(hints)}"] = None
+    return part, ", ".join(served) or "the library", "\n".join(hinted)

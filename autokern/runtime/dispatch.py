@@ -67,21 +67,18 @@ _session_lock = Lock()
 def session() -> Session:
     """Return the session of this process, created from the environment by the first call."""
     if _session is None:
-        settings = _with_plugins(from_environment())
+        settings = from_environment()
+        registry.load(None if settings.strict else "")  # outside of the lock, since a plugin may call `session`
         with _session_lock.here():
             return _session or replace(Session(settings))
     return _session
 
 
-def _with_plugins(settings: Settings) -> Settings:
-    """Load the plugins before a session is created; outside of the session lock, since a plugin may call `session`."""
-    registry.load(None if settings.strict else "")
-    return settings
-
-
 def reset(settings: Settings | None = None) -> Session:
     """Start a new session from given settings or the environment; raises SettingsError for an invalid one."""
-    return replace(Session(_with_plugins(from_environment() if settings is None else settings)))
+    settings = from_environment() if settings is None else settings
+    registry.load(None if settings.strict else "")
+    return replace(Session(settings))
 
 
 def replace(fresh: Session) -> Session:

@@ -1,8 +1,7 @@
 """The memo: for each decided key, an Entry with its candidate and number of calls; and floors, which need no decision.
 
-Problems of similar size share one decision (`Shared`), so that a stream of growing sizes does not pay for each. Below
-its floor, a number of elements, stock serves every call of an op: a hook reads one integer, without a lock. Floors
-derive from the session's choices, which its first decision loads; until then they are 0.
+Below its floor, a number of elements, stock serves every call of an op: a hook reads one integer, without a lock.
+Floors derive from the session's choices, which its first decision loads; until then they are 0.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +21,15 @@ import torch
 from autokern.core.decision import Decision, Solved, collecting, joined
 from autokern.core.errors import AutokernWarning
 from autokern.core.op import Candidate, Op
-from autokern.core.problem import Feasibility, Problem
+from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.core.state import Lock, inside
-from autokern.system import memory
 
 if TYPE_CHECKING:
     from autokern.runtime.session import Session
 
 NEVER = sys.maxsize  # a call number that no key reaches
 _keeping = Lock()
-
-Decide = Callable[[Feasibility, Settings], Decision]
 
 
 class Entry:
@@ -168,36 +164,6 @@ def _called(memo: Memo) -> Iterator[tuple[str, Entry]]:
         for entry in list(table.values()):
             if entry.count and not entry.trial:
                 yield name, entry
-
-
-class Shared:
-    """Decisions shared by problems whose sizes agree in their leading binary digits; emptied when `most` is reached."""
-
-    def __init__(self, decide: Decide, most: int) -> None:
-        self._decide, self._most = decide, most
-        self._known: dict[tuple[Problem, Settings], Decision] = {}
-
-    def decision(self, table: Feasibility, settings: Settings) -> Decision:
-        """Decide a problem like its neighbours in size, or by itself where memory or a drawn candidate matters."""
-        exact = settings.memory is not None or settings.random_seed is not None
-        if exact or max(table.memory.values()) >= memory.LARGE:
-            return self._decide(table, settings)
-        problem, coarse = table.problem, table.problem.coarse
-        decision = self._known.get((coarse, settings))
-        if decision is None:
-            decision = self._decide(table if coarse == problem else Feasibility(table.op, coarse), settings)
-            if len(self._known) >= self._most:
-                self._known.clear()
-            self._known[coarse, settings] = decision
-        forced = settings.forced(table.op.name)  # the neighbour's decision left it out, and it can serve this problem
-        ordered = forced not in (None, decision.candidate) and table.why_not(table.op[str(forced)]) is None
-        if ordered or table.why_not(table.op[decision.candidate]) is not None:
-            return self._decide(table, settings)
-        return msgspec.structs.replace(decision, problem=problem)
-
-    def clear(self) -> None:
-        """Forget all shared decisions."""
-        self._known.clear()
 
 
 class Overlay(msgspec.Struct, eq=False):

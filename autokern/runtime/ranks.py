@@ -35,14 +35,9 @@ def facts() -> dict[str, Any]:
 
 def unlike(found: list[dict[str, Any]]) -> str:
     """Describe all differences of ranks from rank 0 in the ``common`` facts; empty if all ranks agree."""
+    each = ((rank, *item) for rank, one in enumerate(found) for item in one["common"].items())
     first = found[0]["common"]
-    told = [
-        f"rank {rank} has {name} {one['common'][name]}, rank 0 {value}"
-        for rank, one in enumerate(found)
-        for name, value in first.items()
-        if one["common"][name] != value
-    ]
-    return "; ".join(told)
+    return "; ".join(f"rank {r} has {name} {own}, rank 0 {first[name]}" for r, name, own in each if own != first[name])
 
 
 def begin(shy: bool = False, timeout: float | None = None) -> None:

@@ -81,7 +81,10 @@ class FirstUse:
         over = left <= 0 or asked in self._tried
         if not (over or at_once) and ledger.seconds < ledger.enough:
             return False
-        if over or self._is_settled(problem):
+        settings, chooser = self._settings, self._session.chooser
+        ordered = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
+        settled = ordered or chooser.knows(problem) or _tried_lately(chooser.profile, problem)
+        if over or settled or forked() or host.multi_rank():
             self._waiting.pop(asked, None)
             return False
         if not at_once:
@@ -115,17 +118,8 @@ class FirstUse:
             time.sleep(_LOOK)
             found = self._watch.reading()
         if found.others is not None or self._load is None:
-            self._load = found
-            self._watch = Watch()
+            self._load, self._watch = found, Watch()
         return self._load.crowded()  # the last reading, if there is no new one
-
-    def _is_settled(self, problem: Problem) -> bool:
-        """Whether the op must not or need not be measured here: by settings, measured already, forked, or of ranks."""
-        settings, chooser = self._settings, self._session.chooser
-        ordered = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
-        if ordered or chooser.knows(problem) or _tried_lately(chooser.profile, problem):
-            return True
-        return forked() or host.multi_rank()
 
     def _learnt(self, problem: Problem) -> bool:
         """Whether another process has now measured this op, or tried to; if so, its profile is adopted."""
@@ -171,7 +165,7 @@ def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settin
     if entry.ledger is not None and entry.ledger.seconds >= entry.ledger.enough:
         try:
             table = here.measured(Feasibility(entry.op, entry.decision.problem))
-            return here.made(table, here.shared.decision(table, settings), settings, entry.count)
+            return here.made(table, here.decide_alike(table, settings), settings, entry.count)
         except AutokernError:
             raise
         except Exception as error:  # the key stays as it is
@@ -200,7 +194,10 @@ def _again(here: Session, entry: Entry, settings: Settings) -> Entry:
 
 def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
     """Replace an entry's candidate if it errs too much on these arguments; return the error, 0 if it is unknown."""
-    suspect, exact = entry.candidate, _exact(entry)
+    suspect, problem = entry.candidate, entry.decision.problem
+    known, held = [entry.op[name] for name in entry.decision.order], suspect.memory(problem)
+    able = [c for c in known if c.accuracy != "approximate" and memory.fits(held + c.memory(problem), problem.device)]
+    exact = min(able, key=lambda candidate: (candidate.accuracy != "better", candidate.compiles), default=None)
     error = 0.0 if exact is None else _error(entry, exact, args)
     if entry.candidate is not suspect:  # another thread has replaced it
         return error
@@ -210,14 +207,6 @@ def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
     reason = f"{suspect.name} errs by {error:.0e} on these data, and at most {settings.max_error:.0e} is allowed"
     entry.demote(exact, reason, 5, ", using(max_error=...) allows more")
     return error
-
-
-def _exact(entry: Entry) -> Candidate | None:
-    """Return a candidate that does not approximate and fits the memory beside the entry's own, or None."""
-    problem = entry.decision.problem
-    known, held = [entry.op[name] for name in entry.decision.order], entry.candidate.memory(problem)
-    exact = [c for c in known if c.accuracy != "approximate" and memory.fits(held + c.memory(problem), problem.device)]
-    return min(exact, key=lambda candidate: (candidate.accuracy != "better", candidate.compiles), default=None)
 
 
 def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:

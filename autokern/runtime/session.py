@@ -20,7 +20,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings, from_environment
 from autokern.core.state import Lock, inside, permitted
-from autokern.runtime.memo import Entry, Memo, Served, Shared, counted, publish_floors, served, stock_entry
+from autokern.runtime.memo import Entry, Memo, Served, counted, publish_floors, served, stock_entry
 from autokern.system import host, memory
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Session:
         self.settings, self.asked = existing(settings), asked or settings  # those before ranks agreed on others
         self.agreed = profile is not None  # by ranks: this process's own memory then affects no decision
         self.memo: Memo = {}
-        self.shared = Shared(self.decide, _MOST_KEYS)
+        self._alike: dict[tuple[Problem, Settings], Decision] = {}  # shared by sizes with the same leading digits
         self.past: Counter[tuple[str, str]] = Counter()
         self._earlier: Served = {}
         self._chooser: Chooser | None = None
@@ -75,7 +75,7 @@ class Session:
         """Put another profile in force, and forget all decisions."""
         with self._lock.here():
             self._put_in_force(profile)
-            self.shared.clear()
+            self._alike.clear()
             self.forget()
 
     def _put_in_force(self, profile: Profile) -> Chooser:
@@ -153,7 +153,7 @@ class Session:
             if inside.measuring:  # a measurement must be valid under all settings
                 settings = msgspec.structs.replace(settings, accuracy="same")
             table = self.measured(table)
-            decision = self.shared.decision(table, settings)
+            decision = self.decide_alike(table, settings)
         except AutokernError:
             raise
         except Exception as error:
@@ -190,6 +190,24 @@ class Session:
 
             self._first_use = FirstUse(self)
         return Feasibility(table.op, table.problem) if self._first_use.measure(table) else table
+
+    def decide_alike(self, table: Feasibility, settings: Settings) -> Decision:
+        """Decide a problem like its neighbours in size, or by itself where memory or a drawn candidate matters."""
+        exact = settings.memory is not None or settings.random_seed is not None
+        if exact or max(table.memory.values()) >= memory.LARGE:
+            return self.decide(table, settings)
+        problem, coarse = table.problem, table.problem.coarse
+        decision = self._alike.get((coarse, settings))
+        if decision is None:
+            decision = self.decide(table if coarse == problem else Feasibility(table.op, coarse), settings)
+            if len(self._alike) >= _MOST_KEYS:
+                self._alike.clear()
+            self._alike[coarse, settings] = decision
+        forced = settings.forced(table.op.name)  # the neighbour's decision left it out, and it can serve this problem
+        ordered = forced not in (None, decision.candidate) and table.why_not(table.op[str(forced)]) is None
+        if ordered or table.why_not(table.op[decision.candidate]) is not None:
+            return self.decide(table, settings)
+        return msgspec.structs.replace(decision, problem=problem)
 
     def decide(self, table: Feasibility, settings: Settings, seen: int = 0) -> Decision:
         """Decide a problem under settings and the memory that is free now; `seen` is its number of calls so far."""

@@ -48,21 +48,19 @@ _OUTERMOST = 10  # nesting of plugins' composite ops that do not state it
 
 def chosen_ops(names: str | Iterable[str] | None) -> list[Op]:
     """Return the ops of these names, all for None; SettingsError if one is unknown."""
-    return registered() if names is None else [get(name) for name in dict.fromkeys(_listed(names))]
+    names = [names] if isinstance(names, str) else names
+    return registered() if names is None else [get(name) for name in dict.fromkeys(names)]
 
 
 def chosen_devices(names: str | Iterable[str] | None) -> list[str]:
     """Return the device kinds to measure on, all of this host for None; SettingsError if one is absent."""
     device = host.accelerator()
     there = ["cpu"] if device is None else ["cpu", device.type]
-    kinds = there if names is None else [str(name).partition(":")[0] for name in _listed(names)]
+    names = [names] if isinstance(names, str) else names
+    kinds = there if names is None else [str(name).partition(":")[0] for name in names]
     if absent := [kind for kind in kinds if kind not in there]:
         raise SettingsError(f"device {absent[0]!r} was asked for; torch finds {', '.join(there)} on this machine")
     return kinds
-
-
-def _listed(names: str | Iterable[str]) -> Iterable[str]:
-    return [names] if isinstance(names, str) else names
 
 
 def calibrate(

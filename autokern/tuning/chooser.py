@@ -104,16 +104,12 @@ class Chooser:
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
         """Return Estimates by candidate, where this host or another one measured similar problems."""
         key = key_of(problem)
-        own, shipped = self.profile.forests.get(key), self.shipped.get(key) if self._is_alike(problem) else None
+        own, shipped = self.profile.forests.get(key), self.shipped.get(key)
+        if problem.device != "cpu" and problem.dtype == "float64":  # others' GPUs are alike if these are fast at it
+            there = (self.profile.host or host.current().fields).get("accelerators", ())
+            shipped = shipped if any(gpu.get("capability") in _FULL_RATE for gpu in there) else None
         forest = shipped if own is None or self.instead(problem) == "shipped" else own
         return {} if forest is None else forest.estimates(problem)
-
-    def _is_alike(self, problem: Problem) -> bool:
-        """Whether other hosts' estimates apply to a problem: in float64 on GPUs, only if the GPUs are fast at it."""
-        if problem.device == "cpu" or problem.dtype != "float64":
-            return True
-        there = (self.profile.host or host.current().fields).get("accelerators", ())
-        return any(gpu.get("capability") in _FULL_RATE for gpu in there)
 
     def instead(self, problem: Problem) -> str:
         """Return whose choices the exam found faster on a problem: ``"shipped"``, ``"stock"``, or empty for its own."""

@@ -172,11 +172,7 @@ def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable
         roots = (pair for pair in zip(outputs, cotangents, strict=True) if pair[0].requires_grad)
         return Trialled(out, backward(*zip(*roots, strict=True), shared, False, leaves, False, accumulate_grad=False))
 
-    def open_call() -> Trialled:
-        with inside.having(active=False):
-            return call()
-
-    return open_call if nested else call
+    return inside.having(active=False)(call) if nested else call
 
 
 def truth(op: Op, problem: Problem, args: tuple[Any, ...], move: int | None = None) -> Trialled:

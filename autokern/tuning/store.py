@@ -137,11 +137,10 @@ def clear(settings: Settings) -> list[Path]:
 def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]:
     """Yield whether this block may calibrate an op: no other process or thread is doing so, or there are no locks."""
     with contextlib.ExitStack() as stack:
-        try:
+        granted = True
+        with suppressed(OSError, ProfileError):
             folder = stack.enter_context(opened_home(settings, create=True))
             granted = stack.enter_context(folder.locked(_named(f"{fingerprint}.{op}.lock")))
-        except uninterrupted(OSError, ProfileError):
-            granted = True
         yield granted
 
 

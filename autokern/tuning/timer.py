@@ -110,7 +110,9 @@ def compare(
         gc.disable()
         with Waited() as waited:
             for turn in range(2 * rounds[1]):
-                for name in _order(alive, turn):
+                shift = turn // 2 % len(alive)
+                order = alive[shift:] + alive[:shift]  # then its reverse, so that no place favours a candidate
+                for name in order[::-1] if turn % 2 else order:
                     lead = repeats[name] > 1 or fastest(name) < _LONGEST
                     samples[name].append(_sample(calls[name], repeats[name], synchronize, waited, lead))
                 now = time.perf_counter()
@@ -143,13 +145,6 @@ def standard_error(values: list[float]) -> float:
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(v - middle) for v in values)
     return float(max(spread * 1.2533 / len(values) ** 0.5, _DOUBT / len(values) ** 1.5))
-
-
-def _order(names: list[str], turn: int) -> list[str]:
-    """Return the order of a round: each order is followed by its reverse, so that no place favours a candidate."""
-    shift = turn // 2 % len(names)
-    order = names[shift:] + names[:shift]
-    return order if turn % 2 == 0 else order[::-1]
 
 
 def _sample(

@@ -265,7 +265,11 @@ print(torch.cuda.is_initialized(), 'gpytorch' in sys.modules)
 def test_libraries(monkeypatch):
     def found(config):
         monkeypatch.setattr(torch.__config__, "show", lambda: config)
-        return {name: version for name, version in host._describe(1, "cpu").fields["versions"].items() if name in host._LIBRARIES}
+        return {
+            name: version
+            for name, version in host._describe(1, "cpu").fields["versions"].items()
+            if name in host._LIBRARIES
+        }
 
     intel = "  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build\n  - Build settings: BLAS_INFO=mkl, "
     assert found(intel) == {"mkl": "2024.2-Product", "blas": "mkl"}

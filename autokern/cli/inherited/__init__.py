@@ -12,7 +12,6 @@ import sysconfig
 from pathlib import Path
 
 from autokern.core.errors import SettingsError
-from autokern.core.settings import from_environment
 from autokern.system.files import write_whole
 
 INHERITED = str(Path(__file__).parent)  # the folder of the ``sitecustomize``
@@ -51,14 +50,8 @@ def switch(on: bool, outside: bool = False) -> None:
             raise SettingsError(f"asked to remove {file()}; found: {error.strerror}") from None
 
 
-def inherit() -> None:
-    """Enable autokern in Python child processes, but for ``python -I`` or ``-E``, unless ``AUTOKERN_WORKERS=0``."""
-    if from_environment().workers:
-        os.environ["PYTHONPATH"] = with_inherited()
-
-
 def with_inherited() -> str:
-    """Return ``PYTHONPATH`` with the folder of the ``sitecustomize`` in front."""
+    """Return ``PYTHONPATH`` with the folder of the ``sitecustomize`` in front; ``python -I`` and ``-E`` ignore it."""
     given = os.environ.get("PYTHONPATH", "")
     if INHERITED in given.split(os.pathsep):
         return given

@@ -183,10 +183,8 @@ def html(value: Decision | Explanation | Profile | Model) -> str:
     elif isinstance(value, Model):
         table = Table(value.title, ("part", "served by", "notes"), value.rows)
     else:
-        table = tables.ops(summary.known(value), repr(value))
-        notes = [
-            f"{ban.op}.{ban.candidate} is banned on {ban.device} {ban.dtype}: {ban.reason}" for ban in value.banned
-        ]
+        table, bans = tables.ops(summary.known(value), repr(value)), value.banned
+        notes = [f"{ban.op}.{ban.candidate} is banned on {ban.device} {ban.dtype}: {ban.reason}" for ban in bans]
     below = "".join(f"<div>{markupsafe.escape(note)}</div>" for note in filter(None, notes))
     return f"<div>{_templates().get_template('table.html').module.table_of(table)}{below}</div>"
 
@@ -202,19 +200,15 @@ def frame(value: Decision | Explanation | Profile | Model) -> Any:
         told = ("candidate", "margin", "uncertainty", "source", "reason")
         columns = ("calls", "within", *Problem.__struct_fields__, *told, *Solved.__struct_fields__)
         rows = [
-            (calls, " > ".join(found.within), *_cells(found.problem, Problem), *(getattr(found, name) for name in told),
-             *_cells(overall(found.solved), Solved))
-            for found, calls in sorted(value.decisions, key=lambda pair: -pair[1])
+            (calls, " > ".join(one.within), *_cells(one.problem, Problem), *(getattr(one, name) for name in told),
+             *_cells(overall(one.solved), Solved)) for one, calls in sorted(value.decisions, key=lambda pair: -pair[1])
         ]  # fmt: skip
     elif isinstance(value, Model):
         columns, rows = ("part", "by", "why"), value.rows
     else:
         columns = (*Problem.__struct_fields__, "candidate", "seconds", "speedup")
-        rows = [
-            (*_cells(trial.problem, Problem), name, timing.seconds, 1.0 / timing.ratio)
-            for trial in value.trials
-            for name, timing in trial.timings.items()
-        ]
+        timings = ((t.problem, *named) for t in value.trials for named in t.timings.items())
+        rows = [(*_cells(of, Problem), name, timing.seconds, 1.0 / timing.ratio) for of, name, timing in timings]
     try:
         pandas = importlib.import_module("pandas")
     except ImportError as error:

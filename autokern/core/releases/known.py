@@ -74,12 +74,11 @@ def summary(names: dict[str, str]) -> str:
     if not names:
         return ""
     found, named = versions(), sorted(names)
-    of = {library for library in found if any(name.startswith((f"{library}.", f"{library}:")) for name in named)}
-    texts = []
-    for library in sorted(of):
-        version, recorded = found[library]
-        tested = table()["releases"][library]
-        texts.append(f"{library} {version} (tested: {', '.join(tested)})" if not recorded else f"{library} {version}")
+    texts = [
+        f"{library} {version}" + ("" if tested else f" (tested: {', '.join(table()['releases'][library])})")
+        for library, (version, tested) in sorted(found.items())
+        if any(name.startswith((f"{library}.", f"{library}:")) for name in named)
+    ]
     listed = ", ".join(name.partition(":")[2] or name for name in named[:_FEW])
     more = f" and {len(named) - _FEW} more" if len(named) > _FEW else ""
     return (

@@ -162,17 +162,12 @@ def _of_class(kind: type, own: bool) -> Iterator[Any]:
             continue
         if own and not (name.startswith("__") or name == "_abc_impl" or type(member) in _DESCRIPTORS):
             yield member
-        inner = getattr(member, "__func__", None) if type(member) in (classmethod, staticmethod) else None
-        if own and inner is not None:
-            yield inner
-        if name != "__init__" or not own:
-            yield from (f for f in _functions(member) if own or not is_library(f.__globals__.get("__name__")))
-
-
-def _functions(member: Any) -> Iterator[FunctionType]:
-    for one in (member, *(getattr(member, name, None) for name in ("fget", "__func__", "__wrapped__"))):
-        if isinstance(one, FunctionType):
-            yield one
+        if own and type(member) in (classmethod, staticmethod):
+            yield member.__func__
+        for one in (member, *(getattr(member, inner, None) for inner in ("fget", "__func__", "__wrapped__"))):
+            theirs = isinstance(one, FunctionType) and is_library(one.__globals__.get("__name__"))
+            if isinstance(one, FunctionType) and (name != "__init__" if own else not theirs):
+                yield one
 
 
 @functools.lru_cache(4096)

@@ -140,15 +140,7 @@ class _Form(pickle.Pickler):
     def again(self, made: Iterable[bool], tensors: Iterator[torch.Tensor], of: Callable[[Any], Any]) -> list[Any]:
         """Return a copy of the objects, with the next of `tensors` for each tensor that is `made`, modules by `of`."""
         instead = {id(t): next(tensors) for t, new in zip(self.tensors, made, strict=True) if new}
-        unpickler = _Again(io.BytesIO(self._file.getvalue()))
-        unpickler.apart = [
-            of(one) if isinstance(one, torch.nn.Module) else instead.get(id(one), one) for one in self._apart
-        ]
+        apart = [of(one) if isinstance(one, torch.nn.Module) else instead.get(id(one), one) for one in self._apart]
+        unpickler: Any = pickle.Unpickler(io.BytesIO(self._file.getvalue()))
+        unpickler.persistent_load = apart.__getitem__
         return cast("list[Any]", unpickler.load())
-
-
-class _Again(pickle.Unpickler):
-    apart: list[Any]
-
-    def persistent_load(self, place: int) -> Any:
-        return self.apart[place]
