@@ -151,22 +151,19 @@ def thresholds(op: Op, chooser: Chooser, settings: Settings) -> list[Line]:
         if p.op == op.name and p.device in host.current().devices and "stock" in trial.timings:
             kinds.setdefault((p.device, p.dtype, p.variant, p.grad, p.batch > 1, p.m == p.n), []).append(p)
     often = sorted(kinds, key=lambda kind: len(kinds[kind]), reverse=True)[:_MOST_KINDS]
-    return [
-        _threshold(op, chooser, settings, kinds[kind]) for kind in sorted(often) if len(kinds[kind]) >= _LEAST_TRIALS
-    ]
-
-
-def _threshold(op: Op, chooser: Chooser, settings: Settings, problems: Sequence[Problem]) -> Line:
-    first, ratio = problems[0], statistics.median(p.m / p.n for p in problems)
-    usual = {size: int(statistics.median_low(getattr(p, size) for p in problems)) for size in ("d", "rhs", "batch")}
-    base, low, high = first.replace(**usual), min(p.n for p in problems), max(p.n for p in problems)
-    forest = chooser.profile.forests.get(key_of(first))
-    splits = {n for size in (forest.sizes if forest else ()) for n in (size, size + 1) if low < n < high}
-    steps: list[tuple[int, str]] = []
-    for n in sorted({low, high, *splits}):
-        problem = base.replace(n=n, m=n if first.m == first.n else max(1, round(ratio * n)))
-        name = decide(Feasibility(op, problem), chooser, settings).candidate
-        if steps and steps[-1][1] == name:
-            steps.pop()
-        steps.append((n, name))
-    return Line(base, steps)
+    lines = []
+    for problems in (kinds[kind] for kind in sorted(often) if len(kinds[kind]) >= _LEAST_TRIALS):
+        first, ratio = problems[0], statistics.median(p.m / p.n for p in problems)
+        usual = {size: int(statistics.median_low(getattr(p, size) for p in problems)) for size in ("d", "rhs", "batch")}
+        base, low, high = first.replace(**usual), min(p.n for p in problems), max(p.n for p in problems)
+        forest = chooser.profile.forests.get(key_of(first))
+        splits = {n for size in (forest.sizes if forest else ()) for n in (size, size + 1) if low < n < high}
+        steps: list[tuple[int, str]] = []
+        for n in sorted({low, high, *splits}):
+            problem = base.replace(n=n, m=n if first.m == first.n else max(1, round(ratio * n)))
+            name = decide(Feasibility(op, problem), chooser, settings).candidate
+            if steps and steps[-1][1] == name:
+                steps.pop()
+            steps.append((n, name))
+        lines.append(Line(base, steps))
+    return lines

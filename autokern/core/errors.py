@@ -73,7 +73,14 @@ def interrupted(error: BaseException) -> bool:
     """Whether an error was raised by a signal handler, or is a TimeoutError of any library."""
     if any(kind.__name__ == "TimeoutError" for kind in type(error).__mro__):
         return True
-    handlers = _handlers()
+    handlers = set[CodeType]()  # of libraries (torch's data loaders, say), too
+    for number in range(1, signal.NSIG):
+        handler = _at(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        for one in (handler, type(handler).__call__) if callable(handler) else ():
+            code = getattr(getattr(one, "__func__", one), "__code__", None)
+            handlers |= {code} if isinstance(code, CodeType) else set()
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
@@ -136,20 +143,6 @@ def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_known(module: Any) -> bool:
     return str(module).partition(".")[0] in _KNOWN
-
-
-def _handlers() -> set[CodeType]:
-    """Return the code of all signal handlers, including handlers of libraries (torch's data loaders, say)."""
-    found = set()
-    for number in range(1, signal.NSIG):
-        handler = _at(number)
-        while isinstance(handler, functools.partial):
-            handler = handler.func
-        for one in (handler, type(handler).__call__) if callable(handler) else ():
-            code = getattr(getattr(one, "__func__", one), "__code__", None)
-            if isinstance(code, CodeType):
-                found.add(code)
-    return found
 
 
 def left(what: str, reason: object) -> None:

@@ -94,7 +94,12 @@ def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
                     results.append(result)
     found = watch.reading()
     busy = str(found) if found.crowded() else ""
-    return Compared(off, on, _difference(*results), busy)
+    pairs = list(zip(*map(_numbers, results), strict=False))
+    difference = None
+    if pairs and all(a.shape == b.shape for a, b in pairs):
+        size = max(float(np.abs(b).max(initial=0.0)) for _, b in pairs)
+        difference = max(float(np.abs(a - b).max(initial=0.0)) for a, b in pairs) / (size or 1.0)
+    return Compared(off, on, difference, busy)
 
 
 @contextlib.contextmanager
@@ -120,15 +125,6 @@ def _timed(run: Callable[[], Any], on: bool) -> tuple[Any, float]:
         began = time.perf_counter()
         found = run()
         return found, time.perf_counter() - began
-
-
-def _difference(one: Any, other: Any) -> float | None:
-    """Return the largest difference of the numbers in two results, relative to the largest; None without numbers."""
-    pairs = list(zip(_numbers(one), _numbers(other), strict=False))
-    if not pairs or any(a.shape != b.shape for a, b in pairs):
-        return None
-    size = max(float(np.abs(b).max(initial=0.0)) for _, b in pairs)
-    return max(float(np.abs(a - b).max(initial=0.0)) for a, b in pairs) / (size or 1.0)
 
 
 def _numbers(one: Any) -> Iterator[np.ndarray]:

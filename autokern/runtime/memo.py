@@ -96,7 +96,7 @@ class Entry:
 
     def check_at(self, call: int) -> None:
         """Set the call at which the next check is due; with `needs`, every call is checked too."""
-        self._due, self.due = call, call if self.needs is None else 0
+        self.due_at, self.due = call, call if self.needs is None else 0
 
     def schedule(self) -> None:
         """Schedule the next check, for approximate candidates at the next power of two of the problem's calls."""
@@ -105,14 +105,6 @@ class Entry:
             self.check_at((1 << (self.before + self.count).bit_length()) - self.before)
         else:
             self.check_at(review if review > self.count else NEVER)
-
-    def take_check(self) -> int:
-        """Claim a due check for this thread: return the call at which it was due, or `NEVER`."""
-        due = self._due
-        if self.count < due:
-            return NEVER
-        self.check_at(NEVER)
-        return due
 
     def demote(self, successor: Candidate, reason: str, level: int, more: str = "") -> None:
         """Replace a failed candidate by another from now on, and warn; the decision states the reason."""

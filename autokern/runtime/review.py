@@ -100,7 +100,10 @@ class FirstUse:
         self._waiting.pop(asked, None)
         try:
             with store.calibrating(self._settings, host.current().fingerprint, op.name) as ours:
-                if ours and not self._learnt(problem):
+                kept = load(self._settings) if ours else Profile()
+                if ours and (_tried_lately(kept, problem) or Chooser(kept).knows(problem)):  # by another process
+                    self._session.adopt(self._session.chooser.profile.merge(kept))
+                elif ours:
                     self._calibrate(op, problem, left, near=None if at_once else problem)
         except (AutokernError, RuntimeError, OSError) as error:
             if self._settings.strict or not recoverable(error, op):
@@ -120,14 +123,6 @@ class FirstUse:
         if found.others is not None or self._load is None:
             self._load, self._watch = found, Watch()
         return self._load.crowded()  # the last reading, if there is no new one
-
-    def _learnt(self, problem: Problem) -> bool:
-        """Whether another process has now measured this op, or tried to; if so, its profile is adopted."""
-        kept = load(self._settings)
-        if not _tried_lately(kept, problem) and not Chooser(kept).knows(problem):
-            return False
-        self._session.adopt(self._session.chooser.profile.merge(kept))
-        return True
 
     def _calibrate(self, op: Op, problem: Problem, budget: float, near: Problem | None) -> None:
         from autokern.tuning.calibration import calibrate
@@ -159,9 +154,10 @@ def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settin
         if entry.candidate.name not in fitting or (entry.fitting and fitting != entry.fitting):
             entry = _again(here, entry, settings)
         entry.fitting = fitting
-    due = entry.take_check()
-    if due == NEVER:  # not due, or another thread makes the check
+    due = entry.due_at
+    if entry.count < due:  # not due, or another thread makes the check
         return entry
+    entry.check_at(NEVER)
     if entry.ledger is not None and entry.ledger.seconds >= entry.ledger.enough:
         try:
             table = here.measured(Feasibility(entry.op, entry.decision.problem))

@@ -56,7 +56,17 @@ class Ranks:
         self._group: Any = distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, limit)
         self._signs, self.calls = PrefixStore("signs", store), 0  # collectives until now
         self.barrier()
-        self.link = self._measured()
+
+        def seconds(numbers: torch.Tensor) -> float:
+            self.barrier()
+            began = time.perf_counter()
+            self._wait(lambda: self._group.allreduce([numbers]))
+            return max(time.perf_counter() - began, 1e-9)
+
+        one, many = (torch.zeros(count, dtype=torch.float64, device="cpu") for count in (1, 2**19))
+        own = min(seconds(one) for _ in range(20)), many.nbytes / min(seconds(many) for _ in range(4))
+        latencies, bandwidths = zip(*self.objects(own), strict=True)
+        self.link = Link(max(latencies), min(bandwidths))
 
     def mine(self) -> bool:
         """Whether the present thread may share its work: only the thread that joined, and not in a forked child."""
@@ -111,18 +121,6 @@ class Ranks:
             self._say("left", -1)
             self._broken = RanksError("autokern: this process has left its ranks")
         self._group = None
-
-    def _measured(self) -> Link:
-        def seconds(numbers: torch.Tensor) -> float:
-            self.barrier()
-            began = time.perf_counter()
-            self._wait(lambda: self._group.allreduce([numbers]))
-            return max(time.perf_counter() - began, 1e-9)
-
-        one, many = (torch.zeros(count, dtype=torch.float64, device="cpu") for count in (1, 2**19))
-        own = min(seconds(one) for _ in range(20)), many.nbytes / min(seconds(many) for _ in range(4))
-        latencies, bandwidths = zip(*self.objects(own), strict=True)
-        return Link(max(latencies), min(bandwidths))
 
     def _met(
         self, kind: str, sizes: Sequence[int], data: Mapping[str, Sequence[torch.Tensor | str]], alike: bool = True

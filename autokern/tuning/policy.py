@@ -12,7 +12,6 @@ import random
 import msgspec
 
 from autokern.core.decision import Cost, Decision
-from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import ACCURACIES, Candidate
 from autokern.core.output import sized
 from autokern.core.problem import UNKNOWN, WITHIN, Feasibility
@@ -36,7 +35,11 @@ def decide(
     """Choose a candidate within the memory limit; the same arguments give the same decision, without costs."""
     case = _Case(table, chooser, settings, least(settings.memory, there), seen)
     if not case.ranked:
-        raise case.nothing_fits()
+        problem, frugal = case.problem, case.frugal(case.able)
+        assert case.limit is not None
+        asked, tiles = f"{problem} by its most frugal candidate ({frugal.name})", problem.op != "kernel_matmul"
+        need = table.memory[frugal.name]
+        raise refusal(asked, need, case.limit, problem.device, problem.dtype, bool(problem.d), tiles)
     return case.choice()
 
 
@@ -148,7 +151,7 @@ class _Case:
             why = "stock only approximates" if self.loose else "stock would do far more work"
             return self._decision(default, f"not measured here or elsewhere, and {why}")
         if "stock" in excluded:
-            chosen, review = self._repaid(known) if known else (self._frugal(self.ranked), 0)
+            chosen, review = self._repaid(known) if known else (self.frugal(self.ranked), 0)
             why = f"stock does not fit the memory: it {excluded['stock']}"
             source = estimates[chosen.name].source if chosen.name in estimates else "unmeasured"
             return self._decision(chosen.name, f"{order.reason}; {why}" if order else why, source, review)
@@ -225,18 +228,10 @@ class _Case:
                 review = min(review or calls, calls)
         return ready, review
 
-    def _frugal(self, candidates: list[Candidate]) -> Candidate:
+    def frugal(self, candidates: list[Candidate]) -> Candidate:
         """Return the candidate with the least memory, if possible one that does not compile."""
         there = [c for c in self.table.candidates if c in candidates]
         return min(there, key=lambda c: (c.compiles, self.table.memory[c.name]))
-
-    def nothing_fits(self) -> MemoryBudgetError:
-        """Return the error that states the memory of the most frugal candidate."""
-        problem, frugal = self.problem, self._frugal(self.able)
-        assert self.limit is not None
-        need, tiles = self.table.memory[frugal.name], problem.op != "kernel_matmul"
-        asked = f"{problem} by its most frugal candidate ({frugal.name})"
-        return refusal(asked, need, self.limit, problem.device, problem.dtype, bool(problem.d), tiles)
 
     def _remark(self, chosen: Candidate) -> str:
         """Return how accurate stock's answer is where it approximates, and the cost of an exact one if not chosen."""

@@ -52,7 +52,7 @@ class Kind(NamedTuple):
     reads: bool
     empty: bool
     shaped: bool  # whether numbers decide the shape of its result
-    out: tuple[Any, list[str]] | None
+    out: tuple[Any, list[str]] | None  # the overload that writes results to given tensors, with these arguments' names
 
 
 @functools.cache
@@ -69,25 +69,15 @@ def kind_of(func: Any) -> Kind:
     seeded = torch.Tag.nondeterministic_seeded in func.tags
     empty = schema.name.startswith(("aten::empty", "aten::new_empty"))
     reads = schema.name not in _METADATA and torch.Tag.inplace_view not in func.tags
-    out = None if written or shaped or seeded else _out_variant(func)
-    return Kind(written, view, seeded, reads, empty, shaped, out)
-
-
-def _out_variant(func: Any) -> tuple[Any, list[str]] | None:
-    """Return the overload that writes an operation's results to given tensors, and the names of these arguments."""
-    wanted = _signature(func)
-    for name in func.overloadpacket.overloads():
+    kind = Kind(written, view, seeded, reads, empty, shaped, None)
+    wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+    for name in () if written or shaped or seeded else func.overloadpacket.overloads():
         overload = getattr(func.overloadpacket, name)
         outs = [a.name for a in overload._schema.arguments if a.is_out]
-        if outs and _signature(overload) == wanted:
+        if outs and [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out] == wanted:
             quick = _QUICK.get(str(overload).removeprefix("aten.")) if wanted[0][1] in _FIRST else None
-            return quick or overload._op, outs
-    return None
-
-
-def _signature(func: Any) -> list[tuple[str, str]]:
-    """Return names and types of an operation's arguments, except those that it only writes."""
-    return [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
+            return kind._replace(out=(quick or overload._op, outs))
+    return kind
 
 
 def written(kind: Kind, args: Any, kwargs: Any) -> list[torch.Tensor]:

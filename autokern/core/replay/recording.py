@@ -214,7 +214,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.draws, self.reads = self.draws or kind.seeded, self.reads + (func is _READ)
         if func is _READ and memories.keys() <= self._seeds:
             return memories, False
-        self._begin(operations.written(kind, args, kwargs) if varies else [])
+        for tensor in operations.written(kind, args, kwargs) if varies else ():
+            memory = memory_of(tensor)
+            if memory in self._made and memory not in self._varying:  # replays begin with its present contents
+                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                self._restored.append(functools.partial(whole.copy_, whole.clone()))
+                self._begun.add(memory)
+                self._varying.add(memory)
         return memories, varies
 
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -224,16 +230,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if memory not in self._made and memory not in self._constants:
                 self._constants[memory] = tensor, 0 if tensor.is_inference() else tensor._version
         return memories
-
-    def _begin(self, written: Iterable[torch.Tensor]) -> None:
-        """Let replays begin with the present contents of tensors that will vary."""
-        for tensor in written:
-            memory = memory_of(tensor)
-            if memory in self._made and memory not in self._varying:
-                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-                self._restored.append(functools.partial(whole.copy_, whole.clone()))
-                self._begun.add(memory)
-                self._varying.add(memory)
 
     def _after(
         self, func: Any, args: Any, kwargs: Any, kind: Kind, out: Any, memories: Any, varies: bool, others: Pairs
