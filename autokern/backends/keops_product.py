@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern.core.errors import KeOpsError, caught, suppressed
-from autokern.core.problem import Problem
+from autokern.core.errors import AutokernError, caught, suppressed
 from autokern.core.state import Lock
 from autokern.kernels import embedded as forms
 from autokern.kernels.matmul import matmul
@@ -83,11 +82,11 @@ def _obstacle(pykeops: Any, device: str) -> str | None:
 
 @contextlib.contextmanager
 def at_work(device: str = "cpu") -> Iterator[None]:
-    """Run KeOps inside the block, without messages; KeOpsError if it cannot work, or fails but for a lack of memory."""
+    """Run KeOps inside the block, silently; AutokernError if it cannot work, or fails but for a lack of memory."""
     global _failure
     problem = keops_problem(device) or (_trial() if device == "cuda" else None)
     if problem is not None:
-        raise KeOpsError(f"a product by KeOps was asked for; found: {problem}. {_ADVICE}")
+        raise AutokernError(f"a product by KeOps was asked for; found: {problem}. {_ADVICE}")
     try:
         import keopscore
         import pykeops
@@ -99,13 +98,13 @@ def at_work(device: str = "cpu") -> Iterator[None]:
                 yield
             finally:
                 pykeops.verbose, keopscore.verbose = before
-    except (MemoryError, torch.OutOfMemoryError, KeOpsError):
+    except (MemoryError, torch.OutOfMemoryError, AutokernError):
         raise
     except caught(Exception) as error:
         found = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if isinstance(error, (ImportError, OSError)):  # a formula that failed to compile fails to import
             found = _failure = f"KeOps could not build or load a formula in this process ({found})"
-        raise KeOpsError(f"a product by KeOps was asked for; found: {found}. {_ADVICE}") from error
+        raise AutokernError(f"a product by KeOps was asked for; found: {found}. {_ADVICE}") from error
 
 
 @functools.cache
@@ -199,15 +198,11 @@ def _formula(form: _Form, columns: int) -> tuple[str, tuple[list[float], ...]]:
     return result.formula, result.variables
 
 
-def _memory(problem: Problem) -> int:
-    return in_tiles(problem, usual(torch.device(problem.device)).tile) if problem.grad else of_outputs(problem)
-
-
 @KERNEL_MATMUL.candidate(
     "keops",
     unsupported=lambda problem: needs_few(problem) or unsupported(problem.d * len(families(problem)), problem.device),
     unavailable=keops_problem,
-    memory=_memory,
+    memory=lambda p: in_tiles(p, usual(torch.device(p.device)).tile) if p.grad else of_outputs(p),
     compiles=True,
 )
 def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,6 @@ import torch
 
 from autokern.cli.tables import Table, counted
 from autokern.core.errors import AutokernError, ProfileError
-from autokern.core.op import Candidate, Op
 from autokern.core.registry import Plugin, plugins, registered
 from autokern.core.releases import known
 from autokern.core.releases.recorded import table
@@ -53,8 +52,7 @@ def examine() -> list[Finding]:
     found = [_versions(), environment, *_cache(settings), _threads(settings), busy, _blas(), _gpu(), _tf32()]
     if environment.status != "problem" and settings.enabled:
         found.append(_hooks())
-    plugged = (_of_plugin(f"plugin {plugin.source}", plugin) for plugin in plugins())
-    return [*found, *_optimiser(), *plugged]
+    return [*found, *_optimiser(), *map(_of_plugin, plugins())]
 
 
 def tabular(found: Sequence[Finding]) -> Table:
@@ -120,8 +118,7 @@ def folder_obstacle(settings: Settings) -> str | None:
 
 
 def _cache(settings: Settings) -> list[Finding]:
-    where = store.home(settings)
-    obstacle = folder_obstacle(settings)
+    where, obstacle = store.home(settings), folder_obstacle(settings)
     if where is None or obstacle is not None:
         advice = "set AUTOKERN_HOME to a private folder that can be written; until then every process measures anew"
         return [Finding("cache folder", "problem", f"{where or 'none'}: {obstacle}", advice)]
@@ -242,8 +239,9 @@ def _optimiser() -> list[Finding]:
     return [_seen("BoTorch's optimiser", found, advice if obstacle else "")]
 
 
-def _of_plugin(name: str, plugin: Plugin) -> Finding:
+def _of_plugin(plugin: Plugin) -> Finding:
     """Report whether a plugin is loaded, its candidates, and why these cannot serve."""
+    name = f"plugin {plugin.source}"
     if plugin.failure:
         advice = "update or remove its package; until then its candidates are left out, all else works"
         return Finding(name, "problem", f"could not be loaded: {plugin.failure}", advice)
@@ -251,17 +249,12 @@ def _of_plugin(name: str, plugin: Plugin) -> Finding:
     if not own:
         return Finding(name, "note", "adds no candidate", "ask its author")
     words = ", ".join(f"{op.name}.{candidate.name}" for op, candidate in own)
-    obstacles = {device: _obstacle(own, device) for device in host.current().devices}
-    there = [device for device, obstacle in obstacles.items() if obstacle is None]
-    obstacle = obstacles[host.current().devices[-1]]  # on the accelerator, if there is one
+    there, obstacle = "", None
+    for device in host.current().devices:  # the accelerator last, if there is one
+        grids = {op: [p for dtype in ("float64", "float32") for p in op.grid("quick", dtype, device)] for op, _ in own}
+        reasons = Counter(candidate.why_not(problem) for op, candidate in own for problem in grids[op])
+        obstacle = None if None in reasons or not reasons else reasons.most_common(1)[0][0]
+        there = there or (f"available on {device} only; " if obstacle is None else "")
     if obstacle is None:
         return Finding(name, "ok", f"{words}: available")
-    text = f"{words}: {f'available on {there[0]} only; ' if there else ''}{obstacle}"
-    return Finding(name, "note", text, "optional; left out until then")
-
-
-def _obstacle(own: list[tuple[Op, Candidate]], device: str) -> str | None:
-    """Return the commonest reason why candidates serve no problem of the quick grids, or None if one serves."""
-    grids = {op: [p for dtype in ("float64", "float32") for p in op.grid("quick", dtype, device)] for op, _ in own}
-    reasons = Counter(candidate.why_not(problem) for op, candidate in own for problem in grids[op])
-    return None if None in reasons or not reasons else reasons.most_common(1)[0][0]
+    return Finding(name, "note", f"{words}: {there}{obstacle}", "optional; left out until then")

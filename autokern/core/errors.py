@@ -46,10 +46,6 @@ class RanksError(AutokernError, RuntimeError):
     """Ranks of one job disagree, or one of them is lost; the message names it."""
 
 
-class KeOpsError(AutokernError, RuntimeError):
-    """KeOps cannot work on this machine, or failed."""
-
-
 class AutokernWarning(UserWarning):
     """A fault that costs speed, not correctness."""
 

@@ -25,14 +25,9 @@ _PLAIN = {ord(one): other for one, other in zip("µ×–→✓•✗é₂⁰¹²
 
 def duration(seconds: float) -> str:
     """Return seconds as three digits with a unit, such as ``1.23 ms``."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= 0.9995 * size:
-            return f"{_digits(seconds / size)} {unit}"
-    return f"{_digits(seconds * 1e6)} µs"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
+    unit, size = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e-3) if seconds >= 0.9995e-3 else ("µs", 1e-6)
+    value = seconds / size
+    return f"{value:.{0 if value >= 99.5 else 1 if value >= 9.95 else 2}f} {unit}"
 
 
 def sized(count: int) -> str:

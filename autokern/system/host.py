@@ -203,23 +203,18 @@ def _cpu() -> dict[str, Any]:
 
         cores = psutil.cpu_count(logical=False) or 0
     numbers = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
+    model = info.get("model name")
+    if not model and sys.platform == "darwin":
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        model = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
     return {
-        "model": info.get("model name") or _model_name(),
+        "model": model or (sys.platform != "darwin" and platform.processor()) or platform.machine(),
         "numbers": "-".join(info[key] for key in numbers if key in info),
         "simd": sorted(filter(_SIMD.fullmatch, set(flags))),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "physical": cores,
         "logical": os.cpu_count() or 0,
     }
-
-
-def _model_name() -> str:
-    """Return the model name where /proc lacks it, as on ARM and outside Linux."""
-    if sys.platform == "darwin":
-        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
-        return answer or platform.machine()
-    return platform.processor() or platform.machine()
 
 
 @functools.cache
@@ -231,21 +226,20 @@ def _accelerators(kind: str) -> list[dict[str, Any]]:
     if not hasattr(module, "get_device_properties"):  # Apple: the GPU is part of the CPU's chip
         return [{"kind": kind, "name": _cpu()["model"]}]
     try:
-        found = [_accelerator(kind, module.get_device_properties(i)) for i in range(module.device_count())]
+        several = [module.get_device_properties(i) for i in range(module.device_count())]
     except uninterrupted(RuntimeError, AssertionError):  # CUDA does not work in a child forked after its initialisation
         return [{"kind": kind}]
-    return sorted({json.dumps(gpu): gpu for gpu in found}.values(), key=json.dumps)
-
-
-def _accelerator(kind: str, properties: Any) -> dict[str, Any]:
-    """Describe one device; a slice of a GPU (MIG) has its own name, memory and processors."""
     driver = re.search(r"\d+\.\d+(\.\d+)?", text_of(_NVIDIA_DRIVER)) if kind == "cuda" else None
-    return {
-        "kind": kind,
-        "name": str(properties.name),
-        "capability": f"{getattr(properties, 'major', '')}.{getattr(properties, 'minor', '')}".strip("."),
-        "architecture": str(getattr(properties, "gcnArchName", "")),
-        "memory_mib": int(properties.total_memory) // 2**20,
-        "processors": int(getattr(properties, "multi_processor_count", getattr(properties, "max_compute_units", 0))),
-        "driver": driver[0] if driver else str(getattr(properties, "driver_version", "")),
-    }
+    found = [  # a slice of a GPU (MIG) has its own name, memory and processors
+        {
+            "kind": kind,
+            "name": str(of.name),
+            "capability": f"{getattr(of, 'major', '')}.{getattr(of, 'minor', '')}".strip("."),
+            "architecture": str(getattr(of, "gcnArchName", "")),
+            "memory_mib": int(of.total_memory) // 2**20,
+            "processors": int(getattr(of, "multi_processor_count", getattr(of, "max_compute_units", 0))),
+            "driver": driver[0] if driver else str(getattr(of, "driver_version", "")),
+        }
+        for of in several
+    ]
+    return sorted({json.dumps(gpu): gpu for gpu in found}.values(), key=json.dumps)

@@ -38,28 +38,22 @@ def importing() -> Iterator[None]:
     try:
         yield
         if gc.get_freeze_count() < _BORN:  # else the program has frozen objects
-            if 0 < len(theirs) < _MANY:
-                _freeze_all_but(theirs)
-            else:  # moves all objects to the oldest generation, where the collector sees them
-                gc.freeze()
+            few = 0 < len(theirs) < _MANY
+            if few and not _ended(theirs):
+                gc.collect()  # takes a tenth of a second
+            gc.freeze()
+            if not few:  # moves all objects to the oldest generation, where the collector sees them
                 gc.unfreeze()
+                return
+            untrack, track = ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track
+            untrack.argtypes = track.argtypes = [ctypes.py_object]
+            untrack.restype = track.restype = None
+            for one in filter(gc.is_tracked, theirs):  # the collector still frees these
+                untrack(one)
+                track(one)
+            atexit.register(_unfreeze_for_finalizers)
     finally:
         gc.enable()
-
-
-def _freeze_all_but(theirs: list[object]) -> None:
-    """Freeze all objects except the program's (`theirs`), which the collector still frees, until the process ends."""
-    untrack, track = ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track
-    untrack.argtypes = track.argtypes = [ctypes.py_object]
-    untrack.restype = track.restype = None
-    if not _ended(theirs):
-        gc.collect()  # takes a tenth of a second
-    gc.freeze()
-    for one in theirs:
-        if gc.is_tracked(one):
-            untrack(one)
-            track(one)
-    atexit.register(_unfreeze_for_finalizers)
 
 
 def _ended(theirs: list[object]) -> bool:

@@ -196,8 +196,13 @@ class _Calibration:
     def _try(self, pool: _Pool, problem: Problem) -> None:
         """Run a trial and keep its trustworthy timings; a problem that others disturbed is repeated once at the end."""
         timed, told = self._timed.setdefault(key_of(problem), []), self._others.estimates(problem)
-        may_win = (c for c in pool.able[problem] if _may_win(c, told.get(c.name)))
-        promising = (c for c in may_win if not c.compiles or self._may_compile(pool, c))
+
+        def may_win(candidate: Candidate) -> bool:
+            most, one = -NOISE if candidate.compiles else _HOPELESS, told.get(candidate.name)
+            hopeful = one is None or one.log_ratio - CONFIDENCE * one.sigma < most
+            return hopeful or candidate.accuracy == "approximate"
+
+        promising = (c for c in filter(may_win, pool.able[problem]) if not c.compiles or self._may_compile(pool, c))
         candidates = self._measurer.runnable(problem, promising)
         known = next((t for t in timed if t.problem == problem), None)
         if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):
@@ -235,12 +240,6 @@ class _Calibration:
         if problem not in pool.disturbed and (undone or any(timing.disturbed for timing in timings.values())):
             pool.disturbed.add(problem)
             pool.waiting.append(problem)
-
-
-def _may_win(candidate: Candidate, told: Estimate | None) -> bool:
-    """Whether to measure a candidate: it may win by other hosts' estimate, or it is approximate."""
-    most = -NOISE if candidate.compiles else _HOPELESS
-    return told is None or candidate.accuracy == "approximate" or told.log_ratio - CONFIDENCE * told.sigma < most
 
 
 def _is_right(told: Mapping[str, Estimate], timings: Mapping[str, Timing]) -> bool:

@@ -15,7 +15,7 @@ from support.programs import python
 
 import autokern
 from autokern.backends import keops_product
-from autokern.core.errors import KeOpsError
+from autokern.core.errors import AutokernError
 from autokern.kernels import tree
 from autokern.kernels.matmul import matmul
 from autokern.kernels.tiles import usual
@@ -153,14 +153,14 @@ def test_many_dimensions_are_refused():
 PROGRAM = """
 import torch
 from gpytorch.kernels import RBFKernel
-from autokern.core.errors import KeOpsError
+from autokern.core.errors import AutokernError
 from autokern.kernels import tree
 from autokern.backends import keops_product as lazy
 read = tree.read(RBFKernel(), torch.rand(9, 2))
 for _ in range(2):
     try:
         lazy.product(read, None, torch.rand(9, 1), None)
-    except KeOpsError as error:
+    except AutokernError as error:
         print("KeOpsError:", error)
 """
 
@@ -191,12 +191,12 @@ def test_other_errors_are_told_as_ours_and_a_lack_of_memory_is_not(monkeypatch):
         with keops_product.at_work():
             raise error
 
-    with pytest.raises(KeOpsError, match="ValueError: no good"):
+    with pytest.raises(AutokernError, match="ValueError: no good"):
         fails(ValueError("no good"))
     with pytest.raises(torch.OutOfMemoryError):
         fails(torch.OutOfMemoryError("no memory"))
     assert keops_product.keops_problem() is None
-    with pytest.raises(KeOpsError, match="could not build"):
+    with pytest.raises(AutokernError, match="could not build"):
         fails(ImportError("No module named 'pykeops_cpp_0'"))
     assert "could not build" in keops_product.keops_problem()
     with pytest.raises(autokern.AutokernError, match="AUTOKERN_EXCLUDE=keops"), keops_product.at_work():
@@ -229,7 +229,7 @@ def test_obstacles(pykeops, monkeypatch, tmp_path):
     assert keops_product.keops_problem("cuda") is None
     pykeops.get_build_folder = lambda: str(tmp_path / "gone")
     assert "cannot be written" in keops_product.keops_problem()
-    with pytest.raises(KeOpsError, match="KEOPS_CACHE_FOLDER"), keops_product.at_work():
+    with pytest.raises(AutokernError, match="KEOPS_CACHE_FOLDER"), keops_product.at_work():
         raise AssertionError("it is not tried")
     monkeypatch.setattr(keops_product, "compiler", lambda: None)
     assert "C++ compiler" in keops_product.keops_problem()
@@ -275,7 +275,7 @@ def test_the_first_formula_on_a_gpu_is_tried_by_a_child(pykeops, monkeypatch, tm
             try:
                 with keops_product.at_work("cuda"):
                     told.append("")
-            except KeOpsError as error:
+            except AutokernError as error:
                 told.append(str(error))
     keops_product._trial.cache_clear()
     assert told[::2] == told[1::2], "each process tries once"
@@ -296,6 +296,6 @@ def test_its_messages_are_off_while_it_works_and_as_before_afterwards(pykeops):
         with keops_product.at_work():
             raise ValueError("no good")
 
-    with pytest.raises(KeOpsError):
+    with pytest.raises(AutokernError):
         fails()
     assert (pykeops.verbose, core.verbose) == ("some", "all")

@@ -171,7 +171,7 @@ def test_tf32_is_a_problem_by_whichever_api_it_was_set(precisions, set_, words):
 def test_a_plugin_is_judged_by_the_accelerator_if_there_is_one(monkeypatch):
     here = host.current()
     monkeypatch.setattr(host, "current", lambda: msgspec.structs.replace(here, devices=("cpu", "cuda")))
-    found = {plugin.source: doctor._of_plugin("plugin", plugin) for plugin in plugins()}
+    found = {plugin.source: doctor._of_plugin(plugin) for plugin in plugins()}
     graphs = found["cuda_graphs"]
     assert "AUTOKERN_GRAPHS=on allows it" in graphs.found, "not why the CPU has no graphs"
     if "available" in found["keops"].found:

@@ -161,7 +161,7 @@ def test_the_example_in_the_docs_works_whichever_is_imported_first(tmp_path):
 
 
 def of_plugins():
-    return [doctor._of_plugin(f"plugin {plugin.source}", plugin) for plugin in registry.plugins()]
+    return [doctor._of_plugin(plugin) for plugin in registry.plugins()]
 
 
 def test_doctor_lists_every_plugin(install):
