@@ -20,8 +20,8 @@ from typer.core import TyperGroup
 
 from autokern import __version__  # waits for the package where another thread imports it
 from autokern.cli import app as runner
-from autokern.cli import compare, doctor, inherited, tables
-from autokern.cli.commands_measured import Json, calibrate, clear, emit, export, message, show
+from autokern.cli import compare, doctor, inherited
+from autokern.cli.commands_measured import Json, answer, calibrate, clear, emit, export, message, show
 from autokern.core.errors import AutokernError, AutokernWarning, SettingsError
 from autokern.core.output import legible
 from autokern.core.releases import installed
@@ -41,15 +41,12 @@ class _Commands(TyperGroup):
         """Run the command of a context."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", AutokernWarning)
-            usual, tell = warnings.showwarning, message
+            usual = warnings.showwarning
 
-            def shown(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
-                if issubclass(category, AutokernWarning):
-                    tell(str(message))
-                else:
-                    usual(message, category, *place, **more)
+            def shown(text: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+                message(str(text)) if issubclass(category, AutokernWarning) else usual(text, category, *place, **more)
 
-            warnings.showwarning = shown
+            warnings.showwarning = shown  # type: ignore[assignment]
             try:
                 return super().invoke(ctx)
             except BrokenPipeError:
@@ -161,10 +158,8 @@ def switch_everywhere(
     if state != "status":
         inherited.switch(state == "on", yes)
     found, words = inherited.state(), {"stale": "on for an autokern that lies elsewhere; `everywhere on` renews it"}
-    if json:
-        emit({"state": found, "file": str(inherited.file())})
-    else:
-        tables.show(f"{words.get(found, found)}: {inherited.file()}{' is not there' * (found == 'off')}")
+    line = f"{words.get(found, found)}: {inherited.file()}{' is not there' * (found == 'off')}"
+    answer(json, {"state": found, "file": str(inherited.file())}, line)
 
 
 app.command()(show)
@@ -207,10 +202,7 @@ def explain(
 def examine(json: Json = False) -> None:
     """Check the parts of this machine, and report what works."""
     found = doctor.examine()
-    if json:
-        emit({"checks": found})
-    else:
-        tables.show(doctor.tabular(found))
+    answer(json, {"checks": found}, doctor.tabular(found))
     raise typer.Exit(int(any(finding.status == "problem" for finding in found)))
 
 

@@ -42,6 +42,14 @@ def emit(value: msgspec.Struct | dict[str, Any]) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode({"schema": SCHEMA, **_plain(value)}), indent=2))
 
 
+def answer(json: bool, value: msgspec.Struct | dict[str, Any], *parts: tables.Table | str) -> None:
+    """Print a value as JSON, or else tables and lines."""
+    if json:
+        emit(value)
+    else:
+        tables.show(*parts)
+
+
 def _plain(value: Any) -> Any:
     """Return a value as dicts and lists with all fields, since msgspec omits a profile's defaults."""
     if isinstance(value, msgspec.Struct):
@@ -95,12 +103,9 @@ def calibrate(
     if output is not None:
         store.write_file(output, profile)
     found = summary.known(profile, names)
-    if json:
-        emit(msgspec.structs.replace(found, winners=[]))
-    else:
-        new = len(profile.trials) - len(before.trials)
-        title = f"{new} problems measured in {took:.0f} s, {len(profile.trials)} known in all"
-        tables.show(*tables.of_known(found, title))
+    new = len(profile.trials) - len(before.trials)
+    title = f"{new} problems measured in {took:.0f} s, {len(profile.trials)} known in all"
+    answer(json, msgspec.structs.replace(found, winners=[]), *tables.of_known(found, title))
     if interrupted:
         message(f"interrupted after {took:.0f} s; the profile of before stays in force")
         raise typer.Exit(130)
@@ -143,9 +148,8 @@ def show(
     if op is not None:
         choices = summary.thresholds(registry.get(op), dispatch.session().chooser, settings)
         found = msgspec.structs.replace(found, thresholds=choices)
-    if json:
-        emit(found)
     if not found.ops:
+        answer(json, found)
         advice = "`autokern calibrate` measures it in 20 s"
         if store.leaves_aside(settings):
             advice = "AUTOKERN_DETERMINISTIC=1 leaves aside what was measured; unset it, or pin a profile"
@@ -159,10 +163,8 @@ def show(
     when = f"last measured {found.created.replace('T', ' ').replace('Z', ' UTC')}"
     if html is not None:
         report.write(html, report.of_profile(api.profile(), shown, when, op))
-    if json:
-        return
     lines = [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
-    tables.show(*shown, *lines, f"{when}, {store.origin(settings, found.fingerprint)}")
+    answer(json, found, *shown, *lines, f"{when}, {store.origin(settings, found.fingerprint)}")
 
 
 def export(
@@ -179,10 +181,8 @@ def export(
         message(_NOTHING)
         raise typer.Exit(1)
     store.write_file(file, profile)
-    if json:
-        emit({"file": str(file), "fingerprint": profile.fingerprint, "problems": len(profile.trials)})
-    else:
-        typer.echo(f"wrote {tables.counted(len(profile.trials), 'problem')} to {file}")
+    value = {"file": str(file), "fingerprint": profile.fingerprint, "problems": len(profile.trials)}
+    answer(json, value, f"wrote {tables.counted(len(profile.trials), 'problem')} to {file}")
 
 
 def clear(
@@ -193,12 +193,8 @@ def clear(
     if not yes and sys.stdin.isatty():
         typer.confirm(f"remove all measurements in {store.home(settings)}?", abort=True)
     gone = store.clear(settings)
-    if json:
-        emit({"removed": [str(path) for path in gone]})
-    elif gone:
-        tables.show(
-            f"removed {tables.counted(len(gone), 'file')} from {gone[0].parent}:", *(f"  {p.name}" for p in gone)
-        )
-    else:
-        tables.show(f"nothing to remove: no profile in {store.home(settings)}")
+    lines = [f"nothing to remove: no profile in {store.home(settings)}"]
+    if gone:
+        lines = [f"removed {tables.counted(len(gone), 'file')} from {gone[0].parent}:", *(f"  {p.name}" for p in gone)]
+    answer(json, {"removed": [str(path) for path in gone]}, *lines)
     dispatch.reset()

@@ -77,32 +77,25 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         off, on = (statistics.median(run.seconds for run in runs) for runs in (self.off, self.on))
         counted = f"{self.low:.2f} to {self.high:.2f} with 95 % confidence, {len(self.off)} runs each in turn"
         counted = counted if len(self.off) > 1 else "one run each"
+        start, rest, apart = self._medians("start"), self._medians("rest"), ""
+        if start is not None and rest is not None:
+            start_up = f"{duration(start[0])} instead of {duration(start[1])}"
+            apart = f" Start-up takes {start_up}, the rest {duration(rest[0])} instead of {duration(rest[1])}."
         if self.low <= 1.0 <= self.high:
             took = f"{duration(off)} without autokern and {duration(on)} with it"
             ratio = f"{self.speedup:.2f} times as fast; {counted}"
             head = "No difference is known" if len(self.off) > 1 else "One run each tells no difference from noise"
-            return f"{head}: {self.program} takes {took} ({ratio}).{self._apart()}"
+            return f"{head}: {self.program} takes {took} ({ratio}).{apart}"
         verb = "saves" if self.speedup > 1 else "costs"
         cpu = statistics.median(b.cpu / max(a.cpu, 1e-9) for a, b in zip(self.off, self.on, strict=True)) - 1.0
         more = statistics.median(a.peak - b.peak for a, b in zip(self.on, self.off, strict=True))
         memory = f"{sized(int(abs(more)))} {'more' if more > 0 else 'less'} memory"
         taken = f"{100 * abs(cpu):.0f} % {'more' if cpu > 0 else 'less'} CPU time"
-        if cpu >= 1.0:
-            taken = f"{cpu + 1.0:.1f} times the CPU time"
-        elif abs(cpu) < 0.005:
-            taken = "as much CPU time"
+        taken = "as much CPU time" if abs(cpu) < 0.005 else f"{cpu + 1:.1f} times the CPU time" if cpu >= 1 else taken
         return (
             f"autokern {verb} {duration(abs(off - on))} of {duration(off)}: {self.program} runs {self.speedup:.2f} "
-            f"times as fast ({counted}), with {memory} and {taken}.{self._apart()}"
+            f"times as fast ({counted}), with {memory} and {taken}.{apart}"
         )
-
-    def _apart(self) -> str:
-        """Return a sentence on the start-up and the rest, empty if they are not known."""
-        start, rest = self._medians("start"), self._medians("rest")
-        if start is None or rest is None:
-            return ""
-        start_up = f"{duration(start[0])} instead of {duration(start[1])}"
-        return f" Start-up takes {start_up}, the rest {duration(rest[0])} instead of {duration(rest[1])}."
 
     def _medians(self, field: str) -> tuple[float, float] | None:
         """Return the medians of a figure with and without autokern, None if a run lacks it."""

@@ -71,12 +71,8 @@ def of_function(function: FunctionType) -> tuple[str, str]:
     code = fingerprint(function.__code__)
     if not (function.__defaults__ or function.__kwdefaults__):
         return code, f"~{code}"
-    named = sorted((function.__kwdefaults__ or {}).items())
-    defaults = (
-        [_plain(value) for value in function.__defaults__ or ()],
-        [(name, _plain(value)) for name, value in named],
-    )
-    return _with(code, defaults), f"~{code}"
+    named = [(name, _plain(value)) for name, value in sorted((function.__kwdefaults__ or {}).items())]
+    return _with(code, (list(map(_plain, function.__defaults__ or ())), named)), f"~{code}"
 
 
 def _plain(value: Any) -> Any:

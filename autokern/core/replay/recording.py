@@ -235,8 +235,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: Any, kwargs: Any, kind: Kind, out: Any, memories: Any, varies: bool, others: Pairs
     ) -> None:
         """Note an operation and its results."""
-        if others:
-            self._rewritten(func, args, kwargs, kind, memories, varies, others)
+        step_args, step_kwargs = tuple(map(apart, args)), {name: apart(value) for name, value in kwargs.items()}
+        if others:  # an operation that leaves outside tensors as they are: replays repeat it for parameters, else check
+            changed = {memory_of(t) for t, _ in others}
+            parameters = changed <= self.copies.by.keys()
+            stays = not varies and all(torch.equal(*pair) for pair in others)
+            if not (operations.stays(func, kind, step_args, step_kwargs) if parameters else stays):
+                raise UnrecordedError(f"{func} writes to memory of others")
+            if parameters:
+                self._steps.append((functools.partial(func, *step_args, **step_kwargs), set(memories), set()))
+                for memory in changed:  # replays write the parameter's copy
+                    whole = self.copies.by[memory]
+                    self._steps.append((functools.partial(whole.copy_, whole.detach()), {memory}, set()))
+            for tensor, before in [] if parameters else others:  # compared instead of version counters
+                self._constants[memory_of(tensor)] = tensor, -1
+                equal = functools.partial(torch.equal, tensor.detach(), before)
+                self._steps.append((functools.partial(operations.same, equal, True), {memory_of(tensor)}, set()))
             return
         if kind.written:
             self._empty.difference_update(memories)
@@ -251,32 +265,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if varies and (fresh or kind.written or not isinstance(out, (torch.Tensor, tuple, list))):
             writes = {*map(memory_of, operations.written(kind, args, kwargs)), *(at for at, _ in made)}
             self._varying |= writes
-            args, kwargs = map(apart, args), {name: apart(value) for name, value in kwargs.items()}
-            self._steps.append((operations.step_of(func, kind, tuple(args), kwargs, fresh, out), set(memories), writes))
+            step = operations.step_of(func, kind, step_args, step_kwargs, fresh, out)
+            self._steps.append((step, set(memories), writes))
             if kind.seeded and any(f.f_code is self._seeding for f, _ in islice(traceback.walk_stack(None), _FRAMES)):
                 self._seeds |= writes
             if kind.shaped or kind.seeded:  # a check keeps the step: Python may have read the shape, draws are repeated
                 self._steps.append((lambda: None, writes, set()))
-
-    def _rewritten(
-        self, func: Any, args: Any, kwargs: Any, kind: Kind, reads: Any, varies: bool, others: Pairs
-    ) -> None:
-        """Note an operation that leaves outside tensors as they are: replays repeat it for parameters, else check."""
-        args, kwargs = tuple(map(apart, args)), {name: apart(value) for name, value in kwargs.items()}
-        memories = {memory_of(t) for t, _ in others}
-        parameters = memories <= self.copies.by.keys()
-        stays = not varies and all(torch.equal(*pair) for pair in others)
-        if not (operations.stays(func, kind, args, kwargs) if parameters else stays):
-            raise UnrecordedError(f"{func} writes to memory of others")
-        if parameters:
-            self._steps.append((functools.partial(func, *args, **kwargs), set(reads), set()))
-            for memory in memories:  # replays write the parameter's copy
-                whole = self.copies.by[memory]
-                self._steps.append((functools.partial(whole.copy_, whole.detach()), {memory}, set()))
-        for tensor, before in [] if parameters else others:  # replays compare their numbers instead of version counters
-            self._constants[memory_of(tensor)] = tensor, -1
-            equal = functools.partial(torch.equal, tensor.detach(), before)
-            self._steps.append((functools.partial(operations.same, equal, True), {memory_of(tensor)}, set()))
 
     def _check(self, func: Any, fresh: Iterable[torch.Tensor]) -> None:
         """Refuse results that cannot be written again, and recordings that are too large."""
