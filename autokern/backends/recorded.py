@@ -1,13 +1,9 @@
 """The candidate `graph`: a small training step on a GPU, recorded once as a CUDA graph and launched again as a whole.
 
-Such a step is sixty launches of a few microseconds each; the CPU needs longer to launch them than the GPU to run them.
-One recording computes density and gradients, and the backward pass only scales them. Its shapes are fixed. Inputs are
-copied into the memory of the recording, and the result is copied out of it, so that callers share no memory with it. A
-recording belongs to one thread and one stream. The step reads back one number: whether the factorisation succeeded. If
-it failed, `fused` computes the step with stock's jitter, warnings and errors.
-
-Recording changes state of the whole process. It needs the user's permission (``AUTOKERN_GRAPHS=on``), a process with
-one Python thread, and no failed recording before. Otherwise the function runs unrecorded.
+Such a step is sixty launches, which take the CPU longer than the GPU's work. A recording of fixed shapes computes
+density and gradients, for one thread and one stream, and shares no memory with its callers. If the factorisation fails,
+`fused` computes the step with stock's jitter, warnings and errors. Since recording changes state of the whole process,
+it needs the user's permission, one Python thread, and no failed recording before.
 """
 
 from __future__ import annotations
@@ -75,9 +71,7 @@ def unavailable(device: str) -> str | None:
 def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return ``step(*inputs)`` in new memory; the first call of a key in this thread and stream records it.
 
-    `key` determines the step, apart from shapes, dtypes and device of the inputs and torch's precision settings. The
-    step takes tensors on one CUDA device and returns one. It reads nothing back to the host, draws no random numbers
-    and has no gradients.
+    The step takes tensors on one CUDA device and returns one, reads nothing back and draws no random numbers.
     """
     global _failed
     _kept.calls += 1

@@ -128,10 +128,7 @@ class Lent:
 
 
 class Unsaved:
-    """Arguments that only a repeated or a differentiated backward pass reads.
-
-    Autograd does not save them: after a change of a saved tensor, every backward pass would raise.
-    """
+    """Arguments for repeated or differentiated backward passes; after a change of saved ones, any pass would raise."""
 
     def __init__(self, *tensors: torch.Tensor | None) -> None:
         self._tensors = tensors

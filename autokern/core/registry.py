@@ -1,8 +1,7 @@
 """Registry: all ops by name, and the plugins that add to them.
 
 The module of an op is imported when the op is first asked for. Plugins are entry points of the group
-`autokern.candidates`, autokern's own optional backends among them. Each names a module, or a callable without
-arguments; importing the module, or calling the callable, registers candidates on ops. If a plugin fails, its
+`autokern.candidates`: modules, or callables without arguments, that register candidates on ops. If a plugin fails, its
 registrations are undone, with one warning.
 """
 

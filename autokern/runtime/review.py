@@ -1,11 +1,9 @@
 """Review of decided keys: measurements at first use, and checks at calls that are due.
 
 An op without measurements on this machine is measured once its calls have taken long enough: they will probably take as
-long again. Measuring is deferred while other processes use the cores.
-
-A key is checked when compiling may repay itself, when its op may be measured, and where lower precision may no longer
-suffice: errors depend on the data, and grow while training shrinks a lengthscale. So an approximate candidate is
-compared with an exact one at the first, second, fourth, ... call of a problem.
+long again. A key is checked when compiling may repay itself, when its op may be measured, and where lower precision may
+no longer suffice: errors grow while training shrinks a lengthscale, so an approximate candidate is compared with an
+exact one at the first, second, fourth, ... call of a problem.
 """
 
 from __future__ import annotations

@@ -208,9 +208,8 @@ def gap(found: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> float:
 def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[[Trialled], float]:
     """Return a function of a Trialled: the error of its gradients in units of their bound.
 
-    The bound is ten times stock's error against float64 truth, at least ``max(1000, 2 n) eps`` of the largest gradient.
-    Stock may share its rounding with the truth. So a candidate beyond the bound may err by 30 times the change of the
-    gradient when every argument moves by one eps: cancellation leaves no more digits.
+    The bound is ten times stock's error against float64 truth, at least ``max(1000, 2 n) eps`` of the largest gradient;
+    or 30 times the change of the gradient when every argument moves by one eps: cancellation leaves no more digits.
     """
     if not problem.grad:
         return lambda trialled: 0.0

@@ -107,7 +107,7 @@ def test_a_decision_that_fails_after_the_measurement_leaves_the_entry_in_service
     def failing(*_):
         raise UserWarning("a warning that is an error")
 
-    monkeypatch.setattr(dispatch.session().shared, "decision", failing)
+    monkeypatch.setattr(dispatch.session(), "decide_alike", failing)
     call(150, took=0.1)
     assert sum(autokern.stats()["double"].values()) == 151
 

@@ -160,11 +160,7 @@ class Replay:
         self._steps, self._constants = tuple(steps), tuple(constants)
 
     def run(self) -> None:
-        """Compute the results from the present contents of the inputs.
-
-        ChangedError if the recorded code would compute differently: a number that Python read has changed, or a
-        constant was written since.
-        """
+        """Compute the results from the inputs' contents; ChangedError after a change of a constant or a number read."""
         if any(tensor._version != version for tensor, version in self._constants):
             raise ChangedError("a tensor of the recording was written since")
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():

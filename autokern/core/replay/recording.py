@@ -1,14 +1,11 @@
 """A computation of small tensors, recorded once below autograd and replayed with other numbers in the same memory.
 
 `Recorder` is a dispatch mode: it sees every operation that torch runs, those of backward passes included. Tensors that
-depend on no input are constants. Views need no work, since all tensors of a recording keep their memory. All other
-operations become a list of calls that write to the same memory again, as in CUDA graphs, without modules and autograd
-nodes. A replay gives the bits of the recorded code, except for some derivatives (`prod`), which torch computes by
-another formula while a mode is active.
-
-A number that Python has read, such as a flag of LAPACK, must be the same in a replay. Not recorded are numbers that
-leave torch (``numpy()``), random draws without `seeding`, and writes that change tensors from outside (the limit of a
-norm may change none). Reads by extensions in C++ are not seen, so callers compare replays with the recorded code.
+depend on no input are constants, views need no work, and all other operations become calls that write to the same
+memory again. A replay gives the bits of the recorded code, except for some derivatives (`prod`), which torch computes
+by another formula while a mode is active. A number that Python has read must be the same in a replay. Not recorded are
+numbers that leave torch (``numpy()``), random draws without `seeding`, and writes that change tensors from outside.
+Reads by extensions in C++ are not seen, so callers compare replays with the recorded code.
 """
 
 from __future__ import annotations
