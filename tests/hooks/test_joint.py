@@ -13,7 +13,7 @@ from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import SumLinearOperator
 from support.models import loss_of, points, step
-from support.outcomes import assert_close, both, count
+from support.outcomes import as_stock, assert_close, both, count
 
 import autokern
 from autokern.model.joint import joined, joined_covariance
@@ -138,30 +138,27 @@ def test_second_derivatives_are_those_of_one_kernel():
 
 
 @pytest.mark.parametrize("change", ["kernel", "parameter", "data", "copy", "pickle", "deleted"])
+@as_stock(rtol=1e-6, atol=1e-7)
 def test_changes_between_calls(change):
-    def run():
-        model, test = Added(), points(4, d=3, seed=2)
-        list(used(model, test))
-        if change == "kernel":
-            model.week = ScaleKernel(PeriodicKernel(active_dims=[1])).double()
-        elif change == "parameter":
-            model.price.lengthscale = 0.2
-        elif change == "data":
-            model.set_train_data(points(20, d=3, seed=3), torch.ones(20).double(), strict=False)
-        elif change == "copy":
-            model, old = copy.deepcopy(model), model
-            old.trend.outputscale = 7.0
-        elif change == "pickle":
-            file = io.BytesIO()
-            torch.save(model, file)
-            file.seek(0)
-            model = torch.load(file, weights_only=False)
-        else:
-            model.mean = ConstantMean().double()
-        return [names for names, _ in model.named_modules()], list(used(model, test))
-
-    theirs, ours = both(run)
-    assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    model, test = Added(), points(4, d=3, seed=2)
+    list(used(model, test))
+    if change == "kernel":
+        model.week = ScaleKernel(PeriodicKernel(active_dims=[1])).double()
+    elif change == "parameter":
+        model.price.lengthscale = 0.2
+    elif change == "data":
+        model.set_train_data(points(20, d=3, seed=3), torch.ones(20).double(), strict=False)
+    elif change == "copy":
+        model, old = copy.deepcopy(model), model
+        old.trend.outputscale = 7.0
+    elif change == "pickle":
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        model = torch.load(file, weights_only=False)
+    else:
+        model.mean = ConstantMean().double()
+    return [names for names, _ in model.named_modules()], list(used(model, test))
 
 
 def test_other_points_are_not_joined():
@@ -188,18 +185,16 @@ class Scaled(Added):
         return MultivariateNormal(self.mean(x), self.trend(z) + self.week(x) + self.price(z))
 
 
+@as_stock(rtol=1e-6, atol=1e-7)
 def test_points_of_equal_numbers_keep_their_graph():
-    def run():
-        model, x = Scaled(), points(4, d=3, seed=2)
-        loss = loss_of(ExactMarginalLogLikelihood(model.likelihood, model))
-        by_loss = torch.autograd.grad(loss, model.scale)
-        found = model.eval()(x)
-        return by_loss, torch.autograd.grad(found.mean.sum() + found.variance.sum(), model.scale)
-
-    theirs, ours = both(run)
-    assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    model, x = Scaled(), points(4, d=3, seed=2)
+    loss = loss_of(ExactMarginalLogLikelihood(model.likelihood, model))
+    by_loss = torch.autograd.grad(loss, model.scale)
+    found = model.eval()(x)
+    return by_loss, torch.autograd.grad(found.mean.sum() + found.variance.sum(), model.scale)
 
 
+@as_stock(rtol=1e-6, atol=1e-7)
 def test_what_users_see_is_the_sum():
     """In the prior of the strategy, in the likelihood, and in an override of the method that makes the prior."""
 
@@ -209,20 +204,17 @@ def test_what_users_see_is_the_sum():
             self.parts = [one.to_dense().detach() for one in found.lazy_covariance_matrix.linear_ops]
             return found
 
-    def run():
-        found = []
-        for model in (Added().eval(), Own().eval()):
-            with torch.no_grad():
-                found += [model(points(4, d=3, seed=2)).variance for _ in range(3)]
-            strategy = model.prediction_strategy
-            found += [type(strategy.train_prior_dist.lazy_covariance_matrix), type(strategy.lik_train_train_covar)]
-            found += [type(strategy.lik_train_train_covar._linear_op), *vars(model).get("parts", [])]
-        return found
-
-    theirs, ours = both(run)
-    assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    found = []
+    for model in (Added().eval(), Own().eval()):
+        with torch.no_grad():
+            found += [model(points(4, d=3, seed=2)).variance for _ in range(3)]
+        strategy = model.prediction_strategy
+        found += [type(strategy.train_prior_dist.lazy_covariance_matrix), type(strategy.lik_train_train_covar)]
+        found += [type(strategy.lik_train_train_covar._linear_op), *vars(model).get("parts", [])]
+    return found
 
 
+@as_stock()
 def test_a_model_whose_inputs_are_a_tensor():
     class Prior(gpytorch.models.GP):
         def __init__(self):
@@ -232,23 +224,16 @@ def test_a_model_whose_inputs_are_a_tensor():
         def forward(self, x):
             return MultivariateNormal(x[:, 0], self.kernel(x) + self.kernel(x))
 
-    def run():
-        model, x = Prior(), points(5)
-        return ExactMarginalLogLikelihood(GaussianLikelihood().double(), model)(model(x), x[:, 1]).detach()
-
-    theirs, ours = both(run)
-    assert_close(ours, theirs)
+    model, x = Prior(), points(5)
+    return ExactMarginalLogLikelihood(GaussianLikelihood().double(), model)(model(x), x[:, 1]).detach()
 
 
+@as_stock(rtol=1e-6, atol=1e-7)
 def test_fantasies():
-    def run():
-        model = Added().eval()
-        test = points(4, d=3, seed=2)
-        with torch.no_grad():
-            model(test)
-            grown = model.get_fantasy_model(points(2, d=3, seed=4), torch.ones(2).double())
-            found = [grown(test).mean, grown(test).variance]
-        return found
-
-    theirs, ours = both(run)
-    assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    model = Added().eval()
+    test = points(4, d=3, seed=2)
+    with torch.no_grad():
+        model(test)
+        grown = model.get_fantasy_model(points(2, d=3, seed=4), torch.ones(2).double())
+        found = [grown(test).mean, grown(test).variance]
+    return found

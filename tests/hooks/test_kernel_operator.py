@@ -41,12 +41,8 @@ def test_only_a_part_with_rows_and_columns_the_same_stays_symmetric():
 
 COPIES = {
     "deep-copied": copy.deepcopy,
-    "cloned": lambda op: op.clone(),
-    "detached": lambda op: op.detach(),
     "rebuilt": lambda op: op.representation_tree()(*op.representation()),
     "evaluated": lambda op: op.evaluate_kernel(),
-    "moved": lambda op: op.to(torch.device("cpu")),
-    "to double": lambda op: op.double(),
 }
 
 
