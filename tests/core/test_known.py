@@ -1,7 +1,6 @@
 """Known functions of the libraries: what changes a fingerprint, what leaves a hook out, and what a program is told."""
 
 import functools
-import importlib
 import inspect
 import re
 import sys
@@ -222,13 +221,6 @@ def test_a_function_that_a_class_has_newly_is_harmless_unless_it_overrides_a_rec
         assert rely.holds()
 
 
-def test_a_factor_function_replaced_after_the_hooks_is_used_by_a_log_determinant():
-    matrix = torch.eye(6, dtype=torch.float64) * 3
-    with autokern.enabled(), mock.patch.object(HOLDER, "psd_safe_cholesky", wrapped(HOLDER.psd_safe_cholesky)):
-        found = to_linear_operator(matrix).inv_quad_logdet(matrix[:, :1], logdet=True)[1]
-    torch.testing.assert_close(found, 6 * torch.tensor(3 * 1.5**2, dtype=torch.float64).log())
-
-
 def test_another_constant_or_base_of_a_class_is_another_fingerprint_and_each_decorator_counts():
     def found(source):
         return {name: mark for name, mark, _ in definitions(source, "file.py")}
@@ -250,29 +242,3 @@ def test_status_lists_what_is_unknown():
         assert "gpytorch.kernels.kernel:Kernel.covar_dist" in found.unknown
         assert "Kernel.covar_dist" in str(found)
         assert "covar_dist" in str(autokern.explain())
-
-
-def test_a_patched_input_transform_is_called_as_often_as_by_stock():
-    """BoTorch keeps what a call makes of its coefficient, so that one call more is another model."""
-    models = pytest.importorskip("botorch.models")
-    transforms = importlib.import_module("botorch.models.transforms.input")
-    raw, x = vars(transforms.AffineInputTransform)["coefficient"], torch.rand(9, 2, dtype=torch.float64)
-    calls = []
-
-    def coefficient(self):
-        calls.append(self)
-        return raw.fget(self) * 1.5
-
-    def counted():
-        calls.clear()
-        model = models.SingleTaskGP(x, x.sum(-1, keepdim=True), input_transform=transforms.Normalize(2))
-        mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-        closures = importlib.import_module("botorch.optim.closures")
-        closure = closures.get_loss_closure_with_grads(mll, dict(model.named_parameters()))
-        closure()
-        return len(calls)
-
-    with mock.patch.object(transforms.AffineInputTransform, "coefficient", property(coefficient)):
-        expected = counted()
-        with autokern.enabled():
-            assert counted() == expected

@@ -10,7 +10,14 @@ from botorch.models.kernels.linear_truncated_fidelity import LinearTruncatedFide
 from botorch.models.kernels.positive_index import PositiveIndexKernel
 from gpytorch import kernels as k
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
-from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+from gpytorch.priors import (
+    GammaPrior,
+    HalfNormalPrior,
+    LogNormalPrior,
+    NormalPrior,
+    SmoothedBoxPrior,
+    UniformPrior,
+)
 from support.densities import D
 
 gamma = functools.partial(GammaPrior, 3.0, 6.0)
@@ -60,6 +67,9 @@ KERNELS = {
         k.MaternKernel(2.5, lengthscale_prior=gamma()), outputscale_prior=GammaPrior(2.0, 0.15)
     ),
     "normal": lambda: k.RBFKernel(lengthscale_prior=NormalPrior(1.0, 0.5)),
+    "box": lambda: k.RBFKernel(ard_num_dims=D, lengthscale_prior=SmoothedBoxPrior(0.75, 0.9, sigma=0.1)),
+    "uniform": lambda: k.RBFKernel(lengthscale_prior=UniformPrior(0.0, 30.0)),
+    "half normal": lambda: periodic(ard_num_dims=D, period_length_prior=HalfNormalPrior(0.7)),
     "greater": lambda: k.RBFKernel(ard_num_dims=D, lengthscale_constraint=GreaterThan(2.5e-2)),
     "no transform": lambda: k.RBFKernel(lengthscale_constraint=GreaterThan(2.5e-2, transform=None, initial_value=0.7)),
     "interval": lambda: k.RBFKernel(lengthscale_constraint=Interval(0.1, 3.0)),
