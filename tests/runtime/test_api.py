@@ -143,6 +143,7 @@ REFUSED = [
     *((lambda fields=fields: autokern.explain("qr", **fields), told) for fields, told in QR),
     *((lambda fields=fields: autokern.explain("exact_log_prob", n=100, **fields), told) for fields, told in DENSITY),
     (lambda: autokern.calibrate("qr", level="lazy", budget=0.1, progress=False), "lazy"),
+    (lambda: autokern.calibrate("qr", accuracy="better"), "accuracy"),
     (lambda: autokern.covariance.matrix(RBFKernel(), x1, x2[:, :2]), "3 and 2 input dimensions"),
     *(
         (lambda d=d: autokern.covariance.matrix(ScaleKernel(RBFKernel(ard_num_dims=4)), x1[:, :d]), "4 lengthscales")

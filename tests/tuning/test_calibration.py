@@ -14,7 +14,6 @@ from autokern.runtime import dispatch
 from autokern.tuning import calibration, timer
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Nearest
-from autokern.tuning.measuring import trusted
 from autokern.tuning.profile import Profile, Timing, Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -174,13 +173,6 @@ def test_warnings_are_filtered_as_the_program_asks(make_op):
         assert list(warnings.filters) == [*before, changed]
         warnings.warn(told, UserWarning, stacklevel=1)
         assert str(caught[-1].message) == told
-
-
-def test_timings_that_are_trusted():
-    quiet, bad = Timing(1e-3), Timing(1e-3, disturbed=0.9)
-    assert set(trusted({"stock": quiet, "a": quiet, "b": bad})) == {"stock", "a"}
-    assert trusted({"stock": bad, "a": quiet, "b": quiet}) == {}
-    assert trusted({"stock": quiet, "b": bad}) == {}
 
 
 def test_a_disturbed_timing_replaces_no_quiet_one():

@@ -155,6 +155,8 @@ def test_random_choice_is_feasible_reproducible_and_various(op):
     assert sizes == calls == {"stock", "fast", "other", "exact"}
     assert chosen(op, known, random_seed=1, seen=7).review == 8, "each call is drawn anew"
     assert {chosen(op, known, random_seed=seed, **force("other")).candidate for seed in range(9)} == {"other"}
+    roughly = {chosen(op, known, random_seed=seed, accuracy="approximate").candidate for seed in range(40)}
+    assert roughly == sizes, "nothing of lower precision is drawn"
 
 
 def test_memory(op):
