@@ -219,8 +219,8 @@ def derivatives() -> Made:
 
 
 def sgpr() -> Made:
-    base = k.ScaleKernel(k.RBFKernel())
-    return exact(k.InducingPointKernel(base, inducing_points=points(8, 3), likelihood=GaussianLikelihood()))
+    base, likelihood = k.ScaleKernel(k.RBFKernel()), GaussianLikelihood()
+    return exact(k.InducingPointKernel(base, points(8, 3), likelihood), likelihood=likelihood)
 
 
 def ski() -> Made:

@@ -36,6 +36,7 @@ from autokern.core.problem import (
 
 __all__ = ["ACCURACIES", "LEVELS", "Candidate", "Op", "Run", "tensors_in"]
 
+Altered = Callable[[torch.Tensor], torch.Tensor]
 LEVELS = ("quick", "full")
 WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
 """Distance between two problems when a size doubles; when both sides of a matrix double, the distance is about one."""
@@ -93,6 +94,10 @@ class Op(abc.ABC):
     def converted(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         """Return a copy of arguments in another precision."""
         return converted(args, dtype)
+
+    def exact(self, args: tuple[Any, ...], altered: Altered | None) -> tuple[Any, ...]:
+        """Return a copy of arguments in float64, `altered` where floating, whose leaves are in the same order."""
+        return converted(args, torch.float64, altered)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         """Return the error of a result against float64 truth, in units of its bound.
@@ -261,9 +266,16 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
     return getattr(value, "_make", type(value))(rebuilt(item, leaf) for item in value)
 
 
-def converted(
-    args: tuple[Any, ...], dtype: torch.dtype, altered: Callable[[torch.Tensor], torch.Tensor] | None = None
-) -> tuple[Any, ...]:
+def copied(root: torch.nn.Module) -> Any:
+    """Return a deep copy without parts of the original, which the library's copies of some kernels share."""
+    memo: dict[int, Any] = {}
+    made, own = copy.deepcopy(root, memo), {*root.modules()}
+    for part in [part for part in made.modules() if part not in own]:
+        part._modules.update([(name, copy.deepcopy(one, memo)) for name, one in part._modules.items() if one in own])
+    return made
+
+
+def converted(args: tuple[Any, ...], dtype: torch.dtype, altered: Altered | None = None) -> tuple[Any, ...]:
     """Copy arguments to autograd leaves of a dtype, `altered` where floating; a repeated tensor is copied once."""
     copies: dict[int, Any] = {}
 
@@ -274,7 +286,7 @@ def converted(
                 plain = altered(plain) if altered is not None and value.is_floating_point() else plain
                 copies[id(value)] = plain.requires_grad_(value.requires_grad)
             else:
-                copies[id(value)] = copy.deepcopy(value).to(dtype)
+                copies[id(value)] = copied(value).to(dtype)
                 if altered is not None:
                     for parameter in copies[id(value)].parameters():
                         parameter.data.copy_(altered(parameter.detach()))

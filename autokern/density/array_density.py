@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import InducingPointKernel, Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 
 from autokern.core.autograd import computed, readable
 from autokern.core.state import Lock
-from autokern.density import gaussian, matrices
+from autokern.density import gaussian, inducing, matrices
 from autokern.density.exact_objective import DTYPES, OBJECTIVES, Readings, Single, modules_of, places, terms_of
 from autokern.kernels import tree as trees
 from autokern.kernels.array_distances import arranged
@@ -49,12 +50,16 @@ class KernelReading:
         self, seen: Inspected, root: Any, kernel: Any, dims: int, n: int, beside: Callable[[], tuple[Any, ...]]
     ) -> None:
         """Read a kernel and, by `beside`, each model's further arguments of `Single`; all belong to `root`."""
-        self._seen, self._ones, self._places = seen, [], places(seen.batch, n)
+        self._seen, self._places = seen, places(seen.batch, n)
+        self._ones: list[Single] = []
         seen.relies(*DENSITY)
         seen.dims = dims
         for at in self._places:
             seen.begin(at)
-            self._ones.append(Single(forwarded(seen, kernel, np.arange(dims)), *beside()))
+            if type(kernel) is InducingPointKernel:
+                self._ones.append(inducing.Collapsed(seen, kernel, beside))
+            else:
+                self._ones.append(Single(forwarded(seen, kernel, np.arange(dims)), *beside()))
         self.batch, self.raw, self.families = seen.batch, seen.raw, sorted(seen.families)
         seen.close(root, whole=root is kernel)
         self.parameters = list(seen.parameters.values())
@@ -168,6 +173,9 @@ class StepReading(KernelReading):
         model, noisy = modules_of(seen, mll)
         if type(noisy) not in (GaussianLikelihood, *FIXED):
             raise UnreadError("noise that depends on the points")
+        sparse = type(kernel) is InducingPointKernel
+        if sparse and (kernel.likelihood is not noisy or device.type != "cpu"):
+            raise UnreadError("inducing points with a likelihood of their own, or on an accelerator")
         self._kernel, self.mll = weakref.ref(kernel), weakref.ref(mll)
         self._how = dims, shape[: None if type(noisy) in FIXED else -1], dtype, device
         points, (of, self.formula, word) = np.empty((shape[-1], 0)), OBJECTIVES[type(mll)]
@@ -175,7 +183,8 @@ class StepReading(KernelReading):
         self._read(seen, mll, kernel, dims, n, lambda: (noise_of(seen, noisy, points), terms_of(seen, model), None, of))
         if any(raw.device != device for raw in self.raws):
             raise UnreadError("parameters on another device than the targets")
-        self.kernels = "+".join(self.families) + word
+        self.inducing = len(kernel.inducing_points) if sparse else 0
+        self.kernels = "+".join(self.families) + ("/inducing" if self.inducing else word)
 
     def holds(  # type: ignore[override]
         self, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -197,10 +206,11 @@ class Step(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The key of a `Reading` with these shapes."""
+        """The key of a `Reading` with these shapes; the first number is that of the inducing points, if any."""
         x, value = self.distribution._covar.x1, self.value
         models = value[..., 0].numel() if value.dim() > 1 else 1
-        return (*x.shape[-2:], models, str(value.dtype).removeprefix("torch."), value.device.type, self.reading.kernels)
+        dtype, (n, d), reading = str(value.dtype).removeprefix("torch."), x.shape[-2:], self.reading
+        return reading.inducing or n, n, d, models, dtype, value.device.type, reading.kernels
 
 
 _steps = Readings(StepReading)
@@ -216,7 +226,9 @@ def step_of(mll: Any, forward: Any, distribution: Any, value: Any) -> Step | Non
     if x.shape[-2:-1] != value.shape[-1:] or (x.dim() > 2 and x.shape[:-1] != value.shape):
         return None
     reading = _steps.of(mll, lazy.kernel, x.shape[-1], value.shape, value.dtype, value.device)
-    return None if reading is None else Step(reading, forward, distribution, value)
+    if reading is None or (reading.inducing and x.requires_grad):
+        return None
+    return Step(reading, forward, distribution, value)
 
 
 def loss(step: Step) -> torch.Tensor | None:
@@ -226,8 +238,14 @@ def loss(step: Step) -> torch.Tensor | None:
     kernel = lazy.kernel
 
     def plain(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        if reading.inducing:
+            with inducing.in_training(kernel):
+                return step.forward(MultivariateNormal(mean, memoized.by_kernel(kernel, lazy)), value)
         density = reading.formula(gaussian.dense(kernel, x), mll.likelihood.noise, value - mean)
         return mll._add_other_terms(density, ()) / value.shape[-1]
 
     plainly = gaussian.replacing(mll, reading.names, plain)
-    return evaluated(reading, lazy, 1.0 / value.shape[-1], plainly, lazy.x1, mean, value)
+    found = evaluated(reading, lazy, 1.0 / value.shape[-1], plainly, lazy.x1, mean, value)
+    if found is not None and reading.inducing:
+        inducing.add_loss(kernel, lazy)
+    return found

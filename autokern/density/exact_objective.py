@@ -77,6 +77,20 @@ class Single:
 
     def evaluate(self, scale: float, by_x: Array | None = None, graded: bool = True) -> Any:
         """Return log densities times `scale`, None if one fails; `graded` adds gradients to parameters and `by_x`."""
+        total = self._density_of(scale, by_x, graded)
+        if total is None:
+            return None
+        for parameter, at in self._terms:
+            value, slope = at(parameter.value)
+            if self._several:
+                total = total + value.reshape(len(self._targets), -1).sum(1)
+            else:
+                total += value.item() if value.size == 1 else float(np.add.reduce(value, None))
+            parameter.accumulate(slope * scale)
+        return total * scale if math.isfinite(total.sum() if self._several else total) else None
+
+    def _density_of(self, scale: float, by_x: Array | None, graded: bool) -> Any:
+        """Return log densities without priors, None if one fails; adds gradients, which are times `scale`."""
         targets, (k, kept) = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
         noise = self.given if self._noise is None else self._noise.value()
         if self._several:
@@ -87,7 +101,7 @@ class Single:
         found = self._density(k, residual, scale, graded)
         if found is None:
             return None
-        total, self.by_residual = found.value, found.by_residual
+        self.by_residual = found.by_residual
         if graded:
             self.by_noise = found.by_matrix.diagonal(0, -2, -1).copy()  # since the kernel overwrites `by_matrix`
             self._kernel.backward(kept, found.by_matrix, by_x)
@@ -95,14 +109,7 @@ class Single:
                 self._noise.backward(self.by_noise)
             if self._mean is not None:
                 self._mean.backward(-found.by_residual)
-        for parameter, at in self._terms:
-            value, slope = at(parameter.value)
-            if self._several:
-                total = total + value.reshape(len(targets), -1).sum(1)
-            else:
-                total += value.item() if value.size == 1 else float(np.add.reduce(value, None))
-            parameter.accumulate(slope * scale)
-        return total * scale if math.isfinite(total.sum() if self._several else total) else None
+        return found.value
 
 
 def terms_of(seen: Inspected, model: Any) -> list[Term]:
@@ -170,8 +177,8 @@ class Reading:
         if any(p.tensor.device != self.device for p in self._parameters):
             raise UnreadError("parameters on another device than the data")
         dtype, variant = str(self.dtype).removeprefix("torch."), "+".join(sorted(seen.families)) + word
-        # points, dimensions, models, dtype, device type, and the variant of a problem
-        self.key = (*x.shape[-2:], self.batch.numel(), dtype, self.device.type, variant)
+        # points twice, dimensions, models, dtype, device type, and the variant of a problem
+        self.key = (self.n, *x.shape[-2:], self.batch.numel(), dtype, self.device.type, variant)
 
     def _points(self, model: Any, transforms: bool) -> torch.Tensor:
         """Return the training inputs after the model's input transform."""

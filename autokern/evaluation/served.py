@@ -5,7 +5,6 @@ A copy of the model takes a training step and predicts. The code that refuses a 
 
 from __future__ import annotations
 
-import copy
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from autokern.core import errors
 from autokern.core.autograd import computed_share
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError, caught, suppressed
+from autokern.core.op import copied
 from autokern.core.output import Shown
 from autokern.core.releases import known
 from autokern.core.replay import Held, held
@@ -112,7 +112,7 @@ def explain(op: str | GP | None = None, **fields: Any) -> Decision | Explanation
 
 def _rows(model: Any) -> Iterator[tuple[str, str, str]]:
     with suppressed(Exception):  # so that no cache and no counter of the model changes, if it has a copy
-        model = copy.deepcopy(model)
+        model = copied(model)
     if isinstance(model, ApproximateGP):
         strategy = model.variational_strategy
         strategy = getattr(strategy, "base_variational_strategy", strategy)  # of each task

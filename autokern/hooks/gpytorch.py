@@ -10,6 +10,7 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import InducingPointKernel
 from gpytorch.likelihoods import GaussianLikelihood, bernoulli_likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import DeepApproximateMLL, ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, VariationalELBO
@@ -193,7 +194,10 @@ def _step(mll: Any, forward: Any, prior: Any, target: Any, params: tuple[Any, ..
     if type(prior) is not MultivariateNormal:
         return None
     mean, n = prior.loc, prior.loc.shape[-1]
-    if not marginal.is_plain(prior.__dict__.get("_covar")) or n > _MOST or regime(n) != EXACT:
+    covariance = prior.__dict__.get("_covar")
+    if not marginal.is_plain(covariance):
+        return None
+    if type(covariance.kernel) is not InducingPointKernel and (n > _MOST or regime(n) != EXACT):
         return None
     few = mean.is_cpu and n <= _MOST_VALUES.get(mean.dtype, 0) and mean.numel() <= min(n * _MODELS, _MOST)
     masked = gpytorch.settings.observation_nan_policy.value() != "ignore"

@@ -23,7 +23,6 @@ from autokern.kernels.array_parts import Array, Index
 from autokern.kernels.family import DISTANCES
 from autokern.model.parameters import Curve, Mirrored, Mirrors, Parameter, Still, bounded, curve_of
 
-_EMPTY = ("_added_loss_terms", *HOOKS)
 _OWN = frozenset(("_has_transformed_inputs", "_original_train_inputs", "_validate_args", "is_one_to_many"))
 """Attributes that instances set although their class defines them."""
 _NO_BATCH = torch.Size()
@@ -58,6 +57,7 @@ class Inspected:
         self.dtype, self.batch, self._mirrors = dtype, batch, mirrors
         self.parameters: dict[int, Parameter] = {}  # by the identity of their raw tensors
         self.dims = self.models = 0
+        self.adding: Any = None  # the module whose added loss is part of what is read
         self.begin(())
         self._relied: set[Any] = set()
         self._owners: dict[int, list[Any]] = {}  # each object, its attributes that were read, and the record of `look`
@@ -88,7 +88,8 @@ class Inspected:
         for module in modules:
             own = module.__dict__
             redefined = [name for name in own if name not in _OWN and hasattr(type(module), name)]
-            if redefined or any(own.get(name) for name in _EMPTY):
+            adds = own.get("_added_loss_terms") and module is not self.adding
+            if redefined or adds or any(own.get(name) for name in HOOKS):
                 raise UnreadError(f"a {type(module).__name__} with {redefined or 'hooks or added losses'} of its own")
             ours = isinstance(module, Module)  # gpytorch's modules call no hooks
             sizes = ("_priors", "_added_loss_terms") if ours else ("_parameters", "_buffers", *HOOKS)

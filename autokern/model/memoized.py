@@ -89,6 +89,8 @@ def frozen(module: torch.nn.Module, of: Callable[[torch.Tensor], torch.Tensor] =
     own = copied.__dict__
     own.update((name, of(v) if isinstance(v, torch.Tensor) else v) for name, v in module.__dict__.items())
     own[_ORIGINAL] = module
+    if own.get("_added_loss_terms"):
+        own["_added_loss_terms"] = dict.fromkeys(own["_added_loss_terms"])
     for kind in ("_parameters", "_buffers"):
         own[kind] = {name: t if t is None else of(t) for name, t in own[kind].items()}
     own["_modules"] = {k: p if p is None or isinstance(p, Prior) else frozen(p, of) for k, p in own["_modules"].items()}
@@ -141,6 +143,12 @@ def is_past(lazy: Any) -> bool:
 
 def evaluate(lazy: Any) -> Any:
     """Evaluate and cache a covariance with the stored values, through which gradients reach the parameters."""
+    with torch.set_grad_enabled(lazy._is_grad_enabled):
+        return add_to_cache(lazy, EVALUATED, by_kernel(earlier(lazy), lazy).evaluate_kernel())
+
+
+def earlier(lazy: Any) -> Any:
+    """Return the kernel with the stored values of a covariance, through which gradients reach the parameters."""
     (identity, number), kernel, tensors, values = lazy.__dict__[_STATE]
     if identity == id(lazy.x1) and number != version(lazy.x1):  # a copy has its own version counter
         raise RuntimeError(
@@ -148,9 +156,8 @@ def evaluate(lazy: Any) -> Any:
             "density was computed; read it before"
         )
     with torch.set_grad_enabled(lazy._is_grad_enabled):
-        earlier = {id(tensor): _Earlier.apply(tensor, value) for tensor, value in zip(tensors, values, strict=True)}
-        then = frozen(kernel, lambda tensor: earlier[id(tensor)] if id(tensor) in earlier else tensor.clone())
-        return add_to_cache(lazy, EVALUATED, by_kernel(then, lazy).evaluate_kernel())
+        then = {id(tensor): _Earlier.apply(tensor, value) for tensor, value in zip(tensors, values, strict=True)}
+        return frozen(kernel, lambda tensor: then[id(tensor)] if id(tensor) in then else tensor.clone())
 
 
 class _Earlier(torch.autograd.Function):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, InducingPointKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
@@ -155,6 +155,9 @@ class _Model(ExactGP):  # type: ignore[misc]
         return MultivariateNormal(mean, covariance)
 
 
+INDUCING = "inducing"  # the word of a problem with `m` inducing points
+
+
 def objective_model(problem: Problem, generator: torch.Generator, priors: bool = True) -> ExactGP:
     """Return a model in training mode, of `n` points in `d` dimensions, possibly batched, with BoTorch's priors."""
     x = random_matrix(problem, generator, problem.n, problem.d)
@@ -165,7 +168,10 @@ def objective_model(problem: Problem, generator: torch.Generator, priors: bool =
         base = scaled.base_kernel
         prior = LogNormalPrior(2**0.5 + 0.5 * math.log(problem.d), 3**0.5)
         base.register_prior("lengthscale_prior", prior, base._lengthscale_param, base._lengthscale_closure)
-    return _Model(x, y, kernel).to(x)
+    model = _Model(x, y, kernel).to(x)
+    if INDUCING in problem.words:
+        model.covar_module = InducingPointKernel(kernel, x[: problem.m].clone(), model.likelihood)
+    return model
 
 
 def prior_of(model: ExactGP) -> MultivariateNormal:

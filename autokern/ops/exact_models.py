@@ -26,13 +26,14 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihoo
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import DenseLinearOperator
 
+from autokern.core.op import Altered, copied, tensors_in
 from autokern.core.problem import Features, Problem
 from autokern.density import array_density
 from autokern.density.array_density import Step, step_of
 from autokern.density.exact_objective import LEAVE_ONE_OUT, TOGETHER, Reading
 from autokern.model import libraries
 from autokern.ops._candidates import LOW_RANK, OpOfParts, every, is_few, only, squares
-from autokern.ops._problems import families, objective_model, prior_of, random_matrix
+from autokern.ops._problems import INDUCING, families, objective_model, prior_of, random_matrix
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import MOST, Posterior
 from autokern.system.threads import one_thread
@@ -40,6 +41,7 @@ from autokern.system.threads import one_thread
 _MOST_POINTS, _OF_SMALL = 1000, 2**18
 """Points, and elements of covariances of small models, above which one thread is slower than the ops that stock calls.
 """
+_ACROSS = 2**24  # covariances between points and inducing points above which one thread is slower
 _SEVERAL, _SINGLE = 32, 150
 """Models of a batch, and points in single precision, above which a step may be slower than the ops that stock calls."""
 
@@ -58,9 +60,9 @@ class _Objective(OpOfParts):
         return reading.key, parameters is None and torch.is_grad_enabled() and _moved(reading)
 
     def problem_of(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Problem | None:
-        n, d, batch, dtype, device, names = reading.key
+        m, n, d, batch, dtype, device, names = reading.key
         grad = _moved(reading) if parameters is None and torch.is_grad_enabled() else ""
-        return Problem(op="objective", m=n, n=n, d=d, batch=batch, dtype=dtype, device=device, grad=grad, variant=names)
+        return Problem(op="objective", m=m, n=n, d=d, batch=batch, dtype=dtype, device=device, grad=grad, variant=names)
 
     def reference(self, reading: Known, forward: Closure | None, parameters: Parameters | None) -> Found | torch.Tensor:
         return stock_objective(reading, forward, parameters)
@@ -74,7 +76,15 @@ class _Objective(OpOfParts):
     def converted(self, args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         step = args[2] is None
         mll = args[0].reading.mll() if step else args[1].args[0]
-        return _objective_arguments(copy.deepcopy(mll).to(dtype), step)
+        return _objective_arguments(copied(mll).to(dtype), step)
+
+    def exact(self, args: tuple[Any, ...], altered: Altered | None) -> tuple[Any, ...]:
+        if args[2] is not None or not args[0].reading.inducing:
+            return super().exact(args, altered)
+        found = self.converted(args, torch.float64)  # a kernel of inducing points and its model share the likelihood
+        for tensor in {id(t): t for t in tensors_in(found)}.values():
+            tensor.data.copy_(tensor.detach() if altered is None else altered(tensor.detach()))
+        return found
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         base = Problem(op="objective", d=6, dtype=dtype, device=device, variant="rbf")
@@ -86,21 +96,23 @@ class _Objective(OpOfParts):
         several = [(2, 50), (4, 100)] + ([(2, 20), (8, 20)] if level == "full" else [])
         problems += [base.replace(m=n, n=n, batch=b) for b, n in several]
         apart = [base.replace(m=n, n=n, grad="theta", variant=f"rbf/{LEAVE_ONE_OUT}") for n in sizes[:1] + sizes[-2:]]
+        sparse = (20, 200), (50, 1000), (100, 5000)
+        apart += [base.replace(m=m, n=n, grad="theta", variant=f"rbf/{INDUCING}") for m, n in sparse]
         problems += apart * (level == "full")
         problems += [base.replace(m=n, n=n, grad="theta") for n in sizes[:4] + sizes[-3:] * (level == "full")]
         return problems
 
     def features(self, problem: Problem) -> Features:
-        parts, elements = _parts(problem), float(problem.batch * problem.n**2)
-        flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * parts)
+        parts, elements = _parts(problem), float(problem.batch * problem.n * problem.m)
+        flops = elements * (problem.m * 4 / 3 + 6.0 * problem.d * parts)
         return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * problem.itemsize * elements)
 
     def memory(self, problem: Problem) -> int:
-        elements = min(problem.batch * problem.n**2, max(problem.n**2, TOGETHER))
-        return (4 + 3 * _parts(problem) + 3 * (LEAVE_ONE_OUT in problem.words)) * elements * 8
+        elements = min(problem.batch * problem.n * problem.m, max(problem.n * problem.m, TOGETHER))
+        return (4 + 3 * _parts(problem) + 3 * (problem.m < problem.n or LEAVE_ONE_OUT in problem.words)) * elements * 8
 
     def small(self, problem: Problem) -> bool:
-        few = super().small(problem) or LEAVE_ONE_OUT in problem.words  # no part of leave-one-out is an op
+        few = super().small(problem) or problem.m < problem.n or LEAVE_ONE_OUT in problem.words  # no part is an op
         if problem.batch > 1:  # torch computes a step of many small models at once
             at_once = problem.batch > _SEVERAL or (problem.dtype == "float32" and problem.n > _SINGLE)
             few = not (at_once and problem.grad)
@@ -135,7 +147,8 @@ def _parts(problem: Problem) -> int:
     return sum(4 * problem.d if name == "mixture" else 1 for name in families(problem))
 
 
-@OBJECTIVE.candidate("stock", memory=lambda p: squares(p, 1))  # inner ops check their own
+# with inducing points, stock holds 20 matrices; else inner ops check their own
+@OBJECTIVE.candidate("stock", memory=lambda p: squares(p, 1) if p.m == p.n else 20 * p.n * p.m * p.itemsize)
 def stock_objective(reading: Known, forward: Closure | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """The libraries' own: modules forward, autograd backward; inner ops are dispatched."""
     if forward is None or parameters is None:
@@ -158,7 +171,7 @@ _objective_unsupported = every(
     ),
     only(
         f"more than {_MOST_POINTS} points on one thread",
-        lambda p: p.n * p.batch <= _MOST_POINTS or p.batch * p.n**2 <= _OF_SMALL,
+        lambda p: p.n * p.batch <= _MOST_POINTS or p.batch * p.n * p.m <= (_ACROSS if p.m < p.n else _OF_SMALL),
     ),
 )
 

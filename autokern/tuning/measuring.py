@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from autokern.core.errors import recoverable
-from autokern.core.op import Candidate, Op, Run, converted, rebuilt, tensors_in
+from autokern.core.op import Candidate, Op, Run, rebuilt, tensors_in
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.state import inside
@@ -184,7 +184,7 @@ def truth(op: Op, problem: Problem, args: tuple[Any, ...], move: int | None = No
         return values * (1 + eps * sides)
 
     with torch.enable_grad():  # lazy arguments keep the grad mode in which they were made
-        there = converted(args, torch.float64, None if move is None else moved)
+        there = op.exact(args, None if move is None else moved)
     return trial(op, op.reference, problem, there)()
 
 

@@ -161,4 +161,6 @@ def regression(
     mean = MEANS[mean](b) if isinstance(mean, str) else mean
     kind = kind or (user_code.Features if kernel == "features" else user_code.Regression)
     kernel = KERNELS["scaled rbf" if kernel == "features" else kernel](b) if isinstance(kernel, str) else kernel
+    if isinstance(kernel, k.InducingPointKernel):
+        kernel.likelihood = likelihood
     return kind(x, values(x) if y is None else y, likelihood, mean, kernel).float().to(see.dtype)

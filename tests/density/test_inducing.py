@@ -1,0 +1,224 @@
+"""Marginal likelihoods with inducing points are the library's, with its warnings and the loss that it adds."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import InducingPointKernel, LinearKernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean, LinearMean
+from gpytorch.mlls import ExactMarginalLogLikelihood, InducingPointKernelAddedLossTerm
+from gpytorch.models import ExactGP
+from gpytorch.priors import GammaPrior, LogNormalPrior
+from linear_operator.utils.warnings import NumericalWarning
+from support.densities import by, served
+
+import autokern
+from autokern.core.op import copied
+
+N, DOUBLE = 40, torch.float64
+
+
+class Model(ExactGP):
+    def __init__(self, kernel, count=6, mean=None, likelihood=None, d=2, dtype=DOUBLE):
+        torch.manual_seed(7)
+        x = torch.rand(N, d, dtype=DOUBLE).to(dtype)
+        y = (3 * x.sum(-1)).sin() + 0.1 * torch.randn(N, dtype=DOUBLE).to(dtype)
+        super().__init__(x, y, GaussianLikelihood(noise_prior=GammaPrior(1.1, 0.5)))
+        self.mean_module = mean or ConstantMean()
+        self.covar_module = InducingPointKernel(kernel, x[:count] + 0.01, likelihood or self.likelihood)
+        self.to(dtype)
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    @property
+    def mll(self):
+        return ExactMarginalLogLikelihood(self.likelihood, self)
+
+
+def loss(model, x=None):
+    x = model.train_inputs[0] if x is None else x
+    return -model.mll(model(x), model.train_targets)
+
+
+def slopes(model, of=loss, **how):
+    return torch.autograd.grad(of(model), [*model.parameters()], **how)
+
+
+def agree(ours, theirs, within=1e-9):
+    most = max(float(b.detach().abs().max()) for b in theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=within, atol=within * most)
+
+
+MODELS = {
+    "scaled rbf": lambda: Model(ScaleKernel(RBFKernel(lengthscale_prior=LogNormalPrior(0.0, 1.0)))),
+    "ard": lambda: Model(ScaleKernel(MaternKernel(ard_num_dims=2)), mean=LinearMean(2)),
+    "rough": lambda: Model(MaternKernel(nu=0.5), count=9),
+    "sum": lambda: Model(ScaleKernel(RBFKernel(active_dims=(1,))) + LinearKernel()),
+    "product": lambda: Model(RBFKernel() * PeriodicKernel(active_dims=(0,)), count=4),
+    "one inducing point": lambda: Model(ScaleKernel(RBFKernel()), count=1),
+}
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
+@pytest.mark.parametrize("made", MODELS.values(), ids=MODELS)
+def test_values_and_gradients(made, dtype):
+    ours, theirs, exact = made().to(dtype), made().to(dtype), made().to(dtype).double()
+    with autokern.enabled(), by("objective"):
+        value, found = loss(ours), slopes(ours)
+        assert served("objective") == 2
+    within = 1e-9 if dtype is DOUBLE else 1e-3
+    agree([value, *found], [loss(theirs), *slopes(theirs)], within)
+    agree([value.double(), *(g.double() for g in found)], [loss(exact), *slopes(exact)], within)
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
+def test_singular_covariances_get_the_librarys_jitter_and_warnings(dtype):
+    ours, theirs = (Model(ScaleKernel(RBFKernel()), 20, d=1, dtype=dtype) for _ in range(2))
+    with autokern.enabled(), by("objective"):
+        with pytest.warns(NumericalWarning, match="added jitter") as told:
+            found = [loss(ours).detach()]
+        assert served("objective") == 1
+    with pytest.warns(NumericalWarning) as expected:
+        agree(found, [loss(theirs).detach()], 1e-9 if dtype is DOUBLE else 1e-5)
+    assert [str(one.message) for one in told] == [str(one.message) for one in expected]
+
+
+def test_the_added_loss_is_that_of_the_step():
+    ours, theirs = MODELS["scaled rbf"](), MODELS["scaled rbf"]()
+    with autokern.enabled(), by("objective"):
+        prior = ours(*ours.train_inputs)
+        ours.mll(prior, ours.train_targets)
+        (added,) = ours.added_loss_terms()
+        assert isinstance(added, InducingPointKernelAddedLossTerm)
+        assert added.likelihood is ours.likelihood
+    loss(theirs)
+    (expected,) = theirs.added_loss_terms()
+    inducing = theirs.covar_module.inducing_points
+    agree(
+        [added.loss(), *torch.autograd.grad(added.loss(), [ours.covar_module.inducing_points])],
+        [expected.loss(), *torch.autograd.grad(expected.loss(), [inducing])],
+    )
+    assert type(added) is InducingPointKernelAddedLossTerm
+    assert type(added.variational_dist.lazy_covariance_matrix) is type(expected.variational_dist.lazy_covariance_matrix)
+    agree([prior.covariance_matrix], [theirs(*theirs.train_inputs).covariance_matrix])
+
+
+def test_the_added_loss_has_the_values_of_its_step():
+    model, other = MODELS["ard"](), MODELS["ard"]()
+    with autokern.enabled(), by("objective"):
+        loss(model)
+        (added,) = model.added_loss_terms()
+        with torch.no_grad():
+            model.covar_module.inducing_points.add_(0.5)
+    loss(other)
+    agree(
+        [added.variational_dist.covariance_matrix], [next(other.added_loss_terms()).variational_dist.covariance_matrix]
+    )
+
+
+def test_models_are_copied_and_saved_after_a_step():
+    model = MODELS["ard"]()
+    with autokern.enabled(), by("objective"):
+        loss(model).backward()
+    file = io.BytesIO()
+    torch.save(model.covar_module._added_loss_terms, file)
+    file.seek(0)
+    (added,) = torch.load(file, weights_only=False).values()
+    assert type(added) is InducingPointKernelAddedLossTerm
+    own = copy.deepcopy(model.covar_module)
+    agree([own(*model.train_inputs).to_dense()], [model.covar_module(*model.train_inputs).to_dense()])
+
+
+def test_copies_for_measurements_share_no_part():
+    model = MODELS["ard"]()
+    own = copied(model).float()
+    assert own.covar_module.likelihood is own.likelihood
+    assert {p.dtype for p in model.parameters()} == {DOUBLE}
+    with autokern.enabled():
+        assert "arrays" in str(autokern.explain(model))
+
+
+def test_second_derivatives_and_second_passes():
+    def of(model):
+        value = loss(model)
+        first = torch.autograd.grad(value, [*model.parameters()], create_graph=True)
+        kept = next(model.added_loss_terms())
+        second = torch.autograd.grad(sum(one.square().sum() for one in first), [*model.parameters()])
+        assert next(model.added_loss_terms()) is kept
+        return second
+
+    ours, theirs = MODELS["scaled rbf"](), MODELS["scaled rbf"]()
+    with autokern.enabled(), by("objective"):
+        found = of(ours)
+        value = loss(ours)
+        for _ in range(2):
+            value.backward(retain_graph=True)
+    agree(found, of(theirs), 1e-7)
+    agree([p.grad for p in ours.parameters()], [2 * one for one in slopes(theirs)])
+
+
+def frozen(model):
+    model.covar_module.inducing_points.requires_grad_(False)
+
+
+def test_fixed_inducing_points():
+    ours, theirs = MODELS["ard"](), MODELS["ard"]()
+    for model in (ours, theirs):
+        frozen(model)
+    with autokern.enabled(), by("objective"):
+        loss(ours).backward()
+        assert served("objective") == 1
+    loss(theirs).backward()
+    assert ours.covar_module.inducing_points.grad is None
+    agree(*([p.grad for p in model.parameters() if p.grad is not None] for model in (ours, theirs)))
+
+
+def evaluating(model):
+    model.covar_module.eval()
+
+
+def moved(model):
+    model.train_inputs[0].requires_grad_()
+
+
+STOCK = {
+    "a likelihood of its own": (lambda: Model(RBFKernel(), likelihood=GaussianLikelihood()), lambda model: None),
+    "a scale around it": (MODELS["ard"], lambda model: setattr(model, "covar_module", ScaleKernel(model.covar_module))),
+    "a subclass": (
+        MODELS["ard"],
+        lambda m: setattr(m.covar_module, "__class__", type("Own", (InducingPointKernel,), {})),
+    ),
+    "points with gradients": (MODELS["ard"], moved),
+    "a kernel in evaluation mode": (MODELS["ard"], evaluating),
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("made", "change"), STOCK.values(), ids=STOCK)
+def test_stock_serves_what_is_not_known(made, change, late):
+    ours, theirs = made(), made()
+    with autokern.enabled(), by("objective"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if late:
+            loss(ours), loss(theirs)
+        change(ours), change(theirs)
+        count = served("objective")
+        found = [loss(ours), *torch.autograd.grad(loss(ours), [*ours.parameters()], allow_unused=True)]
+        assert served("objective") == count
+    expected = [loss(theirs), *torch.autograd.grad(loss(theirs), [*theirs.parameters()], allow_unused=True)]
+    assert [a is None for a in found] == [b is None for b in expected]
+    agree(*([one for one in of if one is not None] for of in (found, expected)))
+
+
+def test_a_covariance_without_a_factor_raises_as_in_the_library():
+    model = MODELS["ard"]()
+    with torch.no_grad():
+        model.covar_module.inducing_points[0, 0] = float("nan")
+    with autokern.enabled(), by("objective"), pytest.raises(Exception, match="are NaN"):
+        loss(model)
