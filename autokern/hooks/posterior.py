@@ -28,9 +28,11 @@ from autokern.prediction.array_posterior import MOST, Posterior
 from autokern.runtime.dispatch import in_force, route
 
 _dispatch = route("posterior", looked=True)
-_known: Beside[Posterior] = Beside()  # the arrays read of a model, by its prediction strategy
-_left_alone: Beside[bool] = Beside()
-"""By strategy: True for an unsupported model; False after a first prediction if the arrays are read at the second."""
+_known: Beside[Posterior | bool] = Beside()
+"""By strategy: a model's arrays; False after a first prediction if the second reads them; True if it is unsupported."""
+_earlier: Beside[list[Posterior]] = Beside()  # arrays read of a model at earlier states, two if graphs need the first
+_states: Beside[int] = Beside()  # number of a model's states that predicted once
+_WAITS, _PAUSE = 3, 20  # of such states before a first prediction reads arrays, and more of them if these were in vain
 _DTYPES = torch.float32, torch.float64
 
 
@@ -49,22 +51,22 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 @unless_it_fails
 def _read(model: Any, x: torch.Tensor) -> Posterior | None:
     """Return the arrays of the model as it is now, None where stock must run."""
-    before = model.prediction_strategy
-    if not _is_plain(x) or has_duals() or _left_alone.get(before) or stay_out_of_models() or not _asked(model, x):
+    known = _known.get(model.prediction_strategy)
+    if not _is_plain(x) or has_duals() or known is True or stay_out_of_models() or not _asked(model, x):
         return None
-    if _known.get(before) is None:
+    if known is None:
         try:
             parts_of(type(model))  # a cheap test before the strategy is read
         except UnreadError:
             return None
     strategy = strategies.ours(model)
     if strategy is None:
-        _left_alone.put(model.prediction_strategy, True)
+        _known.put(model.prediction_strategy, True)
         return None
     known = _known.get(strategy)
-    if known is None or not known.holds():
-        known = _made(model, strategy)
-    return known if known is not None and known.fits(x) else None
+    if not isinstance(known, Posterior) or not known.holds():
+        known = _known.put(strategy, _made(model, strategy, known is None))
+    return known if isinstance(known, Posterior) and known.fits(x) else None
 
 
 def _is_plain(x: Any) -> bool:
@@ -97,14 +99,25 @@ def _is_once(model: Any, strategy: Any) -> bool:
     return known is not None and known.grown
 
 
-def _made(model: Any, strategy: Any) -> Posterior | None:
-    """Read a model's arrays, None if any part is unsupported."""
+def _made(model: Any, strategy: Any, first: bool) -> Posterior | bool:
+    """Renew or read a model's arrays; False if the second prediction shall, True if any part is unsupported."""
     try:
         if not factor_cache.plain(strategy):
             raise UnreadError("a covariance of another form")
-        if _left_alone.get(strategy) is None and _is_once(model, strategy):
-            _left_alone.put(strategy, False)
-            return None
+        earlier = _earlier.get(model) or []
+        made = next(filter(None, (one.renewed(model) for one in earlier)), None)
+        wanted = [one for one in earlier if one.is_wanted()]
+        if len(wanted) < len(earlier):
+            _earlier.put(model, wanted)
+            _states.put(model, -_PAUSE)
+        if made is not None:
+            return made
+        lead, n = model.train_inputs[0].shape[:-2], model.train_inputs[0].shape[-2]
+        small = lead.numel() * n * n <= MOST
+        if first and _is_once(model, strategy):
+            states = _states.put(model, (_states.get(model) or 0) + small)
+            if states <= _WAITS:
+                return False
         with torch.no_grad():
             factor = factor_cache.of(strategy)
         if factor is None:
@@ -114,6 +127,9 @@ def _made(model: Any, strategy: Any) -> Posterior | None:
             raise UnreadError("a part that changed meanwhile")
     except UnreadError as reason:
         left(f"the parts of predictions of {type(model).__name__}", reason)
-        _left_alone.put(strategy, True)
-        return None
-    return _known.put(strategy, made)
+        _states.put(model, -_PAUSE)
+        return True
+    if small:
+        _states.put(model, 0 if len(wanted) < 2 else -_PAUSE)
+        _earlier.put(model, [made.kept(), *wanted][:2])
+    return made

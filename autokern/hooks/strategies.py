@@ -61,11 +61,20 @@ class _Origin(NamedTuple):
         # with `fast_pred_var`, stock ignores noise written past the version counters; its own tests demand that
         return self.noise.holds() or (gpytorch.settings.fast_pred_var.on() and not self.noise.counted())
 
+    def again(self) -> _Origin | None:
+        """Return the present inputs of the same model; None if any but the training data is another object."""
+        prior, noise = self.prior.again(), self.noise.again()
+        if prior is None or noise is None or not self.relied.holds():
+            return None
+        return self._replace(graph=torch.is_grad_enabled(), prior=prior, noise=noise)
+
 
 _ADOPTED = "_autokern_adopted"
 """Attribute of a strategy (pickled with it) whose model holds all its inputs, so that it can be recreated."""
 _ROUNDED = 256  # machine epsilons by which the same points may differ if `forward` maps them together with others
 _origins: Beside[_Origin] = Beside()  # origin of each strategy that autokern serves
+_latest: Beside[_Origin | None] = Beside()  # origin of the latest strategy of each model with little data
+_LITTLE = 2**16  # numbers of training data up to which they are little
 
 
 def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
@@ -73,31 +82,49 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
     prior = strategy.train_prior_dist
     if type(prior) not in (MultivariateNormal, MultitaskMultivariateNormal):
         return False  # a subclass may redefine the mean
-    if any(p.is_inference() for p in model.parameters()):
-        return False  # autograd cannot save inference tensors
     covariance = prior.lazy_covariance_matrix
     if parent is None and strategy.train_inputs:
         covariance = joint.joined_covariance(model, covariance, strategy.train_inputs[0])
-    kernel = theirs = kernel_in(covariance)
-    if parent is not None:
+    kernel = kernel_in(covariance)
+    latest = _latest.get(model) or _latest.put(model, None)  # states of BoTorch's models count their attributes
+    origin = latest.again() if latest is not None and kernel is not None and latest.kernel() is kernel else None
+    origin = origin or _origin_of(model, strategy, kernel, parent)
+    if origin is None or not _is_plain(strategy):
+        return False
+    _origins.put(strategy, origin)
+    if parent is None:
+        strategy.__dict__[_ADOPTED] = True
+        _latest.put(model, origin if sum(x.numel() for x in strategy.train_inputs) <= _LITTLE else None)
+    return True
+
+
+def _is_plain(strategy: Any) -> bool:
+    return type(strategy) is DefaultPredictionStrategy and strategy.num_train > 0
+
+
+def _origin_of(model: Any, strategy: Any, theirs: Any, parent: Any) -> _Origin | None:
+    """Return the inputs of a new strategy with the kernel `theirs`, None if any may change unnoticed."""
+    if any(p.is_inference() for p in model.parameters()):
+        return None  # autograd cannot save inference tensors
+    kernel = theirs
+    if kernel is not None and parent is not None:
         names = [name for name, module in parent.named_modules() if module is theirs]
         kernel = model.get_submodule(names[0]) if names else None
-    known = kernel is not None and is_library(kernel) and is_library(model.likelihood)
-    if kernel is not None and not known:
+    if kernel is None:
+        return None
+    if not (is_library(kernel) and is_library(model.likelihood)):
         parts = [*kernel.modules(), *model.likelihood.modules()]
         own = [type(part).__name__ for part in parts if not is_library(part)]  # a part follows the module that has it
         left("predictions", f"a class or function of your own ({own[-1]}), whose results may change between calls")
-    if type(strategy) is not DefaultPredictionStrategy or not known or not strategy.num_train:
-        return False
+        return None
+    if not _is_plain(strategy):
+        return None
     code = relied(*PREDICTION, *DISTANCES, *map(type, model.modules()))
     if not code.holds():
         made(None)
-        return False
-    if parent is None:
-        strategy.__dict__[_ADOPTED] = True
+        return None
     states = State(model, but=model.likelihood), State(model.likelihood), None if parent is None else State(theirs)
-    _origins.put(strategy, _Origin(weakref.ref(kernel), torch.is_grad_enabled(), *states, code))
-    return True
+    return _Origin(weakref.ref(kernel), torch.is_grad_enabled(), *states, code)
 
 
 def kernel_in(covariance: Any) -> Any:

@@ -176,6 +176,12 @@ class Inspected:
         self._present[id(tensor)] = Still(found, shape, self.models) if self.models else found
         return self._present[id(tensor)]
 
+    def refresh(self) -> None:
+        """Update the values of all parameters, and their copies for each model."""
+        for parameter in (*self.parameters.values(), *self._present.values()):
+            if isinstance(parameter, (Parameter, Still)):
+                parameter.refresh()
+
     def present(self, tensor: Any) -> Any:
         """Return the parameter that was read from a raw tensor for the present model, or None."""
         return self._present.get(id(tensor))

@@ -193,17 +193,22 @@ class State:
                 seen.add(id(module))
                 self._read.append((weakref.ref(module), _reader(module)))
                 stack += [part for part in module._modules.values() if part is not None]
-        self._addresses, self._buffers, kept = self._present()
-        self._kept = [one for one in (*kept, *self._buffers) if not isinstance(one, torch.nn.Module)]
+        self._take(*self._present())
+
+    def _take(self, addresses: list[Any], buffers: list[Any], kept: list[Any], data: list[Any]) -> None:
+        self._addresses, self._buffers, self._data = addresses, buffers, data
+        self._kept = [one for one in (*kept, *buffers, *data) if not isinstance(one, torch.nn.Module)]
         tensors = {id(one): one for one in self._kept if isinstance(one, torch.Tensor)}.values()
         self._versions = [(t, version(t)) for t in tensors]
         self._numbers = Numbers(tensors)
 
-    def _present(self) -> tuple[list[Any], list[torch.Tensor | None], list[Any]]:
-        """Return the modules' present names and addresses of objects, their buffers, and their other objects."""
-        addresses, buffers, found = list[Any](), list[torch.Tensor | None](), list[Any]()
+    def _present(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """Return the present names, addresses and classes of objects; buffers; other objects; and training data."""
+        addresses, buffers, found = list[Any](), list[Any](), list[Any]()
         for ref, read in self._read:
-            own: Any = ref().__dict__  # raises AttributeError if the module was freed
+            module: Any = ref()
+            own = module.__dict__  # raises AttributeError if the module was freed
+            addresses.append(module.__class__)
             parameters, parts = own["_parameters"], own["_modules"]
             found += (*parameters.values(), *parts.values())
             buffers += own["_buffers"].values()
@@ -214,9 +219,26 @@ class State:
                 found += read(own)
                 addresses.append(len(own))
         root: Any = self._read[0][0]()
-        found += (*(root.__dict__.get("train_inputs") or ()), root.__dict__.get("_train_targets"))
+        data = [*(root.__dict__.get("train_inputs") or ()), root.__dict__.get("_train_targets")]
         addresses += map(id, found)
-        return addresses, buffers, found
+        return addresses, buffers, found, data
+
+    def again(self) -> State | None:
+        """Return the present state with any training data; None if other objects differ, or for inference tensors."""
+        if (present := self._alike()) is None:
+            return None
+        found = object.__new__(State)
+        found._read = self._read
+        found._take(*present)
+        return None if any(t.is_inference() for t, _ in found._versions) else found
+
+    def _alike(self) -> tuple[list[Any], list[Any], list[Any], list[Any]] | None:
+        """Return what is `_present`, None if an object other than a buffer or training data was replaced."""
+        try:
+            present = self._present()
+        except uninterrupted(AttributeError, KeyError):  # a module is gone, or an attribute was deleted
+            return None
+        return present if present[0] == self._addresses else None
 
     def holds(self) -> bool:
         """Whether the module has the same objects with the same values."""
@@ -230,13 +252,10 @@ class State:
 
     def _renewed(self) -> Pairs | None:
         """Return pairs of the new and the old tensor of replaced buffers; None if anything else was replaced."""
-        try:
-            addresses, buffers, _ = self._present()
-        except uninterrupted(AttributeError, KeyError):  # a module is gone, or an attribute was deleted
+        present = self._alike()
+        if present is None or [*map(id, present[3])] != [*map(id, self._data)]:
             return None
-        if addresses != self._addresses:
-            return None
-        pairs: Any = [(new, old) for new, old in zip(buffers, self._buffers, strict=True) if new is not old]
+        pairs: Any = [(new, old) for new, old in zip(present[1], self._buffers, strict=True) if new is not old]
         return None if any(new is None or old is None for new, old in pairs) else pairs
 
 

@@ -212,9 +212,13 @@ class Still:
     """
 
     def __init__(self, of: Element, shape: tuple[int, ...], models: int) -> None:
-        self._of = of
-        each = of.value.reshape(-1, 1, *(1,) * (2 - len(shape)), *shape)
-        copies = 1 if len(each) == 1 else models // len(each)
+        self._of, self._shape, self._models = of, shape, models
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Copy the present value."""
+        each = self._of.value.reshape(-1, 1, *(1,) * (2 - len(self._shape)), *self._shape)
+        copies = 1 if len(each) == 1 else self._models // len(each)
         self.value = np.tile(each, (copies, *(1,) * (each.ndim - 1)))
 
     def accumulate(self, grad: Any) -> None:

@@ -13,7 +13,9 @@ computed by the model's own modules.
 
 from __future__ import annotations
 
+import copy
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +37,7 @@ from autokern.model.memoized import frozen
 from autokern.model.other_parts import Mean, numbered
 from autokern.model.parameters import Mirrors, Parameter
 from autokern.prediction.array_posterior_call import Apart, Call, Pair
+from autokern.prediction.factor_cache import of as factor_of
 from autokern.prediction.factor_cache import parts
 from autokern.prediction.inverse_factor import Conditioned
 
@@ -48,24 +51,34 @@ _MOST, MOST = 2**22, 2**16
 """Most elements of all factors of a batch, and most covariances between test points: above, torch's threads pay."""
 
 
+def _inputs(model: ExactGP) -> torch.Tensor:
+    """Return the training points of a model that computes as `ExactGP` does; or raise UnreadError."""
+    if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
+        raise UnreadError("a model that overrides attributes of ExactGP")
+    inputs: Any = model.train_inputs
+    if type(inputs) not in (tuple, list) or len(inputs) != 1:
+        raise UnreadError("training data other than one tensor of inputs")
+    return inputs[0]
+
+
+def _values(points: torch.Tensor, mirrors: Mirrors | None) -> Array:
+    return np.asarray(Inspected(points.dtype, mirrors=mirrors).view(points, fixed=True), np.float64)
+
+
 class Posterior:
     """A model in evaluation mode at one state, in NumPy; raises UnreadError if any part of it is unsupported."""
 
+    _last: weakref.ref[Posterior]  # in a copy that is `kept`: the last arrays that share its parameters
+
     def __init__(self, model: ExactGP, known: Conditioned) -> None:
-        kind = type(model)
-        if any(getattr(kind, name) is not getattr(ExactGP, name) for name in _INHERITED):
-            raise UnreadError("a model that overrides attributes of ExactGP")
-        inputs = model.train_inputs
-        if type(inputs) not in (tuple, list) or len(inputs) != 1:
-            raise UnreadError("training data other than one tensor of inputs")
-        first = inputs[0]
+        kind, first = type(model), _inputs(model)
         self.device, self.dtype = first.device, first.dtype
-        seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
-        names = parts_of(kind)
+        mirrors = None if first.is_cpu else Mirrors(still=True)
+        seen, names = Inspected(first.dtype, mirrors=mirrors), parts_of(kind)
         seen.stays(lambda: (kind.forward, getattr(kind.forward, "__code__", None)))
         # the same names as in `hooks.strategies`, so that both share one cached comparison
         seen.relies(*PREDICTION, *map(type, model.modules()))
-        self.tasks, train = numbered(seen, model, np.asarray(seen.view(first, fixed=True), np.float64))
+        self.tasks, train = numbered(seen, model, _values(first, mirrors))
         self._mean_module, self._kernel_module = seen.module(model, names[0]), kernel_at(seen, model, names[1])
         if self._kernel_module is None:
             raise UnreadError("a model that was not fitted")
@@ -73,34 +86,84 @@ class Posterior:
         self.batch = first.shape[:-2] or seen.batch  # samples of hyperparameters share the points
         if seen.batch != self.batch[len(self.batch) - len(seen.batch) :]:
             raise UnreadError("a kernel of another batch shape")
-        points = np.broadcast_to(train, (*self.batch, *train.shape[-2:])).reshape(-1, *train.shape[-2:])
-        far = (np.abs(points.mean((0, 1))) > _FAR * points.std((0, 1))).any()
-        if first.dtype is torch.float32 and far and trees.form(self._kernel_module) is None:
-            raise UnreadError("points far from the origin, at which the library's covariance loses digits")
         seen.begin(())
-        seen.models, seen.dims = len(points), points.shape[-1]
+        seen.models, seen.dims = self.batch.numel(), train.shape[-1]
         self.kernel = called(seen, self._kernel_module, np.arange(seen.dims))
         self.mean = Mean(seen, self._mean_module, None if self.tasks is None else self.tasks.column)
         if self.tasks is not None and self.mean.column is not None and self.mean.count < len(self.tasks.values):
             raise UnreadError("tasks without a mean")
-        self._raw, self._centre = seen.raw, points.mean((0, 1))
-        self.train = self.laid(points[:, None])
         if {*seen.families} == {"constant"}:
             raise UnreadError("a kernel that does not depend on the points")
-        self.alone = self.kernel.evaluate(self.train[:, :, :1]) if _MOVING.isdisjoint(seen.families) else None
-        n = train.shape[-2]
+        self._raw, self._moves, self._seen, self.lock = seen.raw, not _MOVING.isdisjoint(seen.families), seen, Lock()
+        self._lay(first, train)
         if known.requires_grad:
             raise UnreadError("a factor with a graph")  # the rest is slow, so after all checks
-        self.inverse, self.weights = self._held(known.root.mT, n, n), self._held(known.alpha, n).reshape(-1, n, 1)
+        self._take(known)
         seen.look(model, *self._mean_module.modules())
         seen.close(self._kernel_module, whole=False)
-        self._seen, self.lock = seen, Lock()
         made_of = parts(model.prediction_strategy)
         self._kernel_of_data = None if made_of is None else made_of[0].kernel  # a fantasy's is that of the first model
+        self.parameters = list(seen.parameters.values())
+
+    def _lay(self, first: torch.Tensor, train: Array) -> None:
+        """Take training points, under the present values of the parameters."""
+        points = np.broadcast_to(train, (*self.batch, *train.shape[-2:])).reshape(-1, *train.shape[-2:])
+        self._centre = points.mean((0, 1))
+        rough = first.dtype is torch.float32 and trees.form(self._kernel_module) is None
+        if rough and (np.abs(self._centre) > _FAR * points.std((0, 1))).any():
+            raise UnreadError("points far from the origin, at which the library's covariance loses digits")
+        self._train, self.train = first, self.laid(points[:, None])
+        one = self.train[:, :, :1]
+        with np.errstate(all="ignore"):
+            self.kernel.evaluate(one, self.train)  # parts keep what depends on the training points alone
+            self.alone = None if self._moves else self.kernel.evaluate(one)
         self._tokens: tuple[list[Parameter], list[torch.Tensor | None]] = [], [None, None]
-        self._train, self.parameters = first, list(seen.parameters.values())
-        dtype, families = str(first.dtype).removeprefix("torch."), "+".join(sorted(seen.families))
+        dtype, families = str(first.dtype).removeprefix("torch."), "+".join(sorted(self._seen.families))
         self.key = (len(points), *points.shape[1:], self.device.type, dtype, families)
+
+    def _take(self, known: Conditioned) -> None:
+        """Take the factor of the training points' covariance, and the weights."""
+        n = known.n
+        self.inverse, self.weights = self._held(known.root.mT, n, n), self._held(known.alpha, n).reshape(-1, n, 1)
+
+    def kept(self) -> Posterior:
+        """Return a copy for later states of the model, which shares the parameters."""
+        found = copy.copy(self)
+        found._last, lead = weakref.ref(self), self._train.shape[:-2]
+        found._train = self._train.new_empty((*lead, 0, self.key[2]))  # has the shape that is compared, and no data
+        del found.train, found.inverse, found.weights
+        return found
+
+    def is_wanted(self) -> bool:
+        """Whether a strategy, a call or a graph holds the last arrays that share the parameters of a `kept` copy."""
+        return self._last() is not None
+
+    def renewed(self, model: ExactGP) -> Posterior | None:
+        """Return the arrays of the model's present state, with a new strategy; None if they must be read anew."""
+        if self.is_wanted() or self.lock.entered():
+            return None
+        strategy, first, there = model.prediction_strategy, _inputs(model), self._train
+        alike = first.shape[:-2] == there.shape[:-2] and first.shape[-1:] == there.shape[-1:]
+        alike = alike and first.is_cpu and there.is_cpu and first.dtype is self.dtype and self.tasks is None
+        made_of = parts(strategy) if alike else None
+        own = made_of is not None and made_of[0].kernel is self._kernel_of_data is self._kernel_module
+        if not own or not self._seen.holds():
+            return None
+        train, made = _values(first, None), copy.copy(self)
+        with self.lock.here():
+            if self.is_wanted():  # by another thread
+                return None
+            self._last = weakref.ref(made)
+            with np.errstate(all="ignore"):
+                self._seen.refresh()
+        made._lay(first, train)
+        with np.errstate(all="ignore"), torch.no_grad():
+            matrix = torch.from_numpy(self.kernel.evaluate(made.train)[0]).to(self.dtype)
+            known = factor_of(strategy, matrix=matrix.reshape(*self.batch, *matrix.shape[-2:]))
+        if known is None:
+            return None
+        made._take(known)
+        return made
 
     def _held(self, values: torch.Tensor, *shape: int) -> Array:
         """Return values in float64 with one batch axis in front, of size 1 if all models share the values."""
@@ -118,7 +181,7 @@ class Posterior:
 
     def holds(self) -> bool:
         """Whether the model still consists of the objects that were read; the caller checks its values."""
-        return self._seen.holds()
+        return not self._train.requires_grad and self._seen.holds()
 
     def fits(self, x: torch.Tensor) -> bool:
         """Whether points are supported, and gradients that they ask for reach parameters of this model only."""

@@ -20,7 +20,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
 from autokern.core.state import Beside
-from autokern.density.matrices import solved
+from autokern.density.matrices import noisy, solved
 from autokern.kernels import tree as trees
 from autokern.model import memoized
 from autokern.model.joint import whole_of
@@ -143,9 +143,10 @@ def found(strategy: Any) -> Conditioned | None:
     return None if kept.detached is None or _attached(strategy) else kept.detached
 
 
-def of(strategy: Any, graph: bool = False) -> Conditioned | None:
+def of(strategy: Any, graph: bool = False, matrix: torch.Tensor | None = None) -> Conditioned | None:
     """Return the `Conditioned` of a strategy, factorised if not cached; None if its covariance is not `plain`.
 
+    A given kernel `matrix` of the data spares the kernel's evaluation where no graph is needed.
     With `graph`, the result keeps a graph if the data require gradients, even if `detach_test_caches` is on: BoTorch
     turns it off where it reads a fantasy, not where it makes one. A failed factorisation raises the library's error.
     """
@@ -156,7 +157,7 @@ def of(strategy: Any, graph: bool = False) -> Conditioned | None:
     if there is not None or not plain(strategy):
         return there
     with torch.set_grad_enabled(attached):
-        made = _made(strategy, attached)
+        made = _made(strategy, attached, matrix)
     attach(strategy, made, attached)
     return made
 
@@ -224,7 +225,7 @@ def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torc
     noise = variances(diagonal) if attached else variances(diagonal).detach()
     ours = trees.form(lazy.kernel) is not None and k.is_contiguous()  # other kernels may keep the matrix they return
     if torch.is_grad_enabled() or not ours or noise.shape[:-1] != k.shape[:-2]:
-        return k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
+        return noisy(k, noise)
     k.diagonal(dim1=-2, dim2=-1).add_(noise)
     return k
 
@@ -243,10 +244,10 @@ def for_covariances(strategy: Any, known: Conditioned, fast: bool, kernel: Any =
     return BySolving(matrix.shape[:-2], functools.partial(solved, matrix, known.solve))
 
 
-def _made(strategy: Any, attached: bool) -> Conditioned:
+def _made(strategy: Any, attached: bool, matrix: torch.Tensor | None) -> Conditioned:
     made_of = parts(strategy)
     assert made_of is not None
-    k = _matrix(made_of, attached)
+    k = _matrix(made_of, attached) if matrix is None or attached else noisy(matrix, variances(made_of[1]).detach())
     lower = psd_safe_cholesky(k) if k.shape[-1] > 1 else k.clamp_min(0.0).sqrt()  # the library takes roots of (1, 1)
     residual = strategy.train_labels - strategy.train_prior_dist.loc
     if not attached:  # the library looks for a Cholesky factor in this cache

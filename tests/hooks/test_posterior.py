@@ -1,7 +1,10 @@
 """Posteriors at a few points in one piece: the same values and gradients, and stock where anything is unknown."""
 
 import contextlib
+import copy
+import gc
 import itertools
+import pickle
 import signal
 import weakref
 from unittest import mock
@@ -34,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import autokern
 from autokern.kernels.array_distances import Distances
 from autokern.prediction import factor_cache
+from autokern.prediction.array_posterior import Posterior
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized")]
 ONE = torch.float32
@@ -513,3 +517,170 @@ def test_means_alone():
         if grad:
             found += [torch.autograd.grad(one.mean.sum(), [x, *model.parameters()], allow_unused=True)]
     return found
+
+
+def trained(model, i=0):
+    model.train()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1)
+    model.eval()
+
+
+def loaded(model, i=0):
+    model.load_state_dict({name: t + 0.1 if "raw" in name else t for name, t in model.state_dict().items()})
+
+
+def observed(model, i=0):
+    x, y = data(8 + i)
+    model.set_train_data(x, y[:, 0], strict=False)
+
+
+def predicted(model, grad=False, at=0):
+    """A prediction, which holds its graph, and its moments, slopes and strategy."""
+    x = points(3, seed=at).requires_grad_(grad)
+    with torch.set_grad_enabled(grad):
+        one = model(x)
+    found = [one.mean.detach(), one.covariance_matrix.detach(), type(model.prediction_strategy).__name__]
+    if grad:
+        value, tensors = weighted(one.mean) + weighted(one.covariance_matrix), [x, *model.parameters()]
+        found += torch.autograd.grad(value, tensors, allow_unused=True, retain_graph=True)
+    return one, found
+
+
+def of_columns():
+    return LinearKernel() + RBFKernel(active_dims=[0, 2])
+
+
+@contextlib.contextmanager
+def readings(most):
+    counted, made = [], Posterior.__init__
+
+    def read(self, *args):  # a mock would keep the arrays
+        counted.append(args[0].__class__)
+        made(self, *args)
+
+    with autokern.enabled(), mock.patch.object(Posterior, "__init__", read):
+        yield
+    assert 0 < len(counted) <= most
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kernel", [RBFKernel, of_columns])
+@pytest.mark.parametrize("change", [trained, loaded, observed])
+def test_arrays_are_renewed_at_each_state_of_a_model(change, kernel, grad):
+    """While a graph needs them, a second reading takes turns with the first."""
+
+    def run():
+        model, found, latest = Regression(8, kernel()).eval(), [], None
+        for i in range(14):
+            change(model, i)
+            latest, one = predicted(model, grad, at=i)  # noqa: RUF059
+            found += one
+        return found
+
+    expected = run()
+    with readings(1 + grad):
+        close(run(), expected, rtol=1e-9)
+
+
+def shifted(self, inputs):
+    prior = super(Regression, self)._get_train_prior_distribution(inputs)
+    return gpytorch.distributions.MultivariateNormal(prior.mean + 1, prior.lazy_covariance_matrix)
+
+
+def replaced(model, monkeypatch):
+    model.covar_module = ScaleKernel(PiecewisePolynomialKernel()).double()
+
+
+def bounded(model, monkeypatch):
+    model.covar_module.register_constraint("raw_lengthscale", gpytorch.constraints.Interval(0.1, 4.0).double())
+
+
+def with_a_prior(model, monkeypatch):
+    model.covar_module.register_prior("prior", gpytorch.priors.GammaPrior(2.0, 3.0), "lengthscale")
+
+
+def patched(model, monkeypatch):
+    model.covar_module.forward = lambda *args, **kwargs: 2 * RBFKernel.forward(model.covar_module, *args, **kwargs)
+
+
+def patched_in_its_class(model, monkeypatch):
+    monkeypatch.setattr(Regression, "_get_train_prior_distribution", shifted, raising=False)
+
+
+def of_another_class(model, monkeypatch):
+    model.covar_module.__class__ = Shifted
+
+
+def in_single_precision(model, monkeypatch):
+    model.float().double()
+
+
+def differentiable_data(model, monkeypatch):
+    model.train_inputs[0].requires_grad_()
+
+
+def noisier(model, monkeypatch):
+    model.likelihood = gpytorch.likelihoods.GaussianLikelihood().double().eval()
+    model.likelihood.noise = 3.0
+
+
+CHANGES = [replaced, bounded, with_a_prior, patched, patched_in_its_class, of_another_class, in_single_precision,
+           differentiable_data, noisier]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_another_than_at_an_earlier_state_is_noticed(change, monkeypatch):
+    def run():
+        model, found = Regression(8, RBFKernel()).eval(), []
+        for i in range(9):
+            trained(model)
+            if i == 6:
+                change(model, monkeypatch)
+            found += predicted(model, grad=i > 6, at=i)[1]
+        monkeypatch.undo()
+        return found
+
+    expected = run()
+    with readings(1):
+        close(run(), expected, rtol=1e-9)
+
+
+def test_an_earlier_state_is_freed_or_put_back():
+    model = Regression(8).eval()
+    with readings(2):
+        for _ in range(6):
+            trained(model)
+            before = predicted(model)[1]
+        first, values = model.prediction_strategy, copy.deepcopy(model.state_dict())
+        trained(model)
+        predicted(model)
+        model.load_state_dict(values)
+        model.prediction_strategy = first
+        close(predicted(model)[1], before)
+        assert model.prediction_strategy is first
+        freed = [weakref.ref(one) for one in (first, model.train_inputs[0], model)]
+        del first
+        observed(model)
+        predicted(model)
+        assert [one() is None for one in freed[:2]] == [True, True]
+        copied = pickle.loads(pickle.dumps(model))
+        close(predicted(copied)[1], predicted(model)[1])
+    del model
+    gc.collect()
+    assert freed[2]() is None
+
+
+def test_gradients_of_a_state_are_those_of_its_call():
+    model, latest = Regression(8).eval(), None
+    with readings(3):
+        for i in range(12):
+            trained(model)
+            latest, found = predicted(model, grad=True)
+            if i == 6:
+                kept, expected = latest, found[4:]
+        slopes = torch.autograd.grad(
+            weighted(kept.mean) + weighted(kept.covariance_matrix), [*model.parameters()], allow_unused=True
+        )
+    close(list(slopes), expected)
