@@ -134,7 +134,7 @@ def child(what: str, points: int) -> None:
     autokern.enable()
     if system.is_job():
         ranks.begin(timeout=LIMIT)
-    here = system.held()
+    here = system.held
     counted = Counted(here)
     lengthscale = LENGTHSCALES.get(what)
     found = product(points, counted.begin) if lengthscale is None else step(points, lengthscale, counted.begin)

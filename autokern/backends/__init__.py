@@ -1,5 +1,1 @@
-"""Candidates that some machines cannot run: KeOps, CUDA graphs.
-
-Each file is loaded by an entry point of the group `autokern.candidates`, like the candidates of any other package
-(`core.registry`). The first call of a candidate imports its backend.
-"""
+"""Candidates that some machines cannot run (KeOps, CUDA graphs), by entry points as those of any other package."""

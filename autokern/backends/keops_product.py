@@ -1,8 +1,7 @@
 """The candidate `keops` of `kernel_matmul`: a kernel matrix times columns by KeOps, which never holds the matrix.
 
-The families' own formulae are compiled, for seconds, once per form, dimensions, dtype and number of columns. To keep
-these few, columns are padded to few widths, and the scale of the whole tree is applied outside. Torch computes
-gradients, tile by tile. Obstacles are found without compiling: pykeops at best prints them on stdout.
+Formulae are compiled, for seconds, once per form, dimensions, dtype and number of columns, so columns are padded to few
+widths, and the scale of the whole tree is applied outside. Torch computes gradients, tile by tile.
 """
 
 from __future__ import annotations
@@ -45,17 +44,14 @@ _lock = Lock()
 _failure = ""
 
 
-@functools.cache
-def installed(package: str) -> bool:
-    """Whether a package can be imported, without importing it."""
-    return importlib.util.find_spec(package) is not None
+_spec = functools.cache(importlib.util.find_spec)
 
 
 def keops_problem(device: str = "cpu") -> str | None:
-    """Return why KeOps cannot work here, or None, without compiling; None takes some microseconds."""
+    """Return why KeOps cannot work here, or None, without compiling."""
     if _failure:
         return _failure
-    if not installed("pykeops"):
+    if _spec("pykeops") is None:
         return "pykeops is not installed: `pip install 'autokern[keops]'`"
     pykeops = sys.modules.get("pykeops")
     if pykeops is None and "gpytorch.kernels.keops.keops_kernel" in sys.modules:  # gpytorch has tried to import it
@@ -120,9 +116,8 @@ def _trial() -> str | None:
     if status is None:
         environment, command, none = {**os.environ, "AUTOKERN": "0"}, [sys.executable, "-c", _TRIAL], subprocess.DEVNULL
         try:
-            ended = subprocess.run(
-                command, stdin=none, stdout=none, stderr=none, env=environment, timeout=_PATIENCE, check=False
-            )
+            streams: Any = {"stdin": none, "stdout": none, "stderr": none}
+            ended = subprocess.run(command, **streams, env=environment, timeout=_PATIENCE, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"a process that tries it on the GPU could not be started, or took too long ({type(error).__name__})"
         if (status := ended.returncode) <= 0:  # temporary failures are not stored

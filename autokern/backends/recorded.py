@@ -9,6 +9,7 @@ it needs the user's permission, one Python thread, and no failed recording befor
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 import warnings
@@ -28,7 +29,7 @@ from autokern.ops.exact_log_prob import EXACT_LOG_PROB, in_place
 
 Step = Callable[..., torch.Tensor]
 _log = logging.getLogger("autokern")
-_KEPT = 8  # most recordings of a thread
+_KEPT = 8  # most recordings
 _FRESH = 64  # number of calls after which an unused recording may be replaced
 _WARM = 3  # warm-up runs before a recording, in which libraries create handles and plans
 _busy = Lock()  # no launch may run during a capture
@@ -50,15 +51,8 @@ class _Recording:
             return self._result.clone()
 
 
-class _Kept(threading.local):
-    """The recordings of one thread, the most recently used last, and the number of calls."""
-
-    def __init__(self) -> None:
-        self.recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
-        self.calls = 0
-
-
-_kept = _Kept()
+_recordings: OrderedDict[Hashable, _Recording] = OrderedDict()  # the most recently used last
+_calls = itertools.count()
 
 
 def unavailable(device: str) -> str | None:
@@ -74,35 +68,35 @@ def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch
     The step takes tensors on one CUDA device and returns one, reads nothing back and draws no random numbers.
     """
     global _failed
-    _kept.calls += 1
-    device = inputs[0].device
+    call, device = next(_calls), inputs[0].device
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    whole = (key, device, stream, torch.backends.cuda.matmul.fp32_precision, tuple((t.shape, t.dtype) for t in inputs))
+    alike = torch.backends.cuda.matmul.fp32_precision, tuple((t.shape, t.dtype) for t in inputs)
+    whole = (key, device, stream, threading.get_ident(), alike)
     with torch.autocast(device.type, enabled=False):
-        found = _kept.recordings.get(whole)
+        found = _recordings.get(whole)
         if found is None:
-            full = len(_kept.recordings) >= _KEPT
-            stale = full and _kept.calls - next(iter(_kept.recordings.values())).used >= _FRESH
+            full = len(_recordings) >= _KEPT
+            stale = full and call - next(iter(_recordings.values())).used >= _FRESH
             if _failed or threading.active_count() > 1 or (full and not stale):
                 return step(*inputs)
             if stale:
-                _kept.recordings.popitem(last=False)
+                _recordings.popitem(last=False)
             try:
-                found = _kept.recordings[whole] = _Recording(step, inputs)
+                found = _recordings[whole] = _Recording(step, inputs)
             except Exception as error:
                 if recoverable(error, step):
                     forget()
                     _failed = f"{type(error).__name__}: {error}"
                     _log.warning("this process records no more steps: %s", _failed)
                 raise
-        _kept.recordings.move_to_end(whole)
-        found.used = _kept.calls
+        _recordings.move_to_end(whole)
+        found.used = call
         return found(inputs)
 
 
 def forget() -> None:
-    """Free all recordings of this thread and their memory."""
-    _kept.recordings.clear()
+    """Free all recordings and their memory."""
+    _recordings.clear()
 
 
 def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, Callable[[], None]]:
@@ -170,7 +164,6 @@ def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.
     _, density, *flat = told.split([1, batch.numel(), *(t.numel() for t in tensors if t.requires_grad)])
     left = iter(flat)
     gradients = [next(left).view(t.shape) if want else t for t, want in zip(tensors, wanted, strict=True)]
-    out = computed(
-        density.view(batch).clone(), gradients, gaussian.plainly(parts), saved=tensors
-    )  # callers may write into the result
+    own = density.view(batch).clone()  # callers may write into the result
+    out = computed(own, gradients, gaussian.plainly(parts), saved=tensors)
     return out if out.shape == shape else out.view(shape)

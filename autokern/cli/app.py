@@ -62,8 +62,7 @@ class Order(NamedTuple):
 
 def parse(arguments: list[str], command: str = "run") -> Order | None:
     """Parse a command line, which ends with the program and its arguments; None if it asks for help."""
-    flags = dict.fromkeys(("--explain", "--profile"), False)
-    rest, report = list(arguments), None
+    flags, rest, report = dict.fromkeys(("--explain", "--profile"), False), list(arguments), None
     while command == "run" and rest and (rest[0] in flags or rest[0].partition("=")[0] == "--report"):
         flag, equals, value = rest.pop(0).partition("=")
         if flag != "--report":
@@ -120,16 +119,15 @@ def execute(order: Order) -> int:
         began, called = time.monotonic(), list[float]()
         sitecustomize.watch(called.append)
         _at_end(lambda: _report(file, order.target, began, called))
-    code = order.target == "-c"
+    code, text = order.target == "-c", order.target in ("-c", "-")
     sys.argv = [order.target, *order.arguments[code:]]
     if not getattr(sys.flags, "safe_path", False):
-        named = str(Path(order.target).resolve().parent)
-        sys.path[0] = os.getcwd() if order.module else "" if code or order.target == "-" else named
+        sys.path[0] = os.getcwd() if order.module else "" if text else str(Path(order.target).resolve().parent)
     _begun = True
     try:
         if order.module:
             runpy.run_module(order.target, run_name="__main__", alter_sys=True)
-        elif code or order.target == "-":
+        elif text:
             _run_text(order.arguments[0] if code else sys.stdin.read(), "<string>" if code else "<stdin>")
         elif os.path.isdir(order.target) or zipfile.is_zipfile(order.target):
             runpy.run_path(order.target, run_name="__main__")

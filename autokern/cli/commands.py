@@ -1,9 +1,7 @@
 """The commands of the command line, each a thin layer over a function of the package.
 
-Every command prints tables for people or, with ``--json``, one JSON document on standard output; progress and errors
-go to standard error. Exit status: 0 fine, 1 a finding, 2 a usage error, 130 interrupted.
-
-The command modules import modules rather than names from them, since help loads modules lazily (`system/start.py`).
+With ``--json`` they print one JSON document; progress and errors go to standard error. Exit status: 0 fine, 1 a
+finding, 2 a usage error, 130 interrupted. Help loads modules lazily, so modules rather than names are imported.
 """
 
 from __future__ import annotations
@@ -127,9 +125,7 @@ def run_program(
     module: _Module = None,
     decisions: Annotated[bool, typer.Option("--explain", help="At the end, list decisions and calls.")] = False,
     lines: Annotated[bool, typer.Option("--profile", help="At the end, list seconds by line of the program.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page: savings, choices, why.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="At the end, write a page: savings, why.")] = None,
 ) -> None:
     """Run a program with autokern enabled.
 
@@ -138,7 +134,7 @@ def run_program(
 
     Python processes that it starts are served too (AUTOKERN_WORKERS=0: forked ones only).
     """
-    flags = ["--explain"] * decisions + ["--profile"] * lines + (["--report", str(html)] if html else [])
+    flags = ["--explain"] * decisions + ["--profile"] * lines + (["--report", str(report)] if report else [])
     raise typer.Exit(runner.started([*flags, *(["-m", module] if module else []), *context.args]) or 0)
 
 

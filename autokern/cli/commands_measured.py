@@ -22,13 +22,11 @@ from autokern.system.files import write_whole
 from autokern.tuning import store
 from autokern.tuning.profile import Profile
 
-SCHEMA = 2
-"""Version of the JSON documents: within one version fields may be added, but no field is removed or changes meaning."""
+SCHEMA = 2  # of JSON documents: within one version fields may be added, but none is removed or changes meaning
 
 _BUDGET = {"quick": 20.0, "full": 300.0}
 _ACCURACY = "approximate: also candidates of lower precision."
 _OUTPUT = "Also write JSON to this file."
-_NOTHING = "nothing was measured on this machine as it is now; `autokern calibrate` measures it in 20 s"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -56,18 +54,14 @@ def _plain(value: Any) -> Any:
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list | set | frozenset):
-        return [_plain(item) for item in value]
-    return value
+    return [*map(_plain, value)] if isinstance(value, tuple | list | set | frozenset) else value
 
 
 def calibrate(
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes, few rounds (the default).")] = False,
     full: Annotated[bool, typer.Option("--full", help="Many sizes, also candidates that compile.")] = False,
     ops: Annotated[str | None, typer.Option(metavar="OP,...", help="Ops to measure (default: all).")] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="KIND", help="Where to measure (default: all).")
-    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="KIND", help="Where to measure (default: all).")] = None,
     budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
     accuracy: Annotated[str | None, typer.Option(metavar="LEVEL", help=_ACCURACY)] = None,
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help=_OUTPUT)] = None,
@@ -85,10 +79,8 @@ def calibrate(
     if settings.profile is not None:
         raise SettingsError(f"AUTOKERN_PROFILE pins {settings.profile}, which is never written; unset it to measure")
     if output is None and (obstacle := doctor.folder_obstacle(settings)) is not None:
-        raise AutokernError(
-            f"asked to keep measurements in {store.home(settings)}; found: {obstacle}. "
-            "Set AUTOKERN_HOME to a private folder that can be written, or give --output FILE"
-        )
+        advice = "Set AUTOKERN_HOME to a private folder that can be written, or give --output FILE"
+        raise AutokernError(f"asked to keep measurements in {store.home(settings)}; found: {obstacle}. {advice}")
     if output is not None:
         write_whole(output, None)
     before, interrupted = api.profile(), False
@@ -116,10 +108,8 @@ def calibrate(
         raise typer.Exit(1)
     if not found.ops:
         asked = "any op" if names is None else ", ".join(names)
-        raise SettingsError(
-            f"nothing could be measured within {seconds:g} s: allow more with --budget, unless no problem of {asked} "
-            "has more than one candidate on this machine"
-        )
+        lacking = f"unless no problem of {asked} has more than one candidate on this machine"
+        raise SettingsError(f"nothing could be measured within {seconds:g} s: allow more with --budget, {lacking}")
 
 
 def verdict(before: Profile, after: Profile, ops: Collection[str] | None, found: load.Load) -> tuple[str, bool]:
@@ -178,7 +168,7 @@ def export(
     """
     profile = msgspec.structs.replace(api.profile(), fruitless={})
     if not profile.trials:
-        message(_NOTHING)
+        message("nothing was measured on this machine as it is now; `autokern calibrate` measures it in 20 s")
         raise typer.Exit(1)
     store.write_file(file, profile)
     value = {"file": str(file), "fingerprint": profile.fingerprint, "problems": len(profile.trials)}

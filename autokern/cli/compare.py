@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -23,8 +24,7 @@ from autokern.system import load
 
 _LEAST, _CLOSE, _PART = 3, 0.03, 0.25
 """Fewest pairs; largest half-width of the gain's confidence interval, in log units, or as a part of the log gain."""
-_SHORT, _UNSTEADY = 1.0, 0.1
-"""A program of fewer seconds is mostly start-up; times with a larger relative spread vary too much."""
+_SHORT, _UNSTEADY = 1.0, 0.1  # seconds below which a program is mostly start-up; a relative spread that is large
 _LAUNCH = """
 import os, sys, time
 began = time.monotonic()
@@ -170,10 +170,8 @@ def _run(order: Order, on: bool, explain: bool = False) -> tuple[Run, str]:
     with tempfile.TemporaryFile("w+") as errors, tempfile.NamedTemporaryFile("w+") as call:
         environment = {**os.environ, "AUTOKERN": "1" if on else "0", "PYTHONPATH": with_inherited()}
         environment["_AUTOKERN_FIRST_CALL"] = call.name + os.pathsep + os.environ.get("PYTHONPATH", "")
-        with subprocess.Popen(
-            launch, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
-            start_new_session=True,
-        ) as child:  # fmt: skip
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors}
+        with subprocess.Popen(launch, **pipes, env=environment, start_new_session=True) as child:
             try:
                 figures = child.communicate()[0].split()
             except BaseException:
@@ -181,10 +179,8 @@ def _run(order: Order, on: bool, explain: bool = False) -> tuple[Run, str]:
                 raise
         errors.seek(0)
         told, called = errors.read(), call.read()
-    status = int(figures[4]) if child.returncode == 0 else child.returncode
-    if status:
-        side = "with autokern" if on else "without autokern"
+    if status := int(figures[4]) if child.returncode == 0 else child.returncode:
         last = "\n".join(told.strip().splitlines()[-5:])
-        raise AutokernError(f"{order.target} ended with status {status} {side}:\n{last}")
+        raise AutokernError(f"{order.target} ended with status {status} with{'' if on else 'out'} autokern:\n{last}")
     began, seconds, cpu, peak = map(float, figures[:4])
     return Run(seconds, cpu, int(peak), float(called) - began if called else None), told

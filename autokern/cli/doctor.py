@@ -58,8 +58,7 @@ def examine() -> list[Finding]:
 def tabular(found: Sequence[Finding]) -> Table:
     """Return a table of findings with their advice; the title counts problems and notes."""
     rows = [(_MARKS[row.status], row.name, row.found + (f"\n→ {row.advice}" if row.advice else "")) for row in found]
-    statuses = Counter(row.status for row in found)
-    counts = (counted(statuses[status], status) for status in ("problem", "note"))
+    counts = (counted(sum(row.status == status for row in found), status) for status in ("problem", "note"))
     return Table(", ".join([f"{len(found)} checks", *counts]), ("", "check", "found"), rows)
 
 
@@ -99,8 +98,7 @@ def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
         return Finding("environment", "problem", str(error), advice), from_environment(usable)
     if not settings.enabled:
         return Finding("environment", "note", "AUTOKERN=0: stock code everywhere", "unset it to use autokern"), settings
-    named = {row.variable for row in ROWS}
-    text = ", ".join(f"{name}={value}" for name, value in ours.items() if name in named)
+    text = ", ".join(f"{name}={value}" for name, value in ours.items() if name in {row.variable for row in ROWS})
     if host.multi_rank():
         advice = "measure beforehand with `autokern calibrate`; all ranks then share the profile"
         return Finding("environment", "note", "one of several ranks: nothing is measured here", advice), settings
@@ -154,8 +152,7 @@ def is_disturbed(trials: Sequence[Trial]) -> bool:
 
 
 def _threads(settings: Settings) -> Finding:
-    quota, cpus, ceiling = cpu_quota(), host.affinity(), host.thread_ceiling()
-    used = torch.get_num_threads()
+    quota, cpus, ceiling, used = cpu_quota(), host.affinity(), host.thread_ceiling(), torch.get_num_threads()
     text = f"torch uses {used}; affinity allows {cpus}, CPU quota {'none' if quota is None else f'{quota:g}'}"
     if used > ceiling and settings.threads == "auto":
         return Finding("threads", "note", text, f"autokern lowers it to {ceiling} while it is enabled")
@@ -175,8 +172,7 @@ def _blas() -> Finding:
 
 
 def _gpu() -> Finding:
-    if host.accelerator() is not None:
-        gpus = host.current().fields["accelerators"]
+    if gpus := host.current().fields["accelerators"]:
         names = ", ".join(f"{g['name']} ({g['memory_mib'] / 1024:.0f} GiB)" for g in gpus if "memory_mib" in g)
         return _seen("GPU", names or gpus[0].get("name", "found"))
     if Path("/proc/driver/nvidia/version").exists():
@@ -203,8 +199,7 @@ def _hooks() -> Finding:
         return Finding("hooks", "problem", f"{type(error).__name__}: {error}".splitlines()[0], _REPORT)
     served = sum(count for by in dispatch.stats().values() for count in by.values())
     text = f"a small model agrees with stock; {counted(served, 'call')} served"
-    if differ:
-        text = f"a small model differs from stock on {', '.join(differ)}"
+    text = f"a small model differs from stock on {', '.join(differ)}" if differ else text
     works = not differ and (served or known.unknown())
     return _seen("hooks", f"{text} ({time.perf_counter() - began:.1f} s)", "" if works else _REPORT, "problem")
 
@@ -232,11 +227,10 @@ def _optimiser() -> list[Finding]:
 
     if not acquisition.leaves_batch(gen):
         return []
-    text = f"BoTorch leaves its batched L-BFGS-B with SciPy {'.'.join(map(str, acquisition.scipy_release()))}"
-    obstacle = acquisition.obstacle()
+    obstacle, release = acquisition.obstacle(), ".".join(map(str, acquisition.scipy_release()))
+    text = f"BoTorch leaves its batched L-BFGS-B with SciPy {release}; {obstacle or 'autokern puts it back'}"
     advice = "acquisitions take two to four times as long: `pip install 'scipy<1.18'`, or a later BoTorch"
-    found = f"{text}; {obstacle or 'autokern puts it back'}"
-    return [_seen("BoTorch's optimiser", found, advice if obstacle else "")]
+    return [_seen("BoTorch's optimiser", text, advice if obstacle else "")]
 
 
 def _of_plugin(plugin: Plugin) -> Finding:

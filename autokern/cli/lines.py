@@ -60,8 +60,7 @@ def _told(frame: FrameType | None) -> tuple[Line, str]:
     """Return the innermost line of the user's files, and who computed below it: autokern or the library."""
     by = ""
     while frame is not None:
-        code = frame.f_code
-        owner = _owner(code.co_filename)
+        code, owner = frame.f_code, _owner(frame.f_code.co_filename)
         if owner == "user":
             return (code.co_filename, frame.f_lineno), by
         if owner and not by:

@@ -38,11 +38,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     won: dict[str, int]  # number of problems on which each candidate is the fastest, largest first
 
     @property
-    def measured(self) -> str:
-        """The number of problems in words, e.g. ``31, 2 disturbed``."""
-        return f"{self.problems:,}" + (f", {self.disturbed:,} disturbed" if self.disturbed else "")
-
-    @property
     def fastest(self) -> str:
         """The fastest candidates in words; if there are several, with the number of problems of each."""
         (first, most), *others = self.won.items()

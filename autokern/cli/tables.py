@@ -19,8 +19,7 @@ from autokern.core.problem import Problem
 from autokern.runtime.api import grouped
 
 _GAIN, _LOSS = 1.05, 0.95
-_LEAST_ROOM, _LONG_WORD = 14, 40
-"""Fewest characters for the last column, and most that a long word in it may require; with less, rows are sentences."""
+_LEAST_ROOM, _LONG_WORD = 14, 40  # fewest characters of the last column, most for a long word; else rows are sentences
 Served = Sequence[tuple[Decision, int]]
 _COLOURS = {"✓": "green", "•": "yellow", "✗": "red"}
 
@@ -74,11 +73,11 @@ def _rendered(table: Table, width: int) -> RenderableType:
 
 def ops(found: Known, title: str) -> Table:
     """Return a table with a row for each op, device and dtype."""
-    rows = [
-        (row.op, f"{row.device} {row.dtype}", row.measured, f"{row.speedup:.2f}",
-         "; ".join([row.fastest, *([f"banned: {', '.join(row.banned)}"] if row.banned else [])]))
-        for row in found.ops
-    ]  # fmt: skip
+    rows = []
+    for row in found.ops:
+        problems = f"{row.problems:,}" + (f", {row.disturbed:,} disturbed" if row.disturbed else "")
+        fastest = row.fastest + (f"; banned: {', '.join(row.banned)}" if row.banned else "")
+        rows.append((row.op, f"{row.device} {row.dtype}", problems, f"{row.speedup:.2f}", fastest))
     return Table(title, ("op", "on", ">problems", ">× stock", "fastest by size"), rows)
 
 
@@ -95,8 +94,7 @@ def of_known(found: Known, title: str) -> list[Table]:
         ]  # fmt: skip
         made.append(Table(told, ("timed in turns", ">stock", ">× shipped", ">× now", ">× gained"), rows))
     bans = [(f"{ban.op}.{ban.candidate}", f"{ban.device} {ban.dtype}", ban.reason) for ban in found.banned]
-    made.append(Table("banned on this host", ("candidate", "on", "reason"), bans))
-    return [table for table in made if table.rows]
+    return [table for table in (*made, Table("banned on this host", ("candidate", "on", "reason"), bans)) if table.rows]
 
 
 def winners(found: Sequence[Winner]) -> list[Table]:

@@ -121,9 +121,7 @@ class Lent:
 
     def take(self) -> torch.Tensor | None:
         """Return the result, or None if it was changed or released; release it unless the graph is retained."""
-        found = self._alias
-        if not keeps_graph():
-            self._alias = None
+        found, self._alias = self._alias, self._alias if keeps_graph() else None
         return None if found is None or found._version != self._version else found
 
 
@@ -137,9 +135,8 @@ class Unsaved:
     def unchanged(self) -> tuple[torch.Tensor | None, ...]:
         """Return the arguments; torch's RuntimeError if one was changed in place."""
         if [version(t) for t in self._tensors] != self._versions:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation"
-            )
+            told = "one of the variables needed for gradient computation has been modified by an inplace operation"
+            raise RuntimeError(told)
         return self._tensors
 
 
@@ -161,8 +158,7 @@ class _Computed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         kept, found = keeps_graph(), _pulled_back(ctx, grad)
-        if not kept:
-            ctx.gradients = None
+        ctx.gradients = ctx.gradients if kept else None
         return found
 
 

@@ -28,58 +28,54 @@ class Solved(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         several = f", the worst of {self.solves:,} solves," if self.solves > 1 else ""
         by = f"{self.iterations} iterations, preconditioner {self.preconditioner}"
-        parts = [f"solved to a residual of {self.residual:.2g}{several} in {by}"]
+        told = f"solved to a residual of {self.residual:.2g}{several} in {by}"
         if self.missed:
             which = f"{self.missed:,} of {self.solves:,} stopped" if self.solves > 1 else "stopped"
-            parts.append(f"{which} before the {self.goal or 0:.2g} that was asked for")
-        if self.standard_error is not None:
-            known = math.isfinite(self.standard_error)
-            worth = f"known to {self.standard_error:.2g}" if known else "of unknown error"
-            parts.append(f"log density {worth} by {self.columns} probe{'s' * (self.columns != 1)}")
-        return "; ".join(parts)
+            told += f"; {which} before the {self.goal or 0:.2g} that was asked for"
+        if (error := self.standard_error) is not None:
+            worth = f"known to {error:.2g}" if math.isfinite(error) else "of unknown error"
+            told += f"; log density {worth} by {self.columns} probe{'s' * (self.columns != 1)}"
+        return told
 
 
 def joined(found: Iterable[Solved]) -> tuple[Solved, ...]:
     """Return the worst of several solves, for each preconditioner."""
-    several: dict[str, list[Solved]] = {}
-    for one in found:
-        several.setdefault(one.preconditioner, []).append(one)
-    return tuple(map(_worst, several.values()))
+    known = list(found)
+    names = dict.fromkeys(one.preconditioner for one in known)
+    return tuple(_worst([one for one in known if one.preconditioner == name], name) for name in names)
 
 
 def overall(found: Iterable[Solved]) -> Solved | None:
     """Return the worst of several solves, whatever their preconditioners; None without solves."""
     known = list(found)
-    names = ", ".join(dict.fromkeys(one.preconditioner for one in known))
-    return next(iter(joined(msgspec.structs.replace(one, preconditioner=names) for one in known)), None)
+    return _worst(known, ", ".join(dict.fromkeys(one.preconditioner for one in known))) if known else None
 
 
-def _worst(several: list[Solved]) -> Solved:
+def _worst(several: list[Solved], name: str) -> Solved:
     fields = zip(*map(msgspec.structs.astuple, several), strict=True)
-    left, products, names, columns, errors, goals, solves, missed = fields
+    left, products, _, columns, errors, goals, solves, missed = fields
     error = max((number for number in errors if number is not None), default=None)
     goal = min((number for number in goals if number is not None), default=None)
-    return Solved(max(left), max(products), names[0], max(columns), error, goal, sum(solves), sum(missed))
+    return Solved(max(left), max(products), name, max(columns), error, goal, sum(solves), sum(missed))
 
 
-def note(found: Solved) -> None:
-    """Record a solve, if this thread collects."""
+def note(*found: Solved) -> None:
+    """Record solves, if this thread collects."""
     if inside.solves is not None:
-        inside.solves.append(found)
+        inside.solves.extend(found)
 
 
 @contextlib.contextmanager
 def collecting(keep: Callable[[list[Solved]], None]) -> Iterator[None]:
     """Call `keep` with the solves that this thread records in the block, if any; an outer block gets them, too."""
-    outer, inside.solves = inside.solves, []
+    outer, inside.solves = inside.solves, (found := list[Solved]())
     try:
         yield
     finally:
-        found, inside.solves = inside.solves or [], outer
+        inside.solves = outer
         if found:
             keep(found)
-            if outer is not None:
-                outer.extend(found)
+            note(*found)
 
 
 _ROUGHLY = 1.5  # factor of uncertainty from which on a margin is shown with two digits
@@ -112,19 +108,15 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
     ----------
     problem : Problem
         The problem.
-    candidate : str
-        Name of the chosen candidate.
-    reason : str
-        The reason, in words.
+    candidate, reason : str
+        Name of the chosen candidate, and the reason in words.
     source : str
         Source of the prediction: ``order``, ``measured``, ``extrapolated``, ``other hosts``, ``unmeasured`` or
         ``only choice``.
     predicted : dict
         Predicted seconds of the candidates that may serve, the choice first; empty where nothing was measured.
-    margin : float
-        Predicted time of stock over the choice's (1 for stock).
-    uncertainty : float
-        Standard deviation of log(margin).
+    margin, uncertainty : float
+        Predicted time of stock over the choice's (1 for stock), and the standard deviation of its logarithm.
     excluded : dict
         Why other candidates could not serve, by name.
     order : tuple of str
@@ -133,10 +125,8 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
         Calls that would repay compiling, after which the problem is decided again; 0 for never.
     costs : dict
         Cost of each candidate that may serve, then of each candidate that is excluded only for its error.
-    remark : str
-        The accuracy of stock's answer where stock approximates, else empty.
-    nearest : str
-        The measured problem that the seconds are scaled from; empty where nothing was measured.
+    remark, nearest : str
+        The accuracy of stock's answer where stock approximates; the measured problem that the seconds are scaled from.
     solved : tuple of Solved
         The worst iterative solve for each preconditioner; empty before the first call, and for direct methods.
     within : tuple of str
@@ -169,11 +159,6 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
         """Predicted seconds that a call saves against stock, negative for a slower exact result; None if unmeasured."""
         own = self.predicted.get(self.candidate)
         return None if own is None else own * (self.margin - 1.0)
-
-    @property
-    def why(self) -> str:
-        """The reason, and the residuals of iterative solves."""
-        return "; ".join((self.reason, *map(str, self.solved)))
 
     def notes(self) -> list[str]:
         """Return a line each on the choice, its speedup, stock's accuracy, the nearest measurement and the solves."""

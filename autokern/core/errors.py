@@ -81,10 +81,10 @@ def interrupted(error: BaseException) -> bool:
 
 
 def recoverable(error: BaseException, *by: Any) -> bool:
-    """Whether an error comes from autokern, or from the libraries on its behalf, so that a fallback may run.
+    """Whether an error of autokern's, or of the libraries on its behalf, so that a fallback may run.
 
-    Errors that passed through the user's code or a signal handler must reach the user. So must errors of the user's own
-    classes, which another thread may raise here. `by` are the functions that ran; a plugin's may call any package.
+    Errors of the user's classes, or that passed through the user's code or a signal handler, must reach the user. `by`
+    are the functions that ran; a plugin's may call any package.
     """
     if interrupted(error):
         return False
@@ -154,6 +154,5 @@ def left(what: str, reason: object) -> None:
 @contextlib.contextmanager
 def heard() -> Iterator[list[tuple[str, str]]]:
     """Collect the pairs that this thread passes to `left` within the block, instead of logging them."""
-    found = list[tuple[str, str]]()
-    with inside.having(told=found):
+    with inside.having(told=(found := list[tuple[str, str]]())):
         yield found

@@ -1,10 +1,7 @@
 """Op: a mathematical operation and the ways to compute it.
 
-An Op states a contract once (the meaning of its arguments, the bound of its error, the sizes worth measuring); each
-Candidate is one decorated function beside it. Tests, calibration, the command line and the docs iterate over the ops.
-
-`tensors_in` and `rebuilt` dispatch on the type of an argument; `model/marginal.py` registers operators, distributions
-and prediction strategies.
+An Op states a contract once (its arguments, the bound of its error, the sizes worth measuring); each Candidate is one
+decorated function beside it. `model/marginal.py` registers types with `tensors_in` and `rebuilt`.
 """
 
 from __future__ import annotations
@@ -20,37 +17,21 @@ import torch
 
 from autokern.core import registry
 from autokern.core.errors import AutokernError, SettingsError
-from autokern.core.problem import (
-    ACCURACIES,
-    SIZES,
-    Candidate,
-    Error,
-    Feasibility,
-    Features,
-    Obeys,
-    Problem,
-    Run,
-    nothing,
-    obedient,
-)
+from autokern.core.problem import ACCURACIES, SIZES, Candidate, Error, Feasibility, Features, Problem, Run, nothing
 
 __all__ = ["ACCURACIES", "LEVELS", "Candidate", "Op", "Run", "tensors_in"]
 
 Altered = Callable[[torch.Tensor], torch.Tensor]
 LEVELS = ("quick", "full")
-WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
-"""Distance between two problems when a size doubles; when both sides of a matrix double, the distance is about one."""
+WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}  # distance when a size doubles; of m and n, 1
 
 
 class Op(abc.ABC):
     """A mathematical operation with a contract: one file in `autokern/ops/`, a subclass, one instance, candidates.
 
-    Creating the instance registers it. Seven methods must be written, the others have defaults. The first candidate is
-    ``stock``: what the library does without autokern. `docs/add-a-candidate.md` shows a complete file.
-
-    Stock of a composite op calls other ops, which are then dispatched. Its arguments may cache results, so every trial
-    gets fresh copies. Its `nesting` exceeds that of every op that its candidates call, since a calibration measures the
-    innermost ops first.
+    Creating the instance registers it (`docs/add-a-candidate.md`). The first candidate is ``stock``: what the library
+    does without autokern. Stock of a composite op calls other ops, which are then dispatched; every trial gets fresh
+    copies of its arguments, which may cache results. Its `nesting` exceeds that of every op that its candidates call.
     """
 
     name: str  # unique
@@ -97,7 +78,7 @@ class Op(abc.ABC):
 
     def exact(self, args: tuple[Any, ...], altered: Altered | None) -> tuple[Any, ...]:
         """Return a copy of arguments in float64, `altered` where floating, whose leaves are in the same order."""
-        return converted(args, torch.float64, altered)
+        return converted(args, torch.float64, altered or itself)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         """Return the error of a result against float64 truth, in units of its bound.
@@ -163,7 +144,7 @@ class Op(abc.ABC):
         *,
         accuracy: str = "same",
         unsupported: Callable[[Problem], str | None] = nothing,
-        obeys: Obeys = nothing,
+        obeys: Callable[[str, float, Problem], bool | None] = nothing,
         **fields: Any,
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``.
@@ -177,12 +158,16 @@ class Op(abc.ABC):
         if any(there.name == name for there in self.listed) or (not self.listed) != is_stock:
             raise AutokernError(f"{self.name}.{name}: registered twice, or not after 'stock'")
 
+        def why(problem: Problem) -> str | None:
+            orders = problem.orders.items() if "order:" in problem.variant else ()
+            ignored = [f"{order}({value:g})" for order, value in orders if not obeys(order, value, problem)]
+            return f"it does not obey {', '.join(ignored)}, which you set" if ignored else unsupported(problem)
+
         def register(run: Run) -> Run:
             given = {"memory": self.memory, "summary": (run.__doc__ or "").strip().partition("\n")[0], **fields}
             if is_stock:
                 given |= {"as_stock": True, "parts": self.composite}
-            why = unsupported if is_stock else obedient(unsupported, obeys)
-            self.listed.append(Candidate(name, run, accuracy, why, **given))
+            self.listed.append(Candidate(name, run, accuracy, unsupported if is_stock else why, **given))
             return run
 
         return register
@@ -221,22 +206,11 @@ class Op(abc.ABC):
 @functools.singledispatch
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors and the parameters of modules in nested arguments, in order and with repetitions."""
-    yield from ()
-
-
-@tensors_in.register
-def _(value: torch.Tensor) -> Iterator[torch.Tensor]:
-    yield value
-
-
-@tensors_in.register
-def _(value: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from value.parameters()
-
-
-@tensors_in.register(Sequence)
-def _(value: Sequence[Any]) -> Iterator[torch.Tensor]:
-    if not isinstance(value, str):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, Sequence) and not isinstance(value, str):
         for item in value:
             yield from tensors_in(item)
 
@@ -249,19 +223,9 @@ def itself(leaf: Any) -> Any:
 @functools.singledispatch
 def rebuilt(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
     """Return a copy without caches, with `leaf` applied to each tensor and module."""
-    return value
-
-
-@rebuilt.register(torch.Tensor)
-@rebuilt.register(torch.nn.Module)
-def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
-    return leaf(value)
-
-
-@rebuilt.register(tuple)
-@rebuilt.register(list)
-def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
-    if isinstance(value, torch.Size):
+    if isinstance(value, (torch.Tensor, torch.nn.Module)):
+        return leaf(value)
+    if not isinstance(value, (tuple, list)) or isinstance(value, torch.Size):
         return value
     return getattr(value, "_make", type(value))(rebuilt(item, leaf) for item in value)
 
@@ -275,21 +239,19 @@ def copied(root: torch.nn.Module) -> Any:
     return made
 
 
-def converted(args: tuple[Any, ...], dtype: torch.dtype, altered: Altered | None = None) -> tuple[Any, ...]:
+def converted(args: tuple[Any, ...], dtype: torch.dtype, altered: Altered = itself) -> tuple[Any, ...]:
     """Copy arguments to autograd leaves of a dtype, `altered` where floating; a repeated tensor is copied once."""
     copies: dict[int, Any] = {}
 
     def leaf(value: Any) -> Any:
         if id(value) not in copies:
             if isinstance(value, torch.Tensor):
-                plain = value.detach().to(dtype) if value.is_floating_point() else value
-                plain = altered(plain) if altered is not None and value.is_floating_point() else plain
+                plain = altered(value.detach().to(dtype)) if value.is_floating_point() else value
                 copies[id(value)] = plain.requires_grad_(value.requires_grad)
             else:
                 copies[id(value)] = copied(value).to(dtype)
-                if altered is not None:
-                    for parameter in copies[id(value)].parameters():
-                        parameter.data.copy_(altered(parameter.detach()))
+                for parameter in copies[id(value)].parameters():
+                    parameter.data.copy_(altered(parameter.detach()))
         return copies[id(value)]
 
     return cast("tuple[Any, ...]", rebuilt(args, leaf))

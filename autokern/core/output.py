@@ -14,12 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from autokern.core.errors import uninterrupted
+from autokern.core.problem import nothing
 
-_PLAIN = {ord(one): other for one, other in zip("µ×–→✓•✗é₂⁰¹²³⁴⁵⁶⁷⁸⁹", "ux->+*!e20123456789", strict=True)} | {
-    ord("…"): "...",
-    ord("\u00a0"): " ",
-    ord("≤"): "<=",
-}
+_PLAIN = str.maketrans("µ×–→✓•✗é₂⁰¹²³⁴⁵⁶⁷⁸⁹\u00a0", "ux->+*!e20123456789 ") | {ord("…"): "...", ord("≤"): "<="}
 """ASCII substitutes of the characters that a stream may be unable to write."""
 
 
@@ -96,10 +93,6 @@ def log_from(level: str | None) -> None:
         _log.addHandler(_handler)
 
 
-def silent(fraction: float, text: str) -> None:
-    """Show nothing."""
-
-
 @contextlib.contextmanager
 def display(title: str, show: bool = True) -> Iterator[Progress]:
     """Yield a function of the fraction done and a line of text; without a terminal, write only the title."""
@@ -107,7 +100,7 @@ def display(title: str, show: bool = True) -> Iterator[Progress]:
         if show and not _log.isEnabledFor(logging.INFO) and sys.stderr is not None:  # else the log shows the title
             print(title, file=sys.stderr, flush=True)
         _log.info("%s", title)
-        yield silent
+        yield nothing
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn

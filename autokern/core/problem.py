@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +26,11 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
         Name of the Op.
     m, n : int
         Rows and columns of the matrix; for a kernel matrix, points in ``x1`` and ``x2``.
-    d : int
-        Input dimensions of a kernel matrix, else 0.
-    rhs : int
-        Right-hand sides (columns that the matrix multiplies), else 0.
-    batch : int
-        Product of the batch dimensions.
-    dtype : str
-        ``"float32"`` or ``"float64"``.
-    device : str
-        Kind of the arguments' device: ``"cpu"``, ``"cuda"``, ...
+    d, rhs, batch : int
+        Input dimensions of a kernel matrix, else 0; right-hand sides (columns that the matrix multiplies), else 0; the
+        product of the batch dimensions.
+    dtype, device : str
+        ``"float32"`` or ``"float64"``; the kind of the arguments' device: ``"cpu"``, ``"cuda"``, ...
     grad : str
         Requested gradients: empty for none, else words joined by ``/``.
     variant : str
@@ -117,23 +113,11 @@ class Features(msgspec.Struct, frozen=True):
 ACCURACIES = ("same", "better", "approximate")
 
 Run = Callable[..., Any]
-Obeys = Callable[[str, float, Problem], "bool | None"]
 
 
 def nothing(*_: object) -> None:
-    """Return None, the default of `unsupported`, `unavailable`, `error` and `obeys`."""
+    """Return None, the default of `unsupported`, `unavailable`, `error`, `obeys` and functions that show progress."""
     return None
-
-
-def obedient(unsupported: Callable[[Problem], str | None], obeys: Obeys) -> Callable[[Problem], str | None]:
-    """Extend `unsupported`: a candidate cannot serve if it ignores a library setting that the user changed."""
-
-    def why(problem: Problem) -> str | None:
-        orders = problem.orders.items() if "order:" in problem.variant else ()
-        ignored = [f"{name}({value:g})" for name, value in orders if not obeys(name, value, problem)]
-        return f"it does not obey {', '.join(ignored)}, which you set" if ignored else unsupported(problem)
-
-    return why
 
 
 class Error(msgspec.Struct, frozen=True):
@@ -186,20 +170,15 @@ class Candidate(msgspec.Struct, frozen=True):
     def of_plugin(self, source: str) -> Candidate:
         """Return this candidate as a plugin's: if `unsupported` or `unavailable` raises, the error is the reason."""
 
-        def guarded(field: str) -> Callable[[Any], Any]:
-            ask = getattr(self, field)
+        def answer(field: str, about: Any) -> Any:
+            try:
+                return getattr(self, field)(about)
+            except Exception as error:
+                if interrupted(error):
+                    raise
+                return None if field == "error" else f"its {field} raised {type(error).__name__}: {error}"
 
-            def answer(about: Any) -> Any:
-                try:
-                    return ask(about)
-                except Exception as error:
-                    if interrupted(error):
-                        raise
-                    return None if field == "error" else f"its {field} raised {type(error).__name__}: {error}"
-
-            return answer
-
-        guards = {field: guarded(field) for field in ("unsupported", "unavailable", "error")}
+        guards: Any = {f: functools.partial(answer, f) for f in ("unsupported", "unavailable", "error")}
         return msgspec.structs.replace(self, source=source, **guards)
 
 

@@ -1,8 +1,7 @@
 """Registry: all ops by name, and the plugins that add to them.
 
-The module of an op is imported when the op is first asked for. Plugins are entry points of the group
-`autokern.candidates`: modules, or callables without arguments, that register candidates on ops. If a plugin fails, its
-registrations are undone, with one warning.
+An op's module is imported when it is first asked for. Plugins are entry points of the group `autokern.candidates`:
+modules or callables that register candidates on ops. If one fails, its registrations are undone, with one warning.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from autokern.core.op import Op
 
 GROUP = "autokern.candidates"
-_OWN = {"cuda_graphs": ("exact_log_prob",), "keops": ("kernel_matmul",)}
-"""The ops to which autokern's own plugins add candidates."""
+_OWN = {"cuda_graphs": ("exact_log_prob",), "keops": ("kernel_matmul",)}  # the ops to which own plugins add
 
 _ops: dict[str, Op] = {}
 _homes: dict[str, str] = {}
@@ -185,10 +183,8 @@ def announce(strict: bool) -> None:
         if plugin.state != "failed" or (plugin.source in _announced and not strict):
             continue
         _announced.add(plugin.source)
-        told = (
-            f"candidates of {plugin.source} ({plugin.point.value}) were to be loaded; found: {plugin.failure}. Update "
-            "or remove the package; all other candidates work"
-        )
+        told = f"candidates of {plugin.source} ({plugin.point.value}) were to be loaded; found: {plugin.failure}. "
+        told += "Update or remove the package; all other candidates work"
         if strict:
             raise AutokernError(told)
         warnings.warn(told, AutokernWarning, stacklevel=2)

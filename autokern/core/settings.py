@@ -72,6 +72,7 @@ _seconds = _number(float, lambda value: 0 <= value < math.inf, "a number of seco
 _relative_error = _number(float, lambda value: 0 < value < 1, "a relative error between 0 and 1, such as 1e-3")
 _count = _number(int, lambda value: value >= 0, "a number of calls, 0 or more")
 _threads = _number(int, lambda value: value >= 1, "auto, off or a number of threads, 1 or more", "auto", "off")
+_seed = _number(int, lambda value: value >= 0, "random:SEED with a whole number")
 _above = "auto, on, off or a number of seconds above 0"
 _ranks = _number(float, lambda value: 0 < value < math.inf, _above, "auto", "on", "off")
 
@@ -85,16 +86,10 @@ def _name(text: str) -> str:
 def _force(text: str) -> Pairs | int:
     """Return pairs of op and candidate, or the seed of ``random:SEED``."""
     if text.startswith("random:"):
-        seed = text.removeprefix("random:")
-        if not re.fullmatch(r"\d+", seed):
-            raise ValueError("expected random:SEED with a whole number")
-        return int(seed)
-    pairs = []
-    for item in text.split(","):
-        op, equals, candidate = item.partition("=")
-        if not equals:
-            raise ValueError(f"expected op=candidate, found {item!r}")
-        pairs.append((_name(op), _name(candidate)))
+        return int(_seed(text.removeprefix("random:")))
+    if wrong := [item for item in text.split(",") if "=" not in item]:
+        raise ValueError(f"expected op=candidate, found {wrong[0]!r}")
+    pairs = [(_name(op), _name(candidate)) for op, _, candidate in (item.partition("=") for item in text.split(","))]
     if len({op for op, _ in pairs}) < len(pairs):
         raise ValueError("an op is named twice")
     return tuple(sorted(pairs))
@@ -178,20 +173,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "logger)")] = None
     # fmt: on
 
-    @property
-    def order_choices(self) -> bool:
-        """Whether a setting affects which candidates run, so that even the smallest calls must be dispatched."""
-        named = self.force or self.exclude or self.random_seed is not None
-        limits = (self.memory, self.calls) != (None, None)
-        return bool(named or limits or self.accuracy != "same" or self.calibrate == "first-use")
-
     def forced(self, op: str) -> str | None:
         """Return the candidate that the user ordered for an op, or None."""
         return dict(self.force).get(op)
-
-    def excludes(self, op: str, candidate: str) -> bool:
-        """Whether the user excluded a candidate, for one op or for all."""
-        return candidate in self.exclude or f"{op}={candidate}" in self.exclude
 
 
 _HINTS = get_type_hints(Settings, include_extras=True).items()

@@ -1,8 +1,7 @@
 """State that signal handlers and forks do not break: locks, and values that are stored beside an object.
 
-Python may run a signal handler between any two bytecodes of the main thread. A handler that computes with the same
-model must not wait for a lock that its own thread holds. A ``Ctrl-C`` in a callback of a weak dictionary is lost, so no
-such callback runs Python code. A forked process lacks the threads that held its locks.
+A signal handler that computes with the same model must not wait for a lock that its own thread holds. A ``Ctrl-C`` in a
+callback of a weak dictionary is lost, so none runs Python code. A forked process lacks the threads that held its locks.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from gpytorch.models import ExactGP
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
 from autokern.core.errors import SettingsError, interrupted
 from autokern.core.op import LEVELS
-from autokern.core.output import Progress, display, silent
-from autokern.core.problem import Problem
+from autokern.core.output import Progress, display
+from autokern.core.problem import Problem, nothing
 from autokern.core.registry import get
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.core.state import inside
@@ -162,8 +162,7 @@ def _fantasy(n: int) -> Task:
 
 
 def _acquisition(n: int) -> Task:
-    model = _model(n).eval().requires_grad_(False)
-    points = _points(10, 3).unsqueeze(1).requires_grad_()
+    model, points = _model(n).eval().requires_grad_(False), _points(10, 3).unsqueeze(1).requires_grad_()
 
     def evaluate() -> None:
         with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():  # as BoTorch calls models
@@ -185,7 +184,7 @@ def tasks() -> Iterator[tuple[str, Callable[[], Task]]]:
     yield "acquisition, n = 60, float64", functools.partial(_acquisition, 60)
 
 
-def examined(profile: Profile, level: str, seconds: float, progress: Progress = silent) -> Profile:
+def examined(profile: Profile, level: str, seconds: float, progress: Progress = nothing) -> Profile:
     """Return the profile with the exam of its choices, and better choices where these lose, within `seconds`."""
     settings, deadline = dispatch.session().settings, time.perf_counter() + seconds
     quiet = msgspec.structs.replace(settings, calibrate="never")
@@ -251,8 +250,7 @@ class _Exam:
         if self.choices[0] != self.choices[1]:
             calls["new"] = functools.partial(self._by, self._new)
         found = timer.compare(calls, synchronize=host.settle, seconds=seconds, min_time=1e-3, rounds=rounds)
-        one = found["shipped"]
-        new = found.get("new", one)
+        new = found.get("new", one := found["shipped"])
         noise = math.hypot(one.noise, new.noise) if new is not one else one.noise
         if max(one.disturbed, new.disturbed) or noise > _USELESS:
             return None

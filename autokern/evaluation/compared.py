@@ -83,23 +83,20 @@ def compare(run: Callable[[], Any], rounds: int = 3) -> Compared:
     >>> found.difference
     0.0
     """
-    off, on, results, watch = list[float](), list[float](), list[Any](), load.Watch()
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    results, watch = dict[bool, Any](), load.Watch()
     with _disabled():
         for number in range(rounds + 1):
-            for seconds, kind in ((off, False), (on, True)) if number % 2 else ((on, True), (off, False)):
-                result, took = _timed(run, kind)
-                if number:
-                    seconds.append(took)
-                else:
-                    results.append(result)
+            for kind in (False, True) if number % 2 else (True, False):
+                results[kind], took = _timed(run, kind)
+                seconds[kind] += [took] * bool(number)
     found = watch.reading()
-    busy = str(found) if found.crowded() else ""
-    pairs = list(zip(*map(_numbers, results), strict=False))
+    pairs = list(zip(*map(_numbers, results.values()), strict=False))
     difference = None
     if pairs and all(a.shape == b.shape for a, b in pairs):
         size = max(float(np.abs(b).max(initial=0.0)) for _, b in pairs)
         difference = max(float(np.abs(a - b).max(initial=0.0)) for a, b in pairs) / (size or 1.0)
-    return Compared(off, on, difference, busy)
+    return Compared(seconds[False], seconds[True], difference, str(found) if found.crowded() else "")
 
 
 @contextlib.contextmanager
@@ -123,8 +120,7 @@ def _timed(run: Callable[[], Any], on: bool) -> tuple[Any, float]:
         if on and not install.is_enabled():
             raise SettingsError("nothing to compare: AUTOKERN=0 switches autokern off")
         began = time.perf_counter()
-        found = run()
-        return found, time.perf_counter() - began
+        return run(), time.perf_counter() - began
 
 
 def _numbers(one: Any) -> Iterator[np.ndarray]:

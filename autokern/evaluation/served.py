@@ -92,9 +92,8 @@ def explain(op: str | GP | None = None, **fields: Any) -> Decision | Explanation
         return api.explain(op, **fields)
     several = getattr(op, "models", None) or [op]
     if not all(isinstance(one, (ExactGP, ApproximateGP)) for one in several):
-        raise SettingsError(
-            f"a {type(op).__name__} was asked for; explain takes an ExactGP, an ApproximateGP or a list"
-        )
+        kind = type(op).__name__
+        raise SettingsError(f"a {kind} was asked for; explain takes an ExactGP, an ApproximateGP or a list")
     rows, titles = [], []
     with install.enabled():
         if not install.is_enabled():
@@ -163,12 +162,9 @@ def _told(part: str, run: Callable[[], Any]) -> tuple[str, str, str]:
             run()
     except caught(Exception) as error:
         return part, "fails", f"{type(error).__name__}: {error}".splitlines()[0]
-    served = [
-        f"{op} by {name}"
-        for op, by in dispatch.stats().items()
-        for name, count in by.items()
-        if name != "stock" and count > before.get(op, {}).get(name, 0)
-    ]
+    counts = ((op, *each) for op, by in dispatch.stats().items() for each in by.items())
+    new = ((op, name) for op, name, count in counts if count > before.get(op, {}).get(name, 0))
+    served = [f"{op} by {name}" for op, name in new if name != "stock"]
     hinted = dict[str, None]()
     for _, reason in told:
         hints = [f" ({hint})" for start, hint in _HINTS.items() if reason.startswith(start)]

@@ -153,7 +153,7 @@ def enable() -> None:
             if settings.enabled:
                 try:
                     _install(settings)
-                    if settings.ranks == "on" and joining.is_job() and joining.held() is None:
+                    if settings.ranks == "on" and joining.is_job() and joining.held is None:
                         ranks.begin()
                         atexit.register(ranks.end)
                 except BaseException:  # all or nothing

@@ -87,9 +87,8 @@ class Group(NamedTuple):
 def grouped(decisions: Iterable[tuple[Decision, int]]) -> list[Group]:
     """Return the decisions by op, candidate and reason, most calls first; parts follow the composite op around them."""
     of: dict[tuple[tuple[str, ...], str, str, str], list[tuple[Decision, int]]] = {}
-    for decision, calls in decisions:
-        key = decision.within, decision.problem.op, decision.candidate, decision.reason
-        of.setdefault(key, []).append((decision, calls))
+    for d, calls in decisions:
+        of.setdefault((d.within, d.problem.op, d.candidate, d.reason), []).append((d, calls))
     found: dict[tuple[str, ...], list[Group]] = {}
     for (within, name, candidate, reason), pairs in of.items():
         kinds = [decision for decision, _ in pairs]
@@ -97,8 +96,7 @@ def grouped(decisions: Iterable[tuple[Decision, int]]) -> list[Group]:
         gain = _range([f"{margin:.2f}" for margin in sorted(known_ones)]) if known_ones else "–"
         solves = overall(solved for decision in kinds for solved in decision.solved)
         why = reason if solves is None else f"{reason}; {solves}"
-        calls = sum(count for _, count in pairs)
-        ran = f"{len(within) * 2 * _NO_BREAK}{name} by {candidate}"
+        calls, ran = sum(count for _, count in pairs), f"{len(within) * 2 * _NO_BREAK}{name} by {candidate}"
         found.setdefault(within, []).append(Group(calls, gain, ran, _sizes([d.problem for d in kinds]), why, pairs))
 
     def following(within: tuple[str, ...]) -> Iterator[Group]:

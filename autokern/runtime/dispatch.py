@@ -1,8 +1,4 @@
-"""Dispatch: call → key → memo → (once per key: Problem, Decision) → candidate.
-
-The hot path is one dictionary look-up, by a key that is cheap to read from the arguments. The session does the rest,
-once per key.
-"""
+"""Dispatch: call → key → memo → (once per key, by the session: Problem, Decision) → candidate."""
 
 from __future__ import annotations
 
@@ -58,7 +54,7 @@ def in_force() -> Settings:
     return session().settings if overlay is None else overlay.settings
 
 
-memory.orders_from(lambda: in_force().memory)
+memory.ordered_here = lambda: in_force().memory
 
 _session: Session | None = None
 _session_lock = Lock()
@@ -260,7 +256,6 @@ def stats() -> dict[str, dict[str, int]]:
         return {}
     total = sum((counted(overlay.memo) for overlay in _overlays()), here.past + counted(here.memo))
     result: dict[str, dict[str, int]] = {}
-    for (name, candidate), count in sorted(total.items()):
-        if count:
-            result.setdefault(name, {})[candidate] = count
+    for (name, candidate), count in sorted((+total).items()):
+        result.setdefault(name, {})[candidate] = count
     return result

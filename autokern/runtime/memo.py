@@ -139,10 +139,8 @@ def served(memo: Memo, earlier: Served) -> Served:
     """Merge earlier decisions with those of a memo: their calls, and the reports of iterative solves."""
     found = dict(earlier)
     for _, entry in _called(memo):
-        own = entry.count - entry.nested.total()
-        for within, count in [((), own), *entry.nested.items()]:
-            if count <= 0:
-                continue
+        several = [((), entry.count - entry.nested.total()), *entry.nested.items()]
+        for within, count in [(within, count) for within, count in several if count > 0]:
             key = (entry.decision.problem, entry.decision.candidate, within)
             known, before = found.pop(key, (entry.decision, 0))
             solved = joined((*known.solved, *entry.solved))

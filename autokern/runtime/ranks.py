@@ -1,7 +1,6 @@
 """Ranks of one job share large products, and take the same decisions without messages.
 
-A decision is a function of settings, profile and memory limit. When the ranks join, rank 0 sends its settings and
-profile, the ranks agree on a memory limit, and nothing is measured afterwards.
+When the ranks join, rank 0 sends its settings and profile, they agree on a memory limit, and nothing is measured later.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import msgspec
 from autokern.core.errors import RanksError, SettingsError
 from autokern.core.registry import registered
 from autokern.core.releases import __version__
-from autokern.core.settings import Settings
 from autokern.runtime import dispatch
 from autokern.runtime.session import Session
 from autokern.system import host
@@ -28,9 +26,9 @@ _OWN = ("home", "log", "ranks")  # settings that each rank keeps
 def facts() -> dict[str, Any]:
     """Return the facts that ranks exchange: those that must agree (``common``), and the free memory."""
     fields = host.current().fields
-    names = ("python", "torch", "gpytorch", "linear_operator")
-    own = {"autokern": __version__, "threads": fields["cpu"]["torch_threads"]}
-    return {"common": {name: fields["versions"][name] for name in names} | own, "memory": host.available_memory("cpu")}
+    own = {name: fields["versions"][name] for name in ("python", "torch", "gpytorch", "linear_operator")}
+    own |= {"autokern": __version__, "threads": fields["cpu"]["torch_threads"]}
+    return {"common": own, "memory": host.available_memory("cpu")}
 
 
 def unlike(found: list[dict[str, Any]]) -> str:
@@ -42,7 +40,7 @@ def unlike(found: list[dict[str, Any]]) -> str:
 
 def begin(shy: bool = False, timeout: float | None = None) -> None:
     """Join the other ranks of this job, all of which must call this. Afterwards all draw the same random numbers."""
-    if system.held() is not None:
+    if system.held is not None:
         raise RanksError("autokern: this process has joined its ranks already")
     from autokern.kernels import matmul
 
@@ -54,39 +52,36 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
         if told := unlike(found):  # the bits of results depend on these
             raise RanksError(f"autokern: {told}. Give all ranks the same libraries and the same OMP_NUM_THREADS")
         matmul.measure(here)
-        settings, profile = _agreed(here, mine, min(one["memory"] for one in found))
+        # the settings and the profile of rank 0, without candidates that compile or that some rank cannot run
+        able = [
+            f"{op.name}={c.name}" for op in registered() for c in op.candidates if c.compiles or c.unavailable("cpu")
+        ]
+        everyone = here.objects(((mine.settings, mine.profile) if here.rank == 0 else None, able))
+        (theirs, profile), _ = everyone[0]
+        lacking = {name for _, names in everyone for name in names if not name.endswith("=distributed")}
+        ordered = {f"{op}={candidate}" for op, candidate in theirs.force}
+        each = min(one["memory"] for one in found) // int(os.environ.get("LOCAL_WORLD_SIZE") or here.size)
+        settings = msgspec.structs.replace(
+            theirs,
+            exclude=theirs.exclude | (lacking - ordered),
+            memory=each if theirs.memory is None else min(each, theirs.memory),
+            calibrate="never",
+            **{name: getattr(mine.settings, name) for name in _OWN},
+        )
         host.take_random_states(here.objects(host.random_states() if here.rank == 0 else None)[0])
-        system.use(here)
+        system.held = here
         dispatch.replace(Session(settings, profile, mine.asked))
     except BaseException:
-        system.use(None)
+        system.held = None
         here.leave()
         raise
 
 
-def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any]:
-    """Return settings and profile of rank 0, excluding candidates that compile or that some rank cannot run."""
-    able = [f"{op.name}={c.name}" for op in registered() for c in op.candidates if c.compiles or c.unavailable("cpu")]
-    everyone = here.objects(((mine.settings, mine.profile) if here.rank == 0 else None, able))
-    (theirs, profile), _ = everyone[0]
-    lacking = {name for _, names in everyone for name in names if not name.endswith("=distributed")}
-    ordered = {f"{op}={candidate}" for op, candidate in theirs.force}
-    each = free // int(os.environ.get("LOCAL_WORLD_SIZE") or here.size)
-    settings = msgspec.structs.replace(
-        theirs,
-        exclude=theirs.exclude | (lacking - ordered),
-        memory=each if theirs.memory is None else min(each, theirs.memory),
-        calibrate="never",
-        **{name: getattr(mine.settings, name) for name in _OWN},
-    )
-    return settings, profile
-
-
 def end(decide: bool = False) -> None:
     """Leave the other ranks; with `decide`, start a session of this process's own settings."""
-    here = system.held()
+    here = system.held
     if here is not None:
-        system.use(None)
+        system.held = None
         here.leave()
         if decide:
             dispatch.reset(dispatch.session().asked)

@@ -114,8 +114,7 @@ class FirstUse:
 
     def _crowded(self) -> bool:
         """Whether other processes have used the cores since the last call."""
-        found = self._watch.reading()
-        if found.others is None and self._load is None:
+        if (found := self._watch.reading()).others is None and self._load is None:
             time.sleep(_LOOK)
             found = self._watch.reading()
         if found.others is not None or self._load is None:

@@ -1,11 +1,11 @@
 """Session: the settings in force, the profile, and the memo of decided keys, which `dispatch` reads in its hot path.
 
-The modules that measure, predict and choose are imported by the first call that is not in the memo. Ops and candidates
-that the user's settings name must exist; a typing error raises SettingsError.
+The first call that is not in the memo imports the modules that measure and choose. Names in settings must exist.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections import Counter
@@ -87,7 +87,10 @@ class Session:
 
     def floor(self, op: str, device: str) -> int:
         """Return the number of elements below which stock serves an op, 0 if unknown or if settings affect choices."""
-        return 0 if self._chooser is None or self.settings.order_choices else self._chooser.floor(op, device)
+        of = self.settings
+        named = of.force or of.exclude or (of.random_seed, of.memory, of.calls) != (None, None, None)
+        dispatched = named or of.accuracy != "same" or of.calibrate == "first-use"
+        return 0 if self._chooser is None or dispatched else self._chooser.floor(op, device)
 
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry, renewed: bool = False) -> Entry:
         """Put a decided key into a memo, emptied if full; return the entry in force: the first, unless `renewed`."""
@@ -104,11 +107,8 @@ class Session:
     def decisions(self, open_memos: Iterable[Memo] = ()) -> list[tuple[Decision, int]]:
         """Return all decisions, those of `open_memos` too, each with the number of calls that it served."""
         with self._lock.here():
-            found = self._earlier
-            for memo in (*open_memos, self.memo):
-                found = served(memo, found)
-            counted = list(found.values())
-        return [(self.described(decision), calls) for decision, calls in counted]
+            found = functools.reduce(lambda found, memo: served(memo, found), (*open_memos, self.memo), self._earlier)
+        return [(self.described(decision), calls) for decision, calls in found.values()]
 
     def described(self, decision: Decision) -> Decision:
         """Return a decision with the costs of its candidates; undecided calls have none."""

@@ -26,10 +26,9 @@ _BY_NAME = os.open not in os.supports_dir_fd  # Windows: folders have no descrip
 
 
 class Folder(contextlib.ExitStack):
-    """An open folder; `create` makes it and its missing parents, with mode 0700.
+    """An open folder, closed at the end of the block; `create` makes it and its missing parents, with mode 0700.
 
-    If `private`, ProfileError unless this user owns the folder, no other user may write to it, and no other user's link
-    leads to it. OSError if it cannot be opened.
+    If `private`, ProfileError unless this user owns it, no other user may write to it, and no other's link leads to it.
     """
 
     def __init__(self, path: Path, *, private: bool, create: bool = False) -> None:
@@ -45,10 +44,6 @@ class Folder(contextlib.ExitStack):
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
         """Open a file, never through a link and never waiting for a pipe's other end."""
         return os.open(self._at(name), flags | FLAGS | _NOFOLLOW, mode, dir_fd=self.fd)
-
-    def read(self, name: str) -> bytes:
-        """Return the content of a private file."""
-        return contents(self.open(name, os.O_RDONLY), name, private=True)
 
     def modified(self, name: str) -> float:
         """Return the time of a file's last change, in seconds of the Unix epoch."""
@@ -98,7 +93,8 @@ class Folder(contextlib.ExitStack):
         except ImportError:
             raise OSError(errno.ENOSYS, "this platform has no flock") from None
         deadline, held = time.monotonic() + patience, False
-        with _opened(self.open(name, os.O_RDWR | os.O_CREAT)) as fd:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, fd := self.open(name, os.O_RDWR | os.O_CREAT))
             while not held:
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,18 +177,10 @@ def _link(fd: int, name: str, path: Path) -> str:
     return seen[0][-1]
 
 
-@contextlib.contextmanager
-def _opened(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end of the block."""
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
     """Return the content of a file and close it; ProfileError if it is irregular, too large, or not `private`."""
-    with _opened(fd):
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, fd)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise ProfileError(f"{name} is no regular file")

@@ -44,8 +44,6 @@ _LIBRARIES = {  # patterns of the CPU libraries in torch.__config__.show()
 }
 _RANKS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
-_hosts: dict[tuple[int, str], Host] = {}
-
 
 class Host(msgspec.Struct, frozen=True):
     """Description of a machine."""
@@ -58,10 +56,7 @@ class Host(msgspec.Struct, frozen=True):
 def current() -> Host:
     """Return the host of this process at its present number of threads, cached; the first call initialises a GPU."""
     device = accelerator()
-    key = (torch.get_num_threads(), device.type if device else "cpu")
-    if key not in _hosts:
-        _hosts[key] = _describe(*key)
-    return _hosts[key]
+    return _described(torch.get_num_threads(), device.type if device else "cpu")
 
 
 def fingerprint_of(fields: dict[str, Any]) -> str:
@@ -97,13 +92,8 @@ def cpu_model() -> str:
 
 def compiler() -> str | None:
     """Return the C++ compiler that torch and KeOps run: the one named in ``CXX``, else the system's, or None."""
-    return _first_of(os.environ.get("CXX"), os.environ.get("PATH"))
-
-
-@functools.lru_cache(maxsize=8)
-def _first_of(named: str | None, path: str | None) -> str | None:
     usual = ("clang++", "g++") if sys.platform == "darwin" else ("g++",)
-    return next((name for name in (named, *usual) if name and shutil.which(name, path=path)), None)
+    return next((name for name in (os.environ.get("CXX"), *usual) if name and shutil.which(name)), None)
 
 
 def ram() -> tuple[int, int]:
@@ -147,10 +137,9 @@ def settle() -> None:
 
 def multi_rank() -> bool:
     """Whether this process is one rank of a distributed job, whose ranks must take the same decisions."""
-    distributed = torch.distributed
     sizes = [os.environ.get(name, "").strip() for name in _RANKS]
     several = any(size.isdigit() and int(size) > 1 for size in sizes)
-    return several or (distributed.is_available() and distributed.is_initialized())
+    return several or (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def random_states_kept() -> contextlib.AbstractContextManager[None]:
@@ -173,7 +162,8 @@ def take_random_states(found: tuple[Any, ...], others: Mapping[torch.Generator, 
         generator.set_state(state)
 
 
-def _describe(threads: int, kind: str) -> Host:
+@functools.cache
+def _described(threads: int, kind: str) -> Host:
     config, cudnn = torch.__config__.show(), torch.backends.cudnn.version() if kind == "cuda" else None  # type: ignore[no-untyped-call]
     libraries = {name: match[1] for name, pattern in _LIBRARIES.items() if (match := re.search(pattern, config))}
     versions = {"python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)}

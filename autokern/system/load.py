@@ -1,10 +1,8 @@
 """How busy other programs keep the cores that this process may use, and the limits of its control groups.
 
 The load is the difference of two readings of the cores' busy time, less this process's own. A single timing is judged
-by the time that its threads were ready to run and had no core (`/proc/self/task/*/schedstat`).
-
-Processes in containers see the cores and memory of the whole machine, but the limits of their control groups (v1 and
-v2) throttle or kill them; every group from the process's own up to the root counts.
+by the time that its threads were ready to run and had no core. Processes in containers see the whole machine, but the
+limits of their control groups, from the process's own up to the root, throttle or kill them.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ from autokern.core.errors import suppressed, uninterrupted
 _STAT, _TASKS = Path("/proc/stat"), Path("/proc/self/task")
 _ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _LEAST = 0.08  # shortest interval in seconds: counters tick every 10 ms
-_SPARE = 0.3
-"""Cores that others may use beyond the free ones before a process counts as disturbed: an idle desktop uses some."""
+_SPARE = 0.3  # cores that others may use beyond the free ones before they disturb: an idle desktop uses some
 _MOST_THREADS = 16  # most threads to read, at 2 µs each: workers that meet at barriers wait alike
 
 
@@ -108,14 +105,10 @@ def snapshot() -> Snapshot:
 
 def busy_seconds(text: str, cpus: set[int] | None) -> float | None:
     """Return the busy seconds of some CPUs by the text of `/proc/stat`, else of all by psutil; None if unknown."""
-    ticks, found = 0, False
-    for line in text.splitlines():
-        name, *fields = line.split()
-        if name.startswith("cpu") and name[3:].isdigit() and (cpus is None or int(name[3:]) in cpus):
-            user, nice, system, _, _, *more = map(int, fields[:8])  # without idle and iowait
-            ticks, found = ticks + user + nice + system + sum(more), True
-    if found:
-        return ticks / os.sysconf("SC_CLK_TCK")
+    lines = re.findall(r"^cpu(\d+) (.*)$", text, re.MULTILINE)
+    ticks = [list(map(int, fields.split()[:8])) for cpu, fields in lines if cpus is None or int(cpu) in cpus]
+    if ticks:  # without idle and iowait
+        return sum(sum(one[:3] + one[5:]) for one in ticks) / os.sysconf("SC_CLK_TCK")
     try:
         import psutil
 
@@ -129,9 +122,8 @@ def cpu_quota(root: Path = _ROOT, proc: Path = _OWN) -> float | None:
     """Return the CPU quota of this process in CPUs, or None without a limit."""
     quotas = []
     for folder in _groups("cpu", root, proc):
-        quota, _, period = text_of(folder / "cpu.max").partition(" ")
-        quota = quota or text_of(folder / "cpu.cfs_quota_us")
-        period = period or text_of(folder / "cpu.cfs_period_us")
+        first = " ".join(text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        quota, _, period = (text_of(folder / "cpu.max") or first).partition(" ")
         if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:  # neither `max` nor -1
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
@@ -161,9 +153,9 @@ def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
             mounts = [root / name for name in sorted({controllers, controller})]
         else:
             continue
-        parts = [] if ".." in path.split("/") else [part for part in path.split("/") if part]
-        for depth in range(len(parts), -1, -1):
-            yield from (mount.joinpath(*parts[:depth]) for mount in mounts)
+        inner = Path("." if ".." in path.split("/") else path.strip("/"))
+        for folder in (inner, *inner.parents):
+            yield from (mount / folder for mount in mounts)
 
 
 def text_of(path: Path) -> str:

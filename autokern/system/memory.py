@@ -1,9 +1,7 @@
 """Memory: the limit of a call, the error of a call that exceeds it, and fresh memory in huge pages.
 
-The limit is the least of the user's order and the available memory (control group, free RAM, free memory of the GPU).
-Reading it costs 0.3 ms, so it is not read for calls below `LARGE`.
-
-Fresh memory of 128 MiB costs 32,768 faults of 4 KiB pages, or 64 of 2 MiB pages on Linux (``MADV_HUGEPAGE``).
+The limit is the least of the user's order and the available memory, which takes 0.3 ms to read. Fresh memory of 128 MiB
+costs 32,768 faults of 4 KiB pages, or 64 of 2 MiB pages on Linux (``MADV_HUGEPAGE``).
 """
 
 from __future__ import annotations
@@ -34,13 +32,7 @@ class Limit(NamedTuple):
     source: str  # the cause of the limit, in words; empty for the available memory
 
 
-_ordered: Callable[[], int | None] = lambda: None  # noqa: E731
-
-
-def orders_from(read: Callable[[], int | None]) -> None:
-    """Set the function that returns the user's limit in bytes for a call in this thread, or None."""
-    global _ordered
-    _ordered = read
+ordered_here: Callable[[], int | None] = lambda: None  # noqa: E731  (the user's limit in this thread; `dispatch` sets it)
 
 
 def least(ordered: int | None, there: Limit | None) -> Limit | None:
@@ -56,12 +48,12 @@ def current(device: Device, ordered: int | None = None) -> Limit:
 
 def fits(need: int, device: Device) -> bool:
     """Whether a call in this thread may take `need` bytes on a device; below `LARGE`, always."""
-    return need < LARGE or need <= current(device, _ordered()).bytes
+    return need < LARGE or need <= current(device, ordered_here()).bytes
 
 
 def refuse(asked: str, need: int, device: Device, dtype: str, of_kernel: bool) -> NoReturn:
     """Raise the `refusal` of a call in this thread on a device, before it allocates anything."""
-    raise refusal(asked, need, current(device, _ordered()), device, dtype, of_kernel)
+    raise refusal(asked, need, current(device, ordered_here()), device, dtype, of_kernel)
 
 
 def refusal(

@@ -1,15 +1,15 @@
 """Ranks: the processes of one distributed job, their collectives, and errors that name the rank at fault.
 
-Autokern has its own gloo process group, apart from those of the program. In every collective the ranks first exchange
-a small header: the kind of call, its sizes, and checksums of its data. If headers differ, every rank raises an error
-that names the differing ranks, before anything is computed. If a collective fails, each waiting rank notes in the job's
-store that it waits; a rank without a note has died, hangs, or runs something else.
+Autokern has its own gloo process group. In every collective the ranks first exchange a header: the kind of call, its
+sizes, and checksums of its data. If headers differ, every rank raises an error before anything is computed. If a
+collective fails, each waiting rank notes in the job's store that it waits; one without a note has died or hangs.
 """
 
 from __future__ import annotations
 
 import ctypes
 import datetime
+import functools
 import itertools
 import os
 import pickle
@@ -93,9 +93,8 @@ class Ranks:
     ) -> torch.Tensor:  # fmt: skip
         """Sum over all ranks the `count` numbers that `work` of each rank writes into zeros of `like`'s dtype.
 
-        `kind`, `sizes` (at most four) and, bit by bit, `data` (at most four lists of tensors or words, by their names
-        in errors) must be the same on all ranks. RanksError on all ranks, if one rank makes another call, holds other
-        data, fails or does not answer.
+        RanksError on all ranks, if `kind`, `sizes` (at most four) or a bit of `data` (at most four lists of tensors or
+        words, by their names in errors) differs on one rank, or if it fails or does not answer.
         """
         flat = like.new_zeros(count + 1)
         self._met(kind, sizes, data)
@@ -196,9 +195,8 @@ def _in_words(said: Mapping[int, str], size: int, error: BaseException | None) -
     """Return the cause of a failed collective, from the states that the ranks have published."""
     if failed := [f"rank {rank} {text}" for rank, text in said.items() if text.startswith("failed")]:
         return "; ".join(failed)
-    for text in said.values():
-        if text.startswith("lost"):
-            return text.removeprefix("lost ")
+    if lost := [text.removeprefix("lost ") for text in said.values() if text.startswith("lost")]:
+        return lost[0]
     if left := [rank for rank, text in said.items() if text == "left"]:
         return f"{_named(left)} ended before the others did"
     if silent := [rank for rank in range(size) if rank not in said]:
@@ -212,29 +210,16 @@ def _named(ranks: list[int]) -> str:
 
 def _sum(tensors: Sequence[torch.Tensor | str]) -> int:
     """Return a checksum of the bits of tensors and words."""
-    found = 0
-    for t in tensors:
-        found = zlib.crc32(t.encode() if isinstance(t, str) else t.detach().contiguous().numpy().data, found)
-    return found
+    bits = (t.encode() if isinstance(t, str) else t.detach().contiguous().numpy().data for t in tensors)
+    return functools.reduce(lambda found, data: zlib.crc32(data, found), bits, 0)
 
 
-_active: Ranks | None = None
-
-
-def use(ranks: Ranks | None) -> None:
-    """Share the work of this process with these ranks; with None, work alone."""
-    global _active
-    _active = ranks
-
-
-def held() -> Ranks | None:
-    """Return the ranks of this process, or None, whether or not the present thread may share its work."""
-    return _active
+held: Ranks | None = None  # those of this process, whether or not the present thread may share its work
 
 
 def active() -> Ranks | None:
     """Return the ranks with which the present thread shares its work, or None."""
-    return _active if _active is not None and _active.mine() else None
+    return held if held is not None and held.mine() else None
 
 
 def is_job() -> bool:
@@ -242,9 +227,8 @@ def is_job() -> bool:
     size = os.environ.get("WORLD_SIZE", "")
     named = all(os.environ.get(name) for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     pid, _, address = os.environ.get(_MARK, "").partition(" ")
-    if address == _address() and pid != str(os.getpid()):
-        return False
-    return named and size.isdigit() and int(size) > 1 and distributed.is_available()
+    child = address == _address() and pid != str(os.getpid())
+    return not child and named and size.isdigit() and int(size) > 1 and distributed.is_available()
 
 
 def _address() -> str:
@@ -253,8 +237,8 @@ def _address() -> str:
 
 def _keep() -> None:
     """Keep the group alive in a forked child: closing it would wait for threads that the child lacks."""
-    if _active is not None:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_active))
+    if held is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
 if hasattr(os, "register_at_fork"):

@@ -18,10 +18,8 @@ from collections.abc import Iterator, Sequence
 from traceback import walk_stack
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, ModuleType
 
-_BORN = 1000
-"""With fewer frozen objects, `gc.freeze` was not called: Python 3.12 starts with 375, and a call freezes over 4,000."""
-_MANY = 200_000
-"""With more objects before the import, excepting each of them from freezing costs more time than freezing saves."""
+_BORN = 1000  # with fewer frozen objects, `gc.freeze` was not called: Python 3.12 has 375, and a call freezes 4,000
+_MANY = 200_000  # with more objects before the import, excepting each from freezing costs more time than it saves
 _EXECUTED = ("autokern.__main__", "autokern.cli.commands")
 
 

@@ -2,10 +2,8 @@
 
 `torch.set_num_threads` also writes a process-wide default, which every thread that first uses torch meanwhile keeps for
 good. So OpenMP and MKL are set directly: each has a count per thread. OpenBLAS has one count for the process; at some
-hundred rows its threads cost more than they save, and many times more where other processes use the cores.
-
-For small pieces (a tile of a kernel matrix that fits a core's cache), independent Python threads with one thread of
-torch each are faster than OpenMP's, which wait for each other after every operation.
+hundred rows its threads cost more than they save. For small pieces (a tile that fits a core's cache), Python threads
+with one thread of torch each are faster than OpenMP's, which wait for each other after every operation.
 """
 
 from __future__ import annotations
@@ -45,10 +43,9 @@ def ceiling() -> int:
 
 
 def limited(run: _Run, count: int) -> _Run:
-    """Wrap `run` so that it uses at most `count` threads in the calling thread.
+    """Wrap `run` so that it uses at most `count` threads in the calling thread; calls may nest, and overlap.
 
-    Overhead: about a microsecond, none if torch has at most `count` threads. Unless `count` is one, GNU's OpenMP ends
-    the surplus workers, and the next full team starts them anew. Calls may nest, and overlap.
+    It takes a microsecond. Unless `count` is one, GNU's OpenMP ends surplus workers; the next team starts them anew.
     """
 
     @functools.wraps(run)
@@ -122,18 +119,15 @@ class _OneThread:
         with self._lock.here():
             self._inside.discard(threading.get_ident())  # an exit that was interrupted is made up for by the next one
             if not self._inside:
-                self._restore()
+                self.restore()
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Restore the thread count, also in a child process, which lacks the threads that were inside."""
+        self._inside.clear()
         while self._lowered:
             (get, put), before = self._lowered.pop()
             if get() == 1:
                 put(before)
-
-    def after_fork(self) -> None:
-        """Restore the thread count in a child process, which lacks the threads that were inside."""
-        self._restore()
-        self._inside.clear()
 
 
 one_thread = _OneThread()  # a context that many threads may enter at a time, but none twice; it costs microseconds
@@ -200,18 +194,13 @@ def together(work: Callable[[Member], None], count: int) -> None:
         except BaseException as error:
             errors.append(error)
             barrier.abort()
-
-    alone = limited(share, 1)
-    done = [threading.Event() for _ in range(1, count)]
-
-    def in_thread(number: int) -> None:
-        try:
-            alone(number)
         finally:
-            _ended.append(threading.get_native_id())
-            done[number - 1].set()
+            if number:
+                _ended.append(threading.get_native_id())
+                done[number - 1].set()
 
-    others = [threading.Thread(target=in_thread, args=(number,), daemon=True) for number in range(1, count)]
+    alone, done = limited(share, 1), [threading.Event() for _ in range(1, count)]
+    others = [threading.Thread(target=alone, args=(number,), daemon=True) for number in range(1, count)]
     try:
         for thread in others:
             thread.start()
@@ -252,4 +241,4 @@ def _wait_for_ended() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait_for_ended, after_in_child=one_thread.after_fork)
+    os.register_at_fork(before=_wait_for_ended, after_in_child=one_thread.restore)

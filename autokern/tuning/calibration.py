@@ -1,7 +1,6 @@
 """Calibration: check and time the candidates on random problems, innermost ops first, then fit the trees.
 
-The budget is hard: the time of a trial is predicted, and a trial that does not fit the budget is skipped. One that
-takes far longer than predicted is given up.
+The budget is hard: a trial that is predicted not to fit it is skipped, one that takes far longer is given up.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import torch
 
 from autokern.core.errors import SettingsError, recoverable
 from autokern.core.op import Candidate, Op
-from autokern.core.output import Progress, silent
-from autokern.core.problem import Problem
+from autokern.core.output import Progress
+from autokern.core.problem import Problem, nothing
 from autokern.core.registry import get, registered
 from autokern.core.state import inside
 from autokern.system import host, memory
@@ -78,10 +77,9 @@ def calibrate(
 ) -> Profile:
     """Measure for `budget` seconds; return the `known` profile with the new measurements and trees fitted to them.
 
-    The problem at hand, `near`, comes first, then similar ones. `publish` gets the profile after each level of nesting,
-    before the next is measured.
+    The problem `near` comes first, then similar ones. `publish` gets the profile after each level of nesting.
     """
-    run, nesting = _Calibration(level, budget, known, progress or silent), operator.attrgetter("nesting")
+    run, nesting = _Calibration(level, budget, known, progress or nothing), operator.attrgetter("nesting")
     profile = run.profile()
     memory.recycle()  # as in programs
     with inside.having(active=True, measuring=True), host.random_states_kept(), _without_torchs_warning():
@@ -103,8 +101,7 @@ def calibrate(
 def _without_torchs_warning() -> Iterator[None]:
     """Ignore torch's warning in the first backward pass on a GPU; `catch_warnings` would undo others' filters."""
     filters: Any = warnings.filters
-    entry = ("ignore", re.compile("Attempting to run cuBLAS"), UserWarning, None, 0)
-    filters.insert(0, entry)
+    filters.insert(0, entry := ("ignore", re.compile("Attempting to run cuBLAS"), UserWarning, None, 0))
     try:
         yield
     finally:

@@ -130,9 +130,9 @@ class Chooser:
 
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
         """Return a candidate's worst error on the nearest problems of its kind, doubled for each octave between."""
-        trials = (t for t in self._trials.get(key_of(problem), ()) if name in t.timings)
-        like = [t for t in trials if (t.problem.dtype, t.problem.words) == (problem.dtype, problem.words)]
-        timings, place = [(t.problem, t.timings[name].relative_error) for t in like], op.coordinates(problem)
+        trials, place = self._trials.get(key_of(problem), ()), op.coordinates(problem)
+        like = (t for t in trials if (t.problem.dtype, t.problem.words) == (problem.dtype, problem.words))
+        timings = ((t.problem, t.timings[name].relative_error) for t in like if name in t.timings)
         found = [(math.dist(place, op.coordinates(p)), error) for p, error in timings if error is not None]
         closest = min((distance for distance, _ in found), default=0.0)
         errors = (error for distance, error in found if distance <= closest + 1)
@@ -162,8 +162,8 @@ def nearest(op: Op, problem: Problem, trials: Collection[Trial], here: bool = Tr
     trial = min((t for t in trials if "stock" in t.timings), key=distance, default=None)
     if trial is None:
         return None
-    scale = supposed(problem) / supposed(trial.problem)
-    return Nearest(trial, distance(trial), trial.timings["stock"].seconds * scale, here)
+    seconds = trial.timings["stock"].seconds * supposed(problem) / supposed(trial.problem)
+    return Nearest(trial, distance(trial), seconds, here)
 
 
 def expected(table: Feasibility, chooser: Chooser, settings: Settings) -> dict[str, Estimate]:

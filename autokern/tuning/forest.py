@@ -1,8 +1,7 @@
 """Forests: regression trees from a problem's sizes and words to log(candidate's time / stock's time).
 
-One tree, the base, holds other hosts' measurements (`calibration/ship.py`). A few extremely randomized trees (Geurts,
-Ernst and Wehenkel 2006) of the machine's own trials correct it; their disagreement is the uncertainty, by which a
-correction is weighted against the deviation between hosts. scikit-learn fits them, and is imported on first use.
+One tree, the base, holds other hosts' measurements. A few extremely randomized trees (Geurts, Ernst and Wehenkel 2006)
+of the machine's own trials correct it; their disagreement weights a correction against the deviation between hosts.
 """
 
 from __future__ import annotations

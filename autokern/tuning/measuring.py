@@ -86,7 +86,12 @@ class Measurer:
             call = trial(op, candidate.run, problem, args)
             kind = *problem.group, candidate.name, words, problem.batch > 1
             try:
-                first = self._first(candidate, problem, call)
+                began, first = time.perf_counter(), call()
+                if candidate.compiles or problem.device != "cpu":  # an accelerator loads libraries at first calls
+                    host.settle()
+                    self.compiling += (spent := time.perf_counter() - began)
+                    key = f"{problem.op}.{candidate.name}"
+                    self.setup |= {key: max(self.setup.get(key, 0.0), spent)} if candidate.compiles else {}
                 if candidate.accuracy == "approximate":
                     exact = exact or truth(op, problem, args)
                     told[candidate.name] = {"relative_error": relative_error(op, first, exact)}
@@ -120,18 +125,6 @@ class Measurer:
         limits: dict[str, Any] = {"min_time": _MIN_TIME[self._level], "rounds": _ROUNDS[self._level]}
         found = timer.compare(calls, synchronize=host.settle, seconds=seconds, warm=warm, **limits)
         return {n: msgspec.structs.replace(timing, **told.get(n, {})) for n, timing in trusted(found).items()}
-
-    def _first(self, candidate: Candidate, problem: Problem, call: Callable[[], Trialled]) -> Trialled:
-        """Call a candidate for the first time; count the seconds if it compiles."""
-        began = time.perf_counter()
-        found = call()
-        if candidate.compiles or problem.device != "cpu":  # an accelerator loads libraries at first calls
-            host.settle()
-            self.compiling += (spent := time.perf_counter() - began)
-            if candidate.compiles:
-                key = f"{problem.op}.{candidate.name}"
-                self.setup[key] = max(self.setup.get(key, 0.0), spent)
-        return found
 
     def _ban(self, candidate: Candidate, problem: Problem, reason: str) -> None:
         _log.info("banned %s.%s on this host: %s", problem.op, candidate.name, reason)
@@ -215,10 +208,7 @@ def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Tria
         return lambda trialled: 0.0
     exact = truth(op, problem, args).grads
     unit = max(10 * gap(stock.grads, exact), max(1000, 2 * problem.n) * _EPS[problem.dtype])
-
-    @functools.cache
-    def by_rounding() -> float:
-        return max(gap(truth(op, problem, args, move).grads, exact) for move in range(_MOVES))
+    by_rounding = functools.cache(lambda: max(gap(truth(op, problem, args, m).grads, exact) for m in range(_MOVES)))
 
     def error(trialled: Trialled) -> float:
         found, largest = gap(trialled.grads, exact), unit

@@ -23,9 +23,7 @@ from autokern.tuning.forest import CONFIDENCE, NOISE, Estimate
 from autokern.tuning.store import leaves_aside
 
 LEEWAY = 0.13  # extra cost allowed for an exact result where stock approximates, in log units
-# Extra cost allowed for one thread, in log units: beside another process every parallel region waits for a core, and a
-# step takes ten times as long.
-FEWER_THREADS = 0.05
+FEWER_THREADS = 0.05  # the same for one thread: beside another process every parallel region waits for a core
 _ROUGH = "its error was measured to be"
 
 
@@ -82,12 +80,10 @@ class _Case:
         self.able, self.excluded = list[Candidate](), dict[str, str]()  # the able may exceed the memory limit
         for c in table.candidates:
             why = None if c is self.op.stock else self._why_not(c)
-            if why is None:
-                self.able.append(c)
-                if limit is not None and (need := table.memory[c.name]) > limit.bytes:
-                    why = f"needs {sized(need)}, and {sized(limit.bytes)} may be taken"
-            if why is not None:
-                self.excluded[c.name] = why
+            self.able += [c] if why is None else []
+            if why is None and limit is not None and (need := table.memory[c.name]) > limit.bytes:
+                why = f"needs {sized(need)}, and {sized(limit.bytes)} may be taken"
+            self.excluded |= {} if why is None else {c.name: why}
         found = expected(table, chooser, settings)
         self.estimates = {n: e for n, e in found.items() if n == "stock" or n not in self.excluded}
         self.loose = self.op.approximates(self.problem)
@@ -101,7 +97,7 @@ class _Case:
         approximate = settings.accuracy == "approximate"
         if (why := self.table.why_not(candidate)) is not None:
             return why
-        if settings.excludes(op.name, name):
+        if not {name, f"{op.name}={name}"}.isdisjoint(settings.exclude):
             return "excluded by the user"
         if candidate.accuracy not in (ACCURACIES if approximate else ACCURACIES[:2]):
             return f"its accuracy is {candidate.accuracy}, which is not allowed"
@@ -111,10 +107,9 @@ class _Case:
                 return "its error was not measured on this machine: autokern calibrate --accuracy approximate"
             if error > settings.max_error:
                 return f"{_ROUGH} {error:.0e}, and at most {settings.max_error:.0e} is allowed"
-        for ban in chooser.profile.banned:
-            if (ban.op, ban.dtype, ban.device, ban.candidate) == (*problem.group, name):
-                return f"banned on this host: {ban.reason}"
-        return None
+        bans = {(ban.op, ban.dtype, ban.device, ban.candidate): ban.reason for ban in reversed(chooser.profile.banned)}
+        reason = bans.get((*problem.group, name))
+        return None if reason is None else f"banned on this host: {reason}"
 
     def _preferred(self, candidate: Candidate) -> bool:
         """Whether a candidate is exact where stock approximates, in at most `may_cost` times stock's time."""
@@ -170,17 +165,15 @@ class _Case:
             doubt = CONFIDENCE * estimates[default].sigma
             better = [c for c in known if estimates[c.name].log_ratio - doubt * (c.name == default) <= -NOISE]
         chosen, review = self._repaid([*better, stock])
-        return self._decision(
-            chosen.name, self._reason(chosen, review, doubtful), estimates[chosen.name].source, review
-        )
+        reason = self._reason(chosen, review, doubtful)
+        return self._decision(chosen.name, reason, estimates[chosen.name].source, review)
 
     def _reason(self, chosen: Candidate, review: int, doubtful: bool) -> str:
         """Return in words why a measured candidate is chosen."""
         estimate = self.estimates[chosen.name]
-        if chosen is self.op.stock and review:
-            return f"a faster candidate compiles first, which {review} calls would repay"
         if chosen is self.op.stock:
-            return "no other candidate is faster by more than the uncertainty"
+            later = f"a faster candidate compiles first, which {review} calls would repay"
+            return later if review else "no other candidate is faster by more than the uncertainty"
         if doubtful:
             return "likely the fastest: stock does far more work and is not known to be faster"
         if self._preferred(chosen):
@@ -198,10 +191,9 @@ class _Case:
         """Return the decision by the user's order (force or random seed), or None without an order."""
         op, settings = self.op, self.settings
         forced = settings.forced(op.name)
+        if forced in self.excluded:
+            return self._decision("stock", f"{forced} was forced but cannot serve: {self.excluded[forced]}", "order")
         if forced is not None:
-            if forced in self.excluded:
-                why = f"{forced} was forced but cannot serve: {self.excluded[forced]}"
-                return self._decision("stock", why, "order")
             return self._decision(forced, "forced by the user", "order")
         if settings.random_seed is not None:  # each call is drawn anew
             able = [c for c in self.table.candidates if c.name not in self.excluded and c.accuracy != "approximate"]

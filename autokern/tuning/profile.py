@@ -1,7 +1,4 @@
-"""Profile: timings of candidates on problems on one host, as JSON; no winners are stored, because the policy changes.
-
-A profile has thousands of objects without cycles, which the garbage collector ignores (``gc=False``).
-"""
+"""Profile: timings of candidates on problems on one host, as JSON without winners, because the policy changes."""
 
 from __future__ import annotations
 
@@ -50,11 +47,9 @@ class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_un
 
     def updated(self, later: Trial) -> Trial:
         """Return this trial updated by a later one's timings, except more disturbed ones."""
-        timings = dict(self.timings)
-        for name, timing in later.timings.items():
-            if timing.disturbed <= timings.get(name, timing).disturbed:
-                timings[name] = timing
-        return Trial(self.problem, timings)
+        mine, others = self.timings, later.timings.items()
+        better = {name: timing for name, timing in others if timing.disturbed <= mine.get(name, timing).disturbed}
+        return Trial(self.problem, mine | better)
 
     @property
     def usual(self) -> dict[str, Timing]:
@@ -140,8 +135,7 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     setup: dict[str, _Amount] = {}  # seconds of a candidate's first call in a process (compilation), by "op.candidate"
     levels: dict[str, str] = {}  # the most thorough level at which each group was calibrated, by "op/dtype@device"
     tools: dict[str, Any] = {}  # written by former versions; ignored
-    # Dates of the last calibration of a group that measured too little, by "op/dtype@device".
-    fruitless: dict[str, str] = {}
+    fruitless: dict[str, str] = {}  # dates of the last calibration that measured too little, by "op/dtype@device"
     forests: dict[str, Forest] = {}  # trees fitted to the trials, which predict times, by "op@device"
     kept: list[Kept] = []  # sizes at which the exam found the shipped choices or stock faster
     exam: list[Examined] = []  # results of the last exam

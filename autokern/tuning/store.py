@@ -1,8 +1,7 @@
 """Profiles in files: private and written atomically; a faulty file costs speed, but no call fails by it.
 
 There is one JSON file for each host fingerprint. Writers take turns: each merges its measurements into the file's and
-replaces it; an unreadable file is set aside. Faults are reported once, or raised as ProfileError under
-`settings.strict`.
+replaces it; an unreadable file is set aside. Faults are reported once, or raised under `settings.strict`.
 """
 
 from __future__ import annotations
@@ -36,19 +35,13 @@ _FOREIGN = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.EISDIR)
 
 def home(settings: Settings) -> Path | None:
     """Return the folder for profiles, which may not exist yet, or None if this user has none."""
-    path = settings.home
-    if path is None:
-        try:
-            import platformdirs
-
-            path = platformdirs.user_cache_path("autokern")
-        except uninterrupted(Exception):  # without HOME and passwd entry: any error of the platform's own look-up
-            return None
-        if not path.is_absolute():  # a literal `~` that could not be expanded
-            return None
     try:
-        return None if "~" in path.parts else path.absolute()
-    except uninterrupted(OSError):  # a relative path in a working directory that was removed
+        import platformdirs
+
+        path = settings.home or platformdirs.user_cache_path("autokern")
+        found = settings.home is not None or path.is_absolute()  # else a literal `~` that could not be expanded
+        return path.absolute() if found and "~" not in path.parts else None
+    except uninterrupted(Exception):  # without HOME and passwd entry, or in a working directory that was removed
         return None
 
 
@@ -148,17 +141,11 @@ def _tell(settings: Settings, message: str, error: Exception, key: str, level: i
     """Raise ProfileError under `settings.strict`; else warn once or, with a level, log once."""
     if settings.strict:
         raise ProfileError(message) from error
-    if not _is_known(key):
-        if level is None:
-            warnings.warn(message, AutokernWarning, stacklevel=3)
-        else:
-            _log.log(level, "%s", message)
-
-
-def _is_known(key: str) -> bool:
-    known = key in _reported
+    if key not in _reported and level is None:
+        warnings.warn(message, AutokernWarning, stacklevel=3)
+    elif key not in _reported:
+        _log.log(level or 0, "%s", message)
     _reported.add(key)
-    return known
 
 
 def _named(name: str) -> str:
@@ -169,14 +156,14 @@ def _named(name: str) -> str:
 
 def opened_home(settings: Settings, *, create: bool = False) -> Folder:
     """Return the open folder for profiles, a context; OSError or ProfileError if there is none to trust."""
-    path = home(settings)
-    if path is None:
+    if (path := home(settings)) is None:
         raise FileNotFoundError("this user has no cache folder")
     return Folder(path, private=True, create=create)
 
 
 def _kept(folder: Folder, fingerprint: str) -> Profile:
-    profile = decode(folder.read(_named(f"{fingerprint}.json")))
+    name = _named(f"{fingerprint}.json")
+    profile = decode(contents(folder.open(name, os.O_RDONLY), name, private=True))
     if profile.fingerprint != fingerprint:
         raise ProfileError("it was measured on another host")
     return profile
@@ -197,7 +184,8 @@ def _added(folder: Folder, profile: Profile) -> Profile:
     except uninterrupted(OSError, ProfileError) as error:
         if isinstance(error, OSError) and error.errno not in _FOREIGN:
             raise
-        if not _is_known(f"load {profile.fingerprint}: {error}"):
+        if (key := f"load {profile.fingerprint}: {error}") not in _reported:
             _log.warning("set the profile of host %s in %s aside: %s", profile.fingerprint, folder.path, error)
+        _reported.add(key)
         folder.replace(f"{profile.fingerprint}.json", f"{profile.fingerprint}.bad")
         return profile

@@ -1,8 +1,7 @@
 """Honest timing: candidates take turns, every time is paired with stock's of the same round, and noise is reported.
 
-Where other programs use the cores, the threads of a sample wait for a core. The undisturbed time lies between the
-sample's time and its time less that wait. The geometric mean of the two counts as the time, half their distance in log
-units as doubt; samples without a wait are preferred.
+Where others use the cores, threads wait. The undisturbed time lies between a sample's time and its time less that wait:
+their geometric mean counts, half their distance in log units is doubt; samples without a wait are preferred.
 """
 
 from __future__ import annotations
@@ -33,13 +32,8 @@ class _Sample(NamedTuple):
     wall: float  # seconds of one call
     lost: float  # share of them in which threads waited for a core
 
-    @property
-    def least(self) -> float:
-        return self.wall * (1 - self.lost)
-
-    @property
-    def likely(self) -> float:
-        return self.wall * math.sqrt(1 - self.lost)
+    def less(self, power: float) -> float:  # its wait: 1 for the least time, 0.5 for the likely one
+        return self.wall * math.pow(1 - self.lost, power)
 
 
 class _Pairs:
@@ -49,7 +43,7 @@ class _Pairs:
         pairs = list(zip(found, stock, strict=False))
         clean = [pair for pair in pairs if max(pair[0].lost, pair[1].lost) <= DISTURBED]
         self.pairs, self.is_stock = clean if len(clean) >= _CLEAN else pairs, found is stock
-        self.ratios = [math.log(a.likely / b.likely) for a, b in self.pairs]
+        self.ratios = [math.log(a.less(0.5) / b.less(0.5)) for a, b in self.pairs]
         self.lost = statistics.median(max(a.lost, b.lost) for a, b in self.pairs)
 
     def settled(self) -> bool:
@@ -62,7 +56,7 @@ class _Pairs:
     def timing(self) -> Timing:
         doubt = statistics.median(-0.5 * math.log((1 - a.lost) * (1 - b.lost)) for a, b in self.pairs)
         return Timing(
-            seconds=statistics.median(a.likely for a, _ in self.pairs),
+            seconds=statistics.median(a.less(0.5) for a, _ in self.pairs),
             ratio=math.exp(statistics.median(self.ratios)),
             noise=0.0 if self.is_stock else math.hypot(standard_error(self.ratios), doubt),
             rounds=len(self.pairs),
@@ -90,9 +84,8 @@ def compare(
 ) -> dict[str, Timing]:
     """Time functions against each other; the first one is the reference of all ratios, hopeless ones have fewer rounds.
 
-    One round always runs, and no further round begins that would exceed `seconds`; at least ``rounds[0]`` rounds run if
-    they fit undisturbed. A sample lasts at least `min_time`. Functions without the seconds of a `warm` call are warmed
-    up first.
+    No round after the first begins that would exceed `seconds`; at least ``rounds[0]`` run if they fit undisturbed. A
+    sample lasts at least `min_time`. Functions without the seconds of a `warm` call are warmed up first.
     """
     began, reference, first = time.perf_counter(), next(iter(calls)), dict(warm or {})
     for name, call in calls.items():
@@ -118,10 +111,10 @@ def compare(
                 now = time.perf_counter()
                 usual = sum(repeats[n] * fastest(n) for n in alive)
                 if turn == 0:
-                    seen = {n: min(samples[n][0].least, first[n]) for n in alive}
+                    seen = {n: min(samples[n][0].less(1), first[n]) for n in alive}
                     most = _ABSURD * fastest(reference)
                 else:
-                    seen = {n: statistics.median(s.least for s in samples[n]) for n in alive}
+                    seen = {n: statistics.median(s.less(1) for s in samples[n]) for n in alive}
                     most = _HOPELESS * min(statistics.median(s.wall for s in samples[n]) for n in alive)
                 alive = [n for n in alive if n == reference or seen[n] < most]
                 known = [_Pairs(samples[n], samples[reference]) for n in alive]

@@ -125,7 +125,7 @@ def test_recordings_in_use_make_no_room_for_others(device, monkeypatch):
     assert len(made) == graphs._KEPT + 1
     twice(2, device)
     assert len(made) == graphs._KEPT + 1
-    assert len(graphs._kept.recordings) == graphs._KEPT
+    assert len(graphs._recordings) == graphs._KEPT
 
 
 def test_nothing_is_recorded_beside_another_thread(device, monkeypatch):
@@ -149,9 +149,9 @@ def test_what_a_step_raises_ends_recording(device):
     with pytest.raises(ValueError, match="not today"):
         graphs.recorded("fails", step, [torch.ones(2, device=device)])
     assert "not today" in graphs.unavailable("cuda")
-    assert not graphs._kept.recordings
+    assert not graphs._recordings
     twice(3, device)  # runs as it is
-    assert not graphs._kept.recordings
+    assert not graphs._recordings
 
 
 def test_precision_is_that_of_the_call(device, monkeypatch):

@@ -214,7 +214,7 @@ def pykeops(monkeypatch, tmp_path):
     core.verbose = "all"
     monkeypatch.setitem(sys.modules, "pykeops", module)
     monkeypatch.setitem(sys.modules, "keopscore", core)
-    monkeypatch.setattr(keops_product, "installed", lambda package: True)
+    monkeypatch.setattr(keops_product, "_spec", lambda package: package)
     monkeypatch.setattr(keops_product, "compiler", lambda: "g++")
     return module
 
@@ -236,7 +236,7 @@ def test_obstacles(pykeops, monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "pykeops")
     monkeypatch.setitem(sys.modules, "gpytorch.kernels.keops.keops_kernel", types.ModuleType("keops_kernel"))
     assert "importing it fails" in keops_product.keops_problem()
-    monkeypatch.setattr(keops_product, "installed", lambda package: False)
+    monkeypatch.setattr(keops_product, "_spec", lambda package: None)
     assert keops_product.keops_problem().startswith("pykeops is not installed")
 
 

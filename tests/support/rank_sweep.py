@@ -114,9 +114,9 @@ def main() -> None:
     sweep = [(case, False) for case in cases()] + [(case, True) for case in second]
     for number, (case, twice) in list(enumerate(sweep))[::step]:
         alone = computed(case, number, products.product, twice=twice)
-        ranks.use(here)
+        ranks.held = here
         own, again = (computed(case, number, matmul.product, twice=twice) for _ in range(2))
-        ranks.use(None)
+        ranks.held = None
         same = all(map(torch.equal, own, again))
         found.append((f"{number} {case}, {twice}", case.dtype, apart(case, number, own, alone), same, ranks._sum(own)))
     print(json.dumps({"cases": found, "collectives": here.calls}), flush=True)

@@ -19,7 +19,7 @@ GIB = 2**30
 
 def forget():
     """Let everything be read anew."""
-    host._hosts.clear()
+    host._described.cache_clear()
     for kept in (host.accelerator, host._cpu, host._accelerators):
         getattr(kept, "cache_clear", lambda: None)()  # a test may have put a plain function there
 
@@ -267,7 +267,7 @@ def test_libraries(monkeypatch):
         monkeypatch.setattr(torch.__config__, "show", lambda: config)
         return {
             name: version
-            for name, version in host._describe(1, "cpu").fields["versions"].items()
+            for name, version in host._described.__wrapped__(1, "cpu").fields["versions"].items()
             if name in host._LIBRARIES
         }
 

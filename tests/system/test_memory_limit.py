@@ -25,7 +25,7 @@ GIB = 2**30
 
 
 def available(device) -> int:
-    return memory.current(device, memory._ordered()).bytes
+    return memory.current(device, memory.ordered_here()).bytes
 
 
 def test_the_least_of_order_and_what_is_there_counts(free):

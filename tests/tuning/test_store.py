@@ -167,7 +167,7 @@ def exhausted(settings: Settings, patch: pytest.MonkeyPatch) -> None:
     def fail(*_args, **_kwargs):
         raise OSError(errno.EMFILE, "too many open files")
 
-    patch.setattr(files, "contents", fail)
+    patch.setattr(store, "contents", fail)
 
 
 NEWER = [b'{"schema":17,"anything":"else"}\nbinary\xff', b'{\n  "schema": 4,\n  "trials": []\n}\n']

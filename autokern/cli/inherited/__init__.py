@@ -38,16 +38,15 @@ def state() -> str:
 def switch(on: bool, outside: bool = False) -> None:
     """Write or remove the file; SettingsError outside of a virtual environment, unless `outside`."""
     if sys.prefix == sys.base_prefix and not outside:
-        raise SettingsError(
-            f"{sys.prefix} is no virtual environment: the file affects all its programs; --yes allows that"
-        )
+        found = f"{sys.prefix} is no virtual environment"
+        raise SettingsError(f"{found}: the file affects all its programs; --yes allows that")
     if on:
         write_whole(file(), _LINE.format(folder=INHERITED).encode())
-    else:
-        try:
-            file().unlink(missing_ok=True)
-        except OSError as error:
-            raise SettingsError(f"asked to remove {file()}; found: {error.strerror}") from None
+        return
+    try:
+        file().unlink(missing_ok=True)
+    except OSError as error:
+        raise SettingsError(f"asked to remove {file()}; found: {error.strerror}") from None
 
 
 def with_inherited() -> str:

@@ -32,10 +32,6 @@ def _enable() -> None:
         warnings.warn(f"autokern stays off in this process: {error!r}", stacklevel=2)
 
 
-def _is_under_way(name: str) -> bool:
-    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
-
-
 class _Watch:
     """A finder that wraps the loader of a library, and enables autokern after the library's import."""
 
@@ -52,8 +48,8 @@ class _Watch:
 
         def exec_module(module: "Any") -> None:
             execute(module)
-            others = [other for other in _LIBRARIES if other != name]
-            if self in sys.meta_path and not any(map(_is_under_way, others)):
+            others = [getattr(sys.modules.get(other), "__spec__", None) for other in _LIBRARIES if other != name]
+            if self in sys.meta_path and not any(getattr(spec, "_initializing", False) for spec in others):
                 sys.meta_path.remove(self)
                 _enable()
 

@@ -1,8 +1,7 @@
 """Watch imports (`autokern_watch`), report the first call of a library, and run the next ``sitecustomize``.
 
-`autokern run` puts the folder of this file in front of ``PYTHONPATH``, and Python imports ``sitecustomize`` when it
-starts. The syntax is that of Python 3.6, because a program may start other versions of Python. The package autokern is
-not imported, because `autokern compare` also times the first call in programs that run without it.
+`autokern run` puts the folder of this file in front of ``PYTHONPATH``. The syntax is that of Python 3.6, because a
+program may start other versions. autokern is not imported, because `autokern compare` also times programs without it.
 """
 
 import importlib.machinery

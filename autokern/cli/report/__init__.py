@@ -47,8 +47,7 @@ def write(file: Path, page: Page) -> None:
 
 @functools.cache
 def _templates() -> Any:
-    def marked(text: str) -> markupsafe.Markup:
-        """Return text as HTML, with text between backticks as code."""
+    def marked(text: str) -> markupsafe.Markup:  # text between backticks as code
         return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(text))))
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
@@ -83,11 +82,10 @@ def gain(rows: Served) -> Gain:
 def of_program(name: str, seconds: float, start: float | None = None) -> Page:
     """Return the page of the program that this process has run; `start`: seconds until its first call of a library."""
     served, fields = dispatch.decisions(), host.current().fields
-    known_ops = {op: sum(by.values()) for op, by in dispatch.stats().items() if is_known(op)}
-    total, counted = gain(served), sum(known_ops.values())
+    stats = [by for op, by in dispatch.stats().items() if is_known(op)]
+    total, counted, stock = gain(served), sum(sum(by.values()) for by in stats), sum(by.get("stock", 0) for by in stats)
     known = f"{total.calls:,} of {counted:,} calls" if total.calls else "nothing is known of its keys"
     others = sum(decision.candidate != "stock" for decision, _ in served)
-    stock = sum(by.get("stock", 0) for by in map(dispatch.stats().get, known_ops) if by)
     ran = "first line to end" if start is None else f"of which {duration(start)} until its first call of a model"
     tiles = [
         ("program ran", duration(seconds), ran),
@@ -120,10 +118,8 @@ def _notes(served: Served, counted: int) -> list[str]:
     unknown = [(d, calls) for d, calls in served if d.saved is None and d.source != "only choice"]
     if unknown:
         ops = ",".join(sorted({decision.problem.op for decision, _ in unknown}))
-        notes.append(
-            f"{sum(calls for _, calls in unknown):,} calls are of keys of which nothing is measured: what they saved "
-            f"is not counted. `autokern calibrate --ops {ops}` measures them."
-        )
+        count = f"{sum(calls for _, calls in unknown):,} calls are of keys of which nothing is measured"
+        notes.append(f"{count}: what they saved is not counted. `autokern calibrate --ops {ops}` measures them.")
     if (further := counted - sum(calls for _, calls in served)) > 0:
         notes.append(f"{further:,} further calls are of decisions that this process no longer keeps.")
     return [*notes, *filter(None, [replayed()]), last]

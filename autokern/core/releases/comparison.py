@@ -17,12 +17,10 @@ MISSING, PATCHED = "is missing, or was moved", "was replaced by code from elsewh
 _OTHER, _OVERRIDES = "is not that of a tested release", "overrides a base class or an attribute"
 _TORCH = (("torch", ""), ("torch.linalg", ""), ("torch.nn.functional", ""), ("torch", "Tensor"))
 """Modules and classes in which the libraries look up torch's functions."""
-_OURS = frozenset(
-    {
-        "addcmul", "addmm", "addmv", "baddbmm", "bmm", "cholesky_ex", "cholesky_inverse", "cholesky_solve", "dot",
-        "eigh", "inv_ex", "kron", "mm", "mul", "slogdet", "solve_triangular", "vecdot", "vector_norm", "xlogy",
-    }
-)  # fmt: skip
+_OURS = frozenset((
+    "addcmul", "addmm", "addmv", "baddbmm", "bmm", "cholesky_ex", "cholesky_inverse", "cholesky_solve", "dot", "eigh",
+    "inv_ex", "kron", "mm", "mul", "slogdet", "solve_triangular", "vecdot", "vector_norm", "xlogy",
+))  # fmt: skip
 """Functions of torch that autokern calls where the libraries may call others."""
 _SETTING_UP = (
     "__del", "__get", "__init__", "__iter", "__repr", "__set", "_check", "_clear", "_expand", "_get_", "_load", "_set",
@@ -31,7 +29,7 @@ _SETTING_UP = (
 )  # fmt: skip
 """Prefixes of functions that compute nothing; their code is not probed again at each step."""
 _FIXED = (*BUILT_IN, bool, float, int, str, type(None))  # types of attributes that do not change in place
-_trusted = False
+trusted = False  # whether all code counts as known, recorded or not
 
 
 class _Judged(NamedTuple):
@@ -47,29 +45,23 @@ class _Judged(NamedTuple):
 _judged: dict[tuple[str, str], _Judged] = {}
 
 
-def trusted() -> bool:
-    """Whether all code counts as known, recorded or not."""
-    return _trusted
-
-
 def begin(trust: bool) -> None:
     """Forget all verdicts; if `trust`, all code counts as known from now on."""
-    global _trusted
-    _trusted = trust
+    global trusted
+    trusted = trust
     _judged.clear()
 
 
 def is_known(module: str, name: str, found: Any) -> bool:
     """Whether an attribute, or the original behind a hook of autokern, is recorded under its qualified name."""
-    return _trusted or is_recorded(module, name, original(found))
+    return trusted or is_recorded(module, name, original(found))
 
 
 @functools.cache
 def members(module: str, kind: str) -> dict[str, bool]:
     """Return the names of a class's recorded attributes, and whether every release has them."""
-    space, start = table()["code"].get(module, {}), f"{kind}."
-    names = {name[len(start) :]: MAYBE not in marks for name, marks in space.items() if name.startswith(start)}
-    return {name: must for name, must in names.items() if "." not in name}
+    pairs = ((name.rpartition("."), marks) for name, marks in table()["code"].get(module, {}).items())
+    return {name: MAYBE not in marks for (owner, _, name), marks in pairs if owner == kind}
 
 
 @functools.cache
@@ -99,11 +91,10 @@ class Look:
         for name in sorted(names, key=str):
             if isinstance(name, type):
                 self._whole(name)
-                continue
-            module, _, qualified = (name if isinstance(name, str) else name[0]).partition(":")
-            if isinstance(name, tuple):
-                self._itself(module, qualified, name[1])
+            elif isinstance(name, tuple):
+                self._itself(name[0].partition(":")[0], name[0].partition(":")[2], name[1])
             else:
+                module, _, qualified = name.partition(":")
                 owner, _, last = qualified.rpartition(".")
                 several.setdefault((module, owner), []).append(last)
         for (module, owner), found in several.items():
@@ -113,7 +104,8 @@ class Look:
         self._used()
         for space, there in self._parts.values():
             self.asked.append((itemgetter(*there), space))
-        self.asked += [(_codes, list(self._functions)), (_sizes, list(map(vars, self._classes)))]
+        sizes: Any = lambda several: list(map(len, several))  # noqa: E731
+        self.asked += [(_codes, list(self._functions)), (sizes, list(map(vars, self._classes)))]
 
     def _named(self, module: str, owner: str, names: list[str]) -> None:
         """Compare functions and constants of a module or class, or whole classes of a module."""
@@ -138,11 +130,10 @@ class Look:
         """Compare one attribute; return whether it exists."""
         if name in space:
             self._itself(module, qualified, space[name])
-            return True
-        if not _trusted:
-            self.unknown[f"{module}:{qualified}"] = MISSING
-        self.asked.append((space.get, name))
-        return False
+        else:
+            self.unknown |= {} if trusted else {f"{module}:{qualified}": MISSING}
+            self.asked.append((space.get, name))
+        return name in space
 
     def _itself(self, module: str, qualified: str, found: Any) -> None:
         judged = _judged.get((module, qualified))
@@ -161,14 +152,13 @@ class Look:
     def _whole(self, kind: type) -> None:
         """Compare all recorded attributes of a class, and let `_brought` examine the others."""
         module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
-        recorded = members(module, qualified)
-        if module.startswith("torch."):  # too large to compare as a whole
+        recorded, theirs = members(module, qualified), module.startswith("torch.")
+        if theirs:  # too large to compare as a whole
             self._named(module, qualified, [name for name, must in recorded.items() if must])
             return
         self.asked.append((tuple, space.values()))
-        for name, must in recorded.items():
-            if must or name in space:
-                self._one(module, f"{qualified}.{name}", space, name)
+        for name in (name for name, must in recorded.items() if must or name in space):
+            self._one(module, f"{qualified}.{name}", space, name)
         self._classes[kind] = None
 
     def _brought(self, kind: type) -> None:
@@ -217,10 +207,6 @@ class Look:
 
 def _codes(several: list[FunctionType]) -> list[CodeType]:
     return list(map(_code, several))
-
-
-def _sizes(several: list[Any]) -> list[int]:
-    return list(map(len, several))
 
 
 _code = attrgetter("__code__")

@@ -1,8 +1,7 @@
 """The installed releases, and whether their functions are known: equal to those of a release that passed the tests.
 
-`known.json` has the fingerprints of the functions, classes and constants that autokern hooks, replaces or relies on,
-for all recorded releases and versions of Python. A `Relied` compares its names with the table when it is first asked,
-and again after an object behind one of the names was replaced.
+`known.json` has fingerprints of all that autokern hooks, replaces or relies on, for recorded releases and versions of
+Python. A `Relied` compares its names with it when it is first asked, and again after an object was replaced.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ class Status(msgspec.Struct, frozen=True):
     why_off: str = ""
 
     def __str__(self) -> str:
-        versions = [
-            f"{name} {text}{'' if tested else ' (not tested)'}" for name, (text, tested) in self.versions.items()
-        ]
+        several = self.versions.items()
+        versions = [f"{name} {text}{'' if tested else ' (not tested)'}" for name, (text, tested) in several]
         by_reason: dict[str, list[str]] = {}
         for name, why in sorted(self.unknown.items()):
             by_reason.setdefault(why, []).append(name.partition(":")[2] or name)
@@ -96,11 +94,10 @@ def full_name(owner: Any, name: str) -> str:
 def admits(owner: Any, name: str, found: Any, before: Any) -> bool:
     """Whether a hook may replace an attribute: it is unchanged and the library's own; else record why not."""
     module, _, qualified = full_name(owner, name).partition(":")
-    library = module.partition(".")[0]
-    if library not in LIBRARIES | {"torch"}:
+    if (library := module.partition(".")[0]) not in LIBRARIES | {"torch"}:
         return found is not None
     why = MISSING if found is None else PATCHED
-    if found is not None and (comparison.trusted() or found is before):
+    if found is not None and (comparison.trusted or found is before):
         home, defined = getattr(found, "__module__", None), getattr(found, "__name__", None)  # Python's own, imported
         standard = home in sys.stdlib_module_names and getattr(sys.modules.get(home), str(defined), None) is found
         theirs = standard or is_of(library, original(found)) or is_known(module, qualified, found)
@@ -118,8 +115,8 @@ def leave_out(name: str, why: str) -> None:
 def trust(everything: bool) -> None:
     """Let all code count as known, or only recorded code, and forget all answers."""
     _left_out.clear()
-    for one in _made.values() if everything is not comparison.trusted() else ():
-        one.forget()
+    for one in _made.values() if everything is not comparison.trusted else ():
+        one.answers = []
     comparison.begin(everything)
 
 
@@ -127,8 +124,7 @@ def unknown(every: bool = True) -> dict[str, str]:
     """Return the unknown names with reasons: of hooks that are left out and, if `every`, of all `Relied` objects."""
     found = _left_out.copy()
     for one in list(_made.values()) if every else ():
-        if not one.holds():
-            found |= one.unknown
+        found |= {} if one.holds() else one.unknown
     return found
 
 
@@ -174,22 +170,17 @@ class Relied:
     def __init__(self, names: frozenset[Any]) -> None:
         self._names = names
         self.unknown: dict[str, str] = {}  # reasons by name, at the last comparison
-        self.forget()
-
-    def forget(self) -> None:
-        """Compare again at the next call of `holds`."""
-        self._asked: list[tuple[Any, Any]] = []
-        self._answers: list[Any] | None = None
+        self._asked, self.answers = list[tuple[Any, Any]](), list[Any]()  # other than the first answers: compare again
 
     def holds(self) -> bool:
         """Whether all names are known at present; unchanged objects are not compared again."""
         try:
-            same = [ask(of) for ask, of in self._asked] == self._answers
+            same = bool(self.answers) and [ask(of) for ask, of in self._asked] == self.answers
         except uninterrupted(Exception):  # a name is missing, or objects do not compare
             same = False
         if not same:
             now = Look(self._names)
-            self._asked, self._answers, self.unknown = now.asked, [ask(of) for ask, of in now.asked], now.unknown
+            self._asked, self.answers, self.unknown = now.asked, [ask(of) for ask, of in now.asked], now.unknown
             with suppressed(AutokernWarning):  # where warnings are errors, the call goes on
                 warn(self.unknown)
         return not self.unknown

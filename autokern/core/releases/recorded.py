@@ -85,9 +85,8 @@ def _plain(value: Any) -> Any:
 def definitions(source: str, path: str) -> Iterator[tuple[str, str, str]]:
     """Yield each definition of a source: its qualified name, the fingerprint of its code, and that of its syntax.
 
-    The code's fingerprint begins with ``~`` if it leaves out defaults, whose values are known only at run time. For a
-    class, or a constant of a module or class, both are the fingerprint of the value. A decorated function is yielded
-    again for each wrapper, with ``@1``, ``@2`` and so on in place of both.
+    The former begins with ``~`` without defaults, whose values are known only at run time. For classes and constants,
+    both are those of the value. A decorated function is yielded again for each wrapper, with ``@1``, ``@2``, ...
     """
     tree, nodes = ast.parse(source), {}
     imported = (name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names)
@@ -136,14 +135,12 @@ def _within(code: CodeType, prefix: str, nodes: dict[tuple[int, str], Any]) -> I
 def _written(arguments: ast.arguments) -> Any:
     """Return the literal defaults of a signature; ValueError where a default is known only at run time."""
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    named = [(argument.arg, _value(node)) for argument, node in pairs if node is not None]
-    return [_value(node) for node in arguments.defaults], sorted(named)
 
+    def value(node: ast.expr) -> Any:  # with ``...`` for those that `_plain` marks so at run time
+        return ... if isinstance(node, (ast.Call, ast.Dict, ast.List, ast.Set)) else ast.literal_eval(node)
 
-def _value(node: ast.expr) -> Any:
-    if isinstance(node, (ast.Call, ast.Dict, ast.List, ast.Set)):  # as `_plain` marks their values at run time
-        return ...
-    return ast.literal_eval(node)
+    named = sorted((argument.arg, value(node)) for argument, node in pairs if node is not None)
+    return list(map(value, arguments.defaults)), named
 
 
 def _syntax(node: Any) -> Any:
@@ -162,8 +159,7 @@ _INNER = ("fget", "fset", "fdel", "__func__", "__wrapped__", "wrapped", "func")
 """Attributes in which properties and other decorators keep the decorated function."""
 BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
 _DEEP = 6  # layers of decorators that are searched for functions
-_CONTEXT = contextlib.contextmanager(iter).__code__
-"""The code of the wrapper that `contextlib.contextmanager` puts around every function."""
+_CONTEXT = contextlib.contextmanager(iter).__code__  # of the wrapper around every function of a context manager
 _DESCRIPTORS = (property, staticmethod, classmethod)  # descriptors that only return their function, like those of torch
 
 
@@ -220,21 +216,18 @@ def is_recorded(module: str, name: str, found: Any) -> bool:
         marks = code.get(home, {}).get(defined) if defined.rpartition(".")[2] == last else None
     if marks is None and (value := of_value(found)):  # a constant does not name its module
         marks = " ".join(space[name] for space in code.values() if name in space and value in space[name])
-    if marks is None and module.partition(".")[0] == "autokern":
-        return True
-    if marks is None:
-        theirs = module.partition(".")[0] == "torch" and is_of("torch", found)
-        return theirs and getattr(found, "__name__", "").endswith(last)
-    return _matches(found, frozenset(marks.split()))
+    if marks is not None:
+        return _matches(found, frozenset(marks.split()))
+    theirs = module.partition(".")[0] == "torch" and is_of("torch", found)
+    return module.partition(".")[0] == "autokern" or (theirs and getattr(found, "__name__", "").endswith(last))
 
 
 def _is_marked(function: FunctionType, marks: frozenset[str]) -> bool:
     """Whether a function has one of these fingerprints; on an unrecorded version of Python, by its syntax."""
-    ours, path = of_function(function), function.__code__.co_filename
+    ours, path, name = of_function(function), function.__code__.co_filename, function.__code__.co_name
     if not marks.isdisjoint(ours) or is_ours(function):  # `ours`: enabling autokern replaced its code
         return True
     written = _sources(path) if path == function.__globals__.get("__file__") else ()
-    name = function.__code__.co_name
     return any(code in ours and syntax in marks and at.endswith(name) for at, code, syntax in written)
 
 

@@ -116,12 +116,9 @@ class Held:
 
     def renew(self) -> None:
         """Take the present state as the reference of `is_as_before`."""
-        spaces = [
-            space
-            for one in self.objects
-            for space in (one, getattr(one, "__dict__", None))
-            if isinstance(space, dict) and not isinstance(one, (FunctionType, ModuleType))
-        ]
+        plain = (one for one in self.objects if not isinstance(one, (FunctionType, ModuleType)))
+        both = (space for one in plain for space in (one, getattr(one, "__dict__", None)))
+        spaces = [space for space in both if isinstance(space, dict)]
         spaces += [f.__kwdefaults__ for f in self._functions if f.__kwdefaults__]
         several = {id(space): space for space in (*self._more, *spaces)}.values()
         self._partly, self._spaces = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
@@ -197,10 +194,7 @@ def _names(code: CodeType) -> tuple[str, ...]:
 
 
 class Ran:
-    """Notes the functions of the libraries and of given classes that this thread runs, to notice replaced ones.
-
-    Of torch, each function whose name occurs in the code that ran counts.
-    """
+    """Notes the functions of the libraries and of given classes that this thread runs, of torch by name, to compare."""
 
     def __init__(self) -> None:
         self.seen = True  # false while another tracer is active: Python has only one

@@ -1,9 +1,8 @@
 """Whether calling an object may have side effects, which a replay would leave out.
 
-Code of torch, GPyTorch, linear_operator and BoTorch counts as free of them, except for the names below. So does a
-function of the user's whose bytecode only combines its arguments, constants, tensors, and functions and contexts of
-these libraries: ``lambda samples, X: -(samples - target).square().sum(-1)``. The objects that any of these hold are
-examined, too. While a computation runs, `Leaving` notices numbers that leave torch.
+Code of the libraries counts as free of them, except for the names below. So does a function of the user's whose
+bytecode only combines its arguments, constants, tensors, and functions and contexts of the libraries. The objects that
+these hold are examined, too. While a computation runs, `Leaving` notices numbers that leave torch.
 """
 
 from __future__ import annotations
@@ -73,10 +72,7 @@ _WAYS = {name: names for names in (_LEAVING, _BUILDING, _READING, _INDEXING) for
 
 
 def walked(of: Iterable[Any], but: Iterable[tuple[dict[str, Any], str]] = ()) -> dict[int, Any] | str:
-    """Return all objects that the objects `of` hold, by id, or the side effect that calls may have.
-
-    Values of dictionaries of attributes under the keys `but` are left out, unless they are held elsewhere, too.
-    """
+    """Return all objects that the objects `of` hold, but for attributes `but`, by id, or the side effect of calls."""
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return "a hook on all modules"
     seen: dict[int, Any] = {}
@@ -131,9 +127,8 @@ def _inside(one: Any, read: set[type], left: set[tuple[int, str]]) -> list[Any] 
         return f"{one!r} is called"
     if isinstance(one, (BuiltinFunctionType, ModuleType, type)):
         named = one.__name__ if isinstance(one, ModuleType) else one.__module__
-        if isinstance(one, BuiltinFunctionType) and _is_named(one.__name__):
-            return f"{one!r} is called"
-        return [] if is_library(named) or one in _BUILTINS or one is math else f"{one!r} is called"
+        plain = not (isinstance(one, BuiltinFunctionType) and _is_named(one.__name__))
+        return [] if plain and (is_library(named) or one in _BUILTINS or one is math) else f"{one!r} is called"
     kind = type(one)
     if isinstance(one, Iterator):
         return f"a {kind.__name__} yields its next value"
@@ -222,10 +217,8 @@ def _of_function(function: Any) -> list[Any] | str:
                 return f"{named} may change what others see ({name} {what})"
             if name in ("LOAD_GLOBAL", "LOAD_NAME"):
                 value = next((space[what] for space in spaces if what in space), spaces)
-                if value is spaces:
-                    return f"{named} uses {what}, which is not defined"
-                if isinstance(value, set):
-                    return f"{named} uses {what}, which can be changed"
+                if value is spaces or isinstance(value, set):
+                    return f"{named} uses {what}, which {'is not defined' if value is spaces else 'can be changed'}"
                 found.append(value)
     return found
 

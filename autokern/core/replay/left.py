@@ -1,7 +1,6 @@
 """Tensors and caches that an evaluation leaves in modules, recreated with the numbers of each replay.
 
-New objects replace the former ones, so objects that the program holds do not change. Entries that the program has
-added to a cache are lost.
+New objects replace the former ones, which the program may hold. Entries that it has added to a cache are lost.
 """
 
 from __future__ import annotations
@@ -36,14 +35,15 @@ class Left:
 
     def _all(self) -> dict[tuple[int, str], Any]:
         every = ((own, name, one) for own in self._spaces for name, one in own.items() if not name.startswith(_OURS))
-        return {(id(own), name): one for own, name, one in every if isinstance(one, dict) or is_library(_module(one))}
+        ours = ((*at, one) for *at, one in every if not isinstance(one, torch.nn.Module))
+        return {(id(own), n): one for own, n, one in ours if isinstance(one, dict) or is_library(type(one).__module__)}
 
     def find(self) -> None:
         """Find the attributes that evaluations have set since this object was made; only the first call does."""
-        if self._first:
-            names = {at[1] for at, one in self._all().items() if self._first.get(at) is not one}
+        first, self._first = self._first, {}
+        if first:
+            names = {at[1] for at, one in self._all().items() if first.get(at) is not one}
             self.at = [(own, name) for own in self._spaces for name in names & own.keys()]
-            self._first = {}
 
     def present(self) -> list[Any]:
         """Return the present values of the attributes."""
@@ -106,10 +106,6 @@ class Left:
             yield new
 
 
-def _module(one: Any) -> str:
-    return "" if isinstance(one, torch.nn.Module) else type(one).__module__
-
-
 class _Form(pickle.Pickler):
     """Objects as bytes, except tensors and `known` objects, which are kept by reference."""
 
@@ -141,6 +137,13 @@ class _Form(pickle.Pickler):
         """Return a copy of the objects, with the next of `tensors` for each tensor that is `made`, modules by `of`."""
         instead = {id(t): next(tensors) for t, new in zip(self.tensors, made, strict=True) if new}
         apart = [of(one) if isinstance(one, torch.nn.Module) else instead.get(id(one), one) for one in self._apart]
-        unpickler: Any = pickle.Unpickler(io.BytesIO(self._file.getvalue()))
-        unpickler.persistent_load = apart.__getitem__
+        unpickler = _Again(io.BytesIO(self._file.getvalue()))
+        unpickler.apart = apart
         return cast("list[Any]", unpickler.load())
+
+
+class _Again(pickle.Unpickler):
+    apart: list[Any]
+
+    def persistent_load(self, place: int) -> Any:  # Python 3.13.0 takes no attribute of this name
+        return self.apart[place]

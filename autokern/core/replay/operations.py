@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -31,8 +31,7 @@ _QUICK = {
 _FIRST = "Tensor", "List[Tensor]"
 _TYPES = torch.Tensor, torch.nn.Parameter
 Step = Callable[[], Any]
-Noted = tuple[Step, set[int], set[int]]
-"""A step with the addresses of the memory that it reads, and of the memory that it writes."""
+Noted = tuple[Step, set[int], set[int]]  # a step, and the addresses of the memory that it reads and that it writes
 
 
 class UnrecordedError(Exception):
@@ -173,12 +172,11 @@ class Copies:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.by = {memory_of(p): p for p in parameters}
-        self._all, self.memory = list[tuple[torch.Tensor, torch.Tensor, int]](), dict[int, torch.UntypedStorage]()
-        for p in parameters:
-            whole = p.nbytes == p.untyped_storage().nbytes()
-            self._all.append((p, own := p.detach().clone() if whole else p.detach(), 0 if whole else p.data_ptr()))
-            if whole:
-                self.memory[memory_of(p)] = own.untyped_storage()
+        whole = [p.nbytes == p.untyped_storage().nbytes() for p in parameters]
+        copies = [p.detach().clone() if own else p.detach() for p, own in zip(parameters, whole, strict=True)]
+        places = [0 if own else p.data_ptr() for p, own in zip(parameters, whole, strict=True)]
+        self._all = list(zip(parameters, copies, places, strict=True))
+        self.memory = {memory_of(p): own.untyped_storage() for p, own, at in self._all if not at}
 
     def stay(self, memories: set[int]) -> None:
         """From now on, let `take` fail if a parameter leaves one of these storages."""
@@ -207,8 +205,7 @@ def share(steps: Sequence[Noted], kept: Iterable[int]) -> list[Step]:
             new = torch.empty(size if fitting is None else 0, dtype=torch.uint8).untyped_storage()
             taken[memory] = new if fitting is None else free.pop(fitting)  # of about this size, freed last
         free += [taken[memory] for memory in (reads | writes) & taken.keys() if last[memory] == at]
-    found: list[Step] = moved([step for step, _, _ in steps], taken)
-    return found
+    return cast("list[Step]", moved([step for step, _, _ in steps], taken))
 
 
 def _tensors(one: Any) -> Iterator[torch.Tensor]:

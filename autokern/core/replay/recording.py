@@ -223,9 +223,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _read(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return tensors by the address of their storage; those from outside are noted as constants."""
         memories = {memory_of(t): t for t in tensors}
-        for memory, tensor in memories.items():
-            if memory not in self._made and memory not in self._constants:
-                self._constants[memory] = tensor, 0 if tensor.is_inference() else tensor._version
+        for memory in memories.keys() - self._made.keys() - self._constants.keys():
+            self._constants[memory] = (one := memories[memory]), 0 if one.is_inference() else one._version
         return memories
 
     def _after(
@@ -239,11 +238,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             stays = not varies and all(torch.equal(*pair) for pair in others)
             if not (operations.stays(func, kind, step_args, step_kwargs) if parameters else stays):
                 raise UnrecordedError(f"{func} writes to memory of others")
-            if parameters:
+            if parameters:  # replays write its copy
                 self._steps.append((functools.partial(func, *step_args, **step_kwargs), set(memories), set()))
-                for memory in changed:  # replays write the parameter's copy
-                    whole = self.copies.by[memory]
-                    self._steps.append((functools.partial(whole.copy_, whole.detach()), {memory}, set()))
+                wholes = ((memory, self.copies.by[memory]) for memory in changed)
+                self._steps += [(functools.partial(of.copy_, of.detach()), {memory}, set()) for memory, of in wholes]
             for tensor, before in [] if parameters else others:  # compared instead of version counters
                 self._constants[memory_of(tensor)] = tensor, -1
                 equal = functools.partial(torch.equal, tensor.detach(), before)
