@@ -72,7 +72,7 @@ TRAINING = """
   ops/exact_models.py: objective_by_arrays | one_thread loss | is the candidate for a small model
   system/threads.py: _OneThread.__enter__ | put | limits OpenBLAS to one thread meanwhile
   density/array_density.py: evaluated | fetched computed | hands points, mean and targets over as arrays
-  density/exact_objective.py: Single.evaluate | _density backward | forms the covariance, then all derivatives
+  density/exact_objective.py: Single._density_of | _density backward | forms the covariance, then all derivatives
   density/matrices.py: density | _solution _inverse | factorises, solves and inverts by LAPACK
   core/autograd.py: computed | _Computed | returns the loss as one node with its gradients
   core/autograd.py: _pulled_back | times | scales the gradients when `loss.backward()` asks
