@@ -239,8 +239,8 @@ def loss(step: Step) -> torch.Tensor | None:
 
     def plain(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         if reading.inducing:
-            with inducing.in_training(kernel):
-                return step.forward(MultivariateNormal(mean, memoized.by_kernel(kernel, lazy)), value)
+            with inducing.again(kernel, lazy) as covariance:
+                return step.forward(MultivariateNormal(mean, covariance), value)
         density = reading.formula(gaussian.dense(kernel, x), mll.likelihood.noise, value - mean)
         return mll._add_other_terms(density, ()) / value.shape[-1]
 

@@ -17,15 +17,18 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from gpytorch.kernels import InducingPointKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import InducingPointKernelAddedLossTerm
-from linear_operator import to_dense
+from linear_operator import settings, to_dense
 from linear_operator.operators import LowRankRootAddedDiagLinearOperator, LowRankRootLinearOperator
 
 from autokern.core.errors import caught
+from autokern.core.releases.recorded import is_of
 from autokern.core.state import inside
 from autokern.density import matrices
 from autokern.density.exact_objective import Single
+from autokern.kernels.array_distances import arranged
 from autokern.kernels.array_parts import Array
 from autokern.model import memoized
 from autokern.model.arrays import Inspected, UnreadError
@@ -34,6 +37,7 @@ from autokern.model.libraries import psd_safe_cholesky
 from autokern.model.other_parts import Values
 
 _NAME = "inducing_point_loss_term"
+_STEPPED = {"categorical", "constant", "index"}  # families whose derivatives by the points the library does not define
 _CLEAR = {torch.float64: 1e-7, torch.float32: 1e-3}
 _USABLE = 64
 """Least squared pivots of a factor, as shares of the largest variance: such that rounding does not decide whether the
@@ -52,6 +56,13 @@ class Collapsed(Single):
         alone = noise is None or density is not matrices.density or points is None or not len(points)
         if alone or seen.batch or type(likelihood) is not GaussianLikelihood or [*kernel._added_loss_terms] != [_NAME]:
             raise UnreadError("inducing points of a batch, of another likelihood, or none")
+        if (bounds := seen.module(kernel, "inducing_points_constraint")) is not None and bounds.enforced:
+            raise UnreadError("a constraint with a transform, which the library does not apply to inducing points")
+        if _STEPPED.issuperset(seen.families):
+            raise UnreadError("a kernel without derivatives by its points")
+        seen.stays(_of_loss)
+        if not all(is_of("gpytorch", function) for function in _of_loss()):
+            raise UnreadError("another added loss")
         seen.relies(InducingPointKernelAddedLossTerm, LowRankRootAddedDiagLinearOperator, LowRankRootLinearOperator)
         seen.adding, seen.raw, self._dims = kernel, True, seen.dims
         if not seen.attribute(kernel, "training"):
@@ -61,13 +72,25 @@ class Collapsed(Single):
         self._inducing = seen.parameter(kernel, "inducing_points", (self._count, seen.dims))
         super().__init__(part, noise, terms, mean, density)
 
+    def evaluate(self, scale: float, by_x: Array | None = None, graded: bool = True) -> Any:
+        """Return what `Single.evaluate` returns, after the library's warning if its factor has jitter."""
+        self._unsure = list[torch.Tensor]()
+        found = super().evaluate(scale, by_x, graded)
+        if found is None or not self._unsure:
+            return found
+        try:
+            psd_safe_cholesky(*self._unsure)  # warns, but only in a step that the library does not repeat
+        except caught(Exception):
+            return None
+        return found
+
     def _density_of(self, scale: float, by_x: Array | None, graded: bool) -> Any:
         x, d, values = self._x, self._dims, self._inducing.value
         if x.ndim != 2:
             return None
         z = np.concatenate((values - (x[:1, d:] - x[:1, :d]), values), -1)
         kzx, of_zx = self._kernel.evaluate(z, x)
-        kzz, of_zz = self._kernel.evaluate(z)
+        kzz, of_zz = self._kernel.evaluate(arranged(values, raw=True))  # which may be far from the points
         kxx, of_xx = self._kernel.evaluate(x[:, None])
         lower = self._factor(torch.from_numpy(kzz))
         if lower is None:
@@ -117,12 +140,32 @@ class Collapsed(Single):
                 kzz = to_dense(kernel.forward(own, own)).detach()
             lower, info = torch.linalg.cholesky_ex(kzz)
             if info.item():
-                lower = psd_safe_cholesky(kzz)  # warns and adds jitter
+                self._unsure.append(kzz)
+                lower = _jittered(kzz)
             elif _least(lower, kzz) < _USABLE * torch.finfo(kzz.dtype).eps:
                 return None
         except caught(Exception):
             return None
-        return lower.double()
+        return None if lower is None else lower.double()
+
+
+def _of_loss() -> list[Any]:
+    return [vars(InducingPointKernelAddedLossTerm).get(name) for name in ("__init__", "loss")]
+
+
+def _jittered(matrix: torch.Tensor) -> Any:
+    """Return the factor that the library finds by adding jitter to a matrix without one, None if it finds none."""
+    if settings.trace_mode.on():
+        return None
+    info, matrix, before = torch.ones((), dtype=torch.int32), matrix.clone(), 0.0
+    for power in range(settings.cholesky_max_tries.value()):
+        jitter = settings.cholesky_jitter.value(matrix.dtype) * 10**power
+        matrix.diagonal().add_((info > 0) * (jitter - before))  # of the default dtype, as in the library
+        before = jitter
+        lower, info = torch.linalg.cholesky_ex(matrix)
+        if not info.item():
+            return lower
+    return None
 
 
 def _least(lower: torch.Tensor, matrix: torch.Tensor) -> float:
@@ -133,7 +176,7 @@ class _Deferred(InducingPointKernelAddedLossTerm):  # type: ignore[misc]
     """The loss that a step has added to its kernel; the library computes it when it is read."""
 
     def __init__(self, lazy: Any, likelihood: Any) -> None:
-        self.likelihood, self._lazy = likelihood, lazy
+        self.likelihood, self._lazy = likelihood, memoized.apart(lazy)
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("prior_dist", "variational_dist"):
@@ -158,13 +201,32 @@ def add_loss(kernel: Any, lazy: Any) -> None:
     kernel.update_added_loss_term(_NAME, _Deferred(lazy, kernel.likelihood))
 
 
+class _Quiet(InducingPointKernel):  # type: ignore[misc]
+    """One that computes again what a step has computed, without its warnings."""
+
+    @property
+    def _inducing_inv_root(self) -> torch.Tensor:
+        matrix = self._inducing_mat
+        lower, info = torch.linalg.cholesky_ex(matrix)
+        lower = _jittered(matrix) if info.item() else lower
+        if lower is None:
+            return cast("torch.Tensor", InducingPointKernel._inducing_inv_root.fget(self))
+        eye = torch.eye(len(lower), device=lower.device, dtype=lower.dtype)
+        return torch.linalg.solve_triangular(lower.mT, eye, upper=True)
+
+
+memoized.AGAIN[InducingPointKernel] = _Quiet
+
+
 @contextlib.contextmanager
-def in_training(kernel: Any) -> Iterator[None]:
-    """Let a kernel of inducing points compute as in training, and keep the loss that it has added."""
-    training, added = kernel.training, kernel._added_loss_terms[_NAME]
-    kernel.training = True
+def again(kernel: Any, lazy: Any) -> Iterator[Any]:
+    """Return the covariance of a step, computed anew, with its loss in the kernel until the end of the block."""
+    own, added = memoized.frozen(kernel, lambda tensor: tensor), kernel._added_loss_terms
+    own.training, own.__class__ = True, _Quiet
+    found, before = memoized.by_kernel(own, lazy), added[_NAME]
+    found.evaluate_kernel()
+    added[_NAME] = own._added_loss_terms[_NAME]
     try:
-        yield
+        yield found
     finally:
-        kernel.training = training
-        kernel._added_loss_terms[_NAME] = added
+        added[_NAME] = before

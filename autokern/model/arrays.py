@@ -215,6 +215,7 @@ class Inspected:
     def close(self, root: torch.nn.Module, whole: bool = True) -> None:
         """Finish the reading; raises UnreadError if `whole` and a parameter that requires a gradient was not read."""
         self.look(*root.modules())
+        self.adding = None  # which a reading must not keep alive
         for module in root.modules():
             for name in module._modules:
                 self._hold(module, "_modules", name)  # a replaced submodule may have priors

@@ -107,6 +107,7 @@ def by_kernel(kernel: Any, lazy: Any) -> LazyEvaluatedKernelTensor:
     return LazyEvaluatedKernelTensor(lazy.x1, lazy.x2, kernel=kernel, **lazy.params)
 
 
+AGAIN: dict[type, type] = {}  # classes of kernels that warn, and those that compute the same later without warnings
 _STATE, EVALUATED = "_autokern_state", "kernel_eval"
 TERMS = "_autokern_terms"
 """Attribute of a covariance that autokern made of several (`joint`): these, one for each part of its kernel."""
@@ -157,7 +158,18 @@ def earlier(lazy: Any) -> Any:
         )
     with torch.set_grad_enabled(lazy._is_grad_enabled):
         then = {id(tensor): _Earlier.apply(tensor, value) for tensor, value in zip(tensors, values, strict=True)}
-        return frozen(kernel, lambda tensor: then[id(tensor)] if id(tensor) in then else tensor.clone())
+        found = frozen(kernel, lambda tensor: then[id(tensor)] if id(tensor) in then else tensor.clone())
+    found.__class__ = AGAIN.get(type(found), type(found))
+    return found
+
+
+def apart(lazy: Any) -> LazyEvaluatedKernelTensor:
+    """Return a covariance with the stored values of another one, without its kernel, and with a copy of its points."""
+    (_, kernel, tensors, values), x = lazy.__dict__[_STATE], lazy.x1.clone()
+    found = LazyEvaluatedKernelTensor(x, x, kernel=kernel, **lazy.params)
+    found._is_grad_enabled = lazy._is_grad_enabled
+    found.__dict__[_STATE] = (id(x), version(x)), kernel, tensors, values
+    return found
 
 
 class _Earlier(torch.autograd.Function):

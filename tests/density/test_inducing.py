@@ -1,20 +1,33 @@
 """Marginal likelihoods with inducing points are the library's, with its warnings and the loss that it adds."""
 
 import copy
+import gc
 import io
 import warnings
+import weakref
 
 import pytest
 import torch
+from gpytorch.constraints import Interval
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import InducingPointKernel, LinearKernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    ConstantKernel,
+    InducingPointKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, InducingPointKernelAddedLossTerm
 from gpytorch.models import ExactGP
 from gpytorch.priors import GammaPrior, LogNormalPrior
+from linear_operator.settings import cholesky_jitter
 from linear_operator.utils.warnings import NumericalWarning
 from support.densities import by, served
+from support.outcomes import assert_close, outcome
 
 import autokern
 from autokern.core.op import copied
@@ -87,6 +100,98 @@ def test_singular_covariances_get_the_librarys_jitter_and_warnings(dtype):
     with pytest.warns(NumericalWarning) as expected:
         agree(found, [loss(theirs).detach()], 1e-9 if dtype is DOUBLE else 1e-5)
     assert [str(one.message) for one in told] == [str(one.message) for one in expected]
+
+
+def doubled(dtype=DOUBLE):
+    """A model whose inducing points occur twice."""
+    model = Model(ScaleKernel(MaternKernel(ard_num_dims=2)), 12, dtype=dtype)
+    model.covar_module.inducing_points.data[6:] = model.covar_module.inducing_points.data[:6]
+    return model
+
+
+def unobserved(model):
+    model.train_targets[0] = float("nan")
+    return [loss(model)]
+
+
+def hopeless(model):
+    model.covar_module.base_kernel.outputscale = 1e12
+    loss(model)
+
+
+def read(model):
+    prior = model(*model.train_inputs)
+    model.mll(prior, model.train_targets)
+    (added,) = model.added_loss_terms()
+    return added.loss(), prior.lazy_covariance_matrix.evaluate_kernel().to_dense()
+
+
+def curved(model):
+    with cholesky_jitter(double_value=1e-3):
+        found = slopes(model, create_graph=True)
+        return torch.autograd.grad(sum(one.square().sum() for one in found), [*model.parameters()])
+
+
+@pytest.mark.parametrize("act", [unobserved, hopeless, read, curved])
+def test_jitter_is_told_once(act):
+    ours, theirs = doubled(), doubled()
+    with autokern.enabled(), by("objective"):
+        found, told = outcome(act, ours)
+        assert served("objective")
+    expected, warned = outcome(act, theirs)
+    assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert told == warned != []
+
+
+@pytest.mark.parametrize("away", [1e3, 1e5])
+def test_inducing_points_far_from_the_points(away):
+    ours, theirs = (Model(ScaleKernel(RBFKernel()) + ConstantKernel()) for _ in range(2))
+    for model in (ours, theirs):
+        model.covar_module.inducing_points.data += away
+    with autokern.enabled(), by("objective"):
+        found = [loss(ours), *slopes(ours)]
+        assert served("objective") == 2
+    agree(found, [loss(theirs), *slopes(theirs)])
+
+
+def test_the_added_loss_outlives_changes_of_the_points():
+    ours, theirs = MODELS["ard"](), MODELS["ard"]()
+    with autokern.enabled(), by("objective"):
+        loss(ours)
+    loss(theirs)
+    for model in (ours, theirs):
+        model.train_inputs[0].add_(1.0)
+    agree(*([next(model.added_loss_terms()).loss()] for model in (ours, theirs)))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", ["loss", "__init__"])
+def test_an_added_loss_of_the_users(monkeypatch, name, late):
+    plain, model = vars(InducingPointKernelAddedLossTerm)[name], MODELS["ard"]()
+
+    def own(self, *args):
+        if name == "loss":
+            return 3 * plain(self, *args)
+        return plain(self, *args[:1], *args[:1], *args[2:])
+
+    with autokern.enabled(), by("objective"):
+        if late:
+            loss(model)
+        monkeypatch.setattr(InducingPointKernelAddedLossTerm, name, own)
+        found = loss(model)
+    agree([found], [loss(MODELS["ard"]())])
+
+
+def test_readings_keep_no_kernel():
+    def used():
+        model = MODELS["ard"]()
+        loss(model).backward()
+        return weakref.ref(model.covar_module)
+
+    with autokern.enabled(), by("objective"):
+        kernel = used()
+        gc.collect()
+    assert kernel() is None
 
 
 def test_the_added_loss_is_that_of_the_step():
@@ -187,7 +292,13 @@ def moved(model):
     model.train_inputs[0].requires_grad_()
 
 
+def bounded(model):
+    model.covar_module.register_constraint("inducing_points", Interval(-1.0, 3.0))
+
+
 STOCK = {
+    "bounds of inducing points, which the library does not apply": (MODELS["ard"], bounded),
+    "no derivatives by inducing points": (lambda: Model(ConstantKernel(), count=1), lambda model: None),
     "a likelihood of its own": (lambda: Model(RBFKernel(), likelihood=GaussianLikelihood()), lambda model: None),
     "a scale around it": (MODELS["ard"], lambda model: setattr(model, "covar_module", ScaleKernel(model.covar_module))),
     "a subclass": (
