@@ -177,7 +177,7 @@ class _Earlier(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tensor, value):  # type: ignore[no-untyped-def]
-        return torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device).clone()
+        return torch.as_tensor(value, device=tensor.device).clone()  # of its own dtype: the model may have another now
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]

@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import pickle
 import warnings
 import weakref
 
@@ -162,6 +163,21 @@ def test_the_added_loss_outlives_changes_of_the_points():
     for model in (ours, theirs):
         model.train_inputs[0].add_(1.0)
     agree(*([next(model.added_loss_terms()).loss()] for model in (ours, theirs)))
+
+
+def left_behind(model):
+    prior = model(*model.train_inputs)
+    model.mll(prior, model.train_targets)
+    model.float()
+    pickle.dumps(model.covar_module._added_loss_terms)
+    return prior.covariance_matrix, next(model.added_loss_terms()).variational_dist.covariance_matrix
+
+
+def test_what_a_step_leaves_keeps_its_dtype():
+    with autokern.enabled(), by("objective"):
+        found = left_behind(MODELS["ard"]())
+        assert served("objective") == 1
+    agree(found, left_behind(MODELS["ard"]()))
 
 
 @pytest.mark.parametrize("late", [False, True])
