@@ -105,6 +105,7 @@ class Posterior:
         self._kernel_of_data = None if made_of is None else made_of[0].kernel  # a fantasy's is that of the first model
         self.parameters = list(seen.parameters.values())
 
+    @np.errstate(all="ignore")
     def _lay(self, first: torch.Tensor, train: Array) -> None:
         """Take training points, under the present values of the parameters."""
         points = np.broadcast_to(train, (*self.batch, *train.shape[-2:])).reshape(-1, *train.shape[-2:])
@@ -114,9 +115,8 @@ class Posterior:
             raise UnreadError("points far from the origin, at which the library's covariance loses digits")
         self._train, self.train = first, self.laid(points[:, None])
         one = self.train[:, :, :1]
-        with np.errstate(all="ignore"):
-            self.kernel.evaluate(one, self.train)  # parts keep what depends on the training points alone
-            self.alone = None if self._moves else self.kernel.evaluate(one)
+        self.kernel.evaluate(one, self.train)  # parts keep what depends on the training points alone
+        self.alone = None if self._moves else self.kernel.evaluate(one)
         self._tokens: tuple[list[Parameter], list[torch.Tensor | None]] = [], [None, None]
         dtype, families = str(first.dtype).removeprefix("torch."), "+".join(sorted(self._seen.families))
         self.key = (len(points), *points.shape[1:], self.device.type, dtype, families)

@@ -16,6 +16,7 @@ from botorch.models import MultiTaskGP, SingleTaskGP, fully_bayesian
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
 from gpytorch.kernels import ConstantKernel, LinearKernel, PiecewisePolynomialKernel, RBFKernel, ScaleKernel
+from linear_operator.utils.errors import NanError
 from support.botorch_models import (
     F64,
     MODELS,
@@ -684,3 +685,20 @@ def test_gradients_of_a_state_are_those_of_its_call():
             weighted(kept.mean) + weighted(kept.covariance_matrix), [*model.parameters()], allow_unused=True
         )
     close(list(slopes), expected)
+
+
+def test_points_that_are_not_finite_give_no_warnings_of_arrays(recwarn):
+    def run():
+        model, found = Regression(8).eval(), []
+        for i in range(9):
+            observed(model, i)
+            if i > 5:
+                model.train_inputs[0][2, 0] = [float("inf"), 1e308, float("nan")][i - 6]
+            with contextlib.suppress(NanError):
+                found += predicted(model)[1]
+        return found
+
+    expected = run()
+    with readings(3):
+        close(run(), expected, rtol=1e-9)
+    assert not [str(one.message) for one in recwarn if one.category is RuntimeWarning]
