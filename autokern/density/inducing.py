@@ -4,7 +4,8 @@ The bound is that of Titsias (2009, "Variational learning of inducing variables 
 the log density under the covariance ``Q + s I`` with ``Q = Kxz Kzz^-1 Kzx``, less ``tr(Kxx - Q) / 2s``. With
 ``A = L^-1 Kzx``, where L is the factor of ``Kzz``, all matrices but ``Kzx``, A and the gradient by ``Kzx`` are small.
 
-Where ``Kzz`` is nearly singular, rounding decides whether the library adds jitter. The factor is then the library's.
+Where ``Kzz`` is nearly singular, rounding decides whether the library adds jitter. The library's jitter is then added;
+its factor is only taken if there is no other, since it rounds the points of ``Kzz`` and of ``Kzx`` alike.
 """
 
 from __future__ import annotations
@@ -133,19 +134,23 @@ class Collapsed(Single):
         if not info.item() and _least(lower, kzz) > _CLEAR[self._dtype]:
             return lower
         of: Any = self._of()
-        kernel, z = of.base_kernel, of.inducing_points
+        kernel, z, jitter = of.base_kernel, of.inducing_points, 0.0
         try:
             with torch.enable_grad(), inside.having(active=True):  # the formula depends on required gradients
                 own = z if kernel.active_dims is None else z.index_select(-1, kernel.active_dims)
-                kzz = to_dense(kernel.forward(own, own)).detach()
-            lower, info = torch.linalg.cholesky_ex(kzz)
+                theirs = to_dense(kernel.forward(own, own)).detach()
+            lower, info = torch.linalg.cholesky_ex(theirs)
             if info.item():
-                self._unsure.append(kzz)
-                lower = _jittered(kzz)
-            elif _least(lower, kzz) < _USABLE * torch.finfo(kzz.dtype).eps:
+                self._unsure.append(theirs)
+                lower, jitter = _jittered(theirs)
+            elif _least(lower, theirs) < _USABLE * torch.finfo(theirs.dtype).eps:
                 return None
         except caught(Exception):
             return None
+        if lower is not None:  # since `kzx` does not share the rounding of `theirs`
+            kzz.diagonal().add_(jitter)
+            exact, info = torch.linalg.cholesky_ex(kzz)
+            lower = lower if info.item() else exact
         return None if lower is None else lower.double()
 
 
@@ -153,10 +158,10 @@ def _of_loss() -> list[Any]:
     return [vars(InducingPointKernelAddedLossTerm).get(name) for name in ("__init__", "loss")]
 
 
-def _jittered(matrix: torch.Tensor) -> Any:
-    """Return the factor that the library finds by adding jitter to a matrix without one, None if it finds none."""
+def _jittered(matrix: torch.Tensor) -> tuple[Any, float]:
+    """Return the factor that the library finds by adding jitter to a matrix, None if it finds none, and the jitter."""
     if settings.trace_mode.on():
-        return None
+        return None, 0.0
     info, matrix, before = torch.ones((), dtype=torch.int32), matrix.clone(), 0.0
     for power in range(settings.cholesky_max_tries.value()):
         jitter = settings.cholesky_jitter.value(matrix.dtype) * 10**power
@@ -164,8 +169,8 @@ def _jittered(matrix: torch.Tensor) -> Any:
         before = jitter
         lower, info = torch.linalg.cholesky_ex(matrix)
         if not info.item():
-            return lower
-    return None
+            return lower, jitter
+    return None, 0.0
 
 
 def _least(lower: torch.Tensor, matrix: torch.Tensor) -> float:
@@ -208,7 +213,7 @@ class _Quiet(InducingPointKernel):  # type: ignore[misc]
     def _inducing_inv_root(self) -> torch.Tensor:
         matrix = self._inducing_mat
         lower, info = torch.linalg.cholesky_ex(matrix)
-        lower = _jittered(matrix) if info.item() else lower
+        lower = _jittered(matrix)[0] if info.item() else lower
         if lower is None:
             return cast("torch.Tensor", InducingPointKernel._inducing_inv_root.fget(self))
         eye = torch.eye(len(lower), device=lower.device, dtype=lower.dtype)

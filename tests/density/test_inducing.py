@@ -155,6 +155,25 @@ def test_inducing_points_far_from_the_points(away):
     agree(found, [loss(theirs), *slopes(theirs)])
 
 
+@pytest.mark.parametrize(("dtype", "away", "count", "wide"), [(torch.float32, 1e5, 10, 10.0), (DOUBLE, 1e6, 20, 4.0)])
+def test_points_far_from_zero_are_as_exact_as_in_the_library(dtype, away, count, wide):
+    def found_by():
+        model = Model(ScaleKernel(RBFKernel()), count, d=1)
+        with torch.no_grad():
+            for points in (model.train_inputs[0], model.covar_module.inducing_points.sub_(0.01)):
+                points.mul_(wide).add_(away)
+        model.to(dtype)
+        return [loss(model), *slopes(model)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with autokern.enabled(), by("objective"):
+            found = found_by()
+            assert served("objective") == 2
+        expected = found_by()
+    agree(found, expected, 1e-7 if dtype is DOUBLE else 0.05)
+
+
 def test_the_added_loss_outlives_changes_of_the_points():
     ours, theirs = MODELS["ard"](), MODELS["ard"]()
     with autokern.enabled(), by("objective"):
