@@ -39,7 +39,12 @@ _DTYPES = torch.float32, torch.float64
 @hook(ExactGP, "__call__", relies=None)
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     later.look()
-    found = _read(self, args[0]) if len(args) == 1 and not kwargs and not self.training else None
+    graph = torch.is_grad_enabled()
+    try:
+        found = _read(self, args[0]) if len(args) == 1 and not kwargs and not self.training else None
+    except BaseException:
+        torch.set_grad_enabled(graph)  # an interrupt within `no_grad` may have left it off
+        raise
     if found is None:
         return _call.__wrapped__(self, *args, **kwargs)
     predicted = _dispatch(found, args[0], functools.partial(_call.__wrapped__, self))

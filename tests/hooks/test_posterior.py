@@ -702,3 +702,20 @@ def test_points_that_are_not_finite_give_no_warnings_of_arrays(recwarn):
     with readings(3):
         close(run(), expected, rtol=1e-9)
     assert not [str(one.message) for one in recwarn if one.category is RuntimeWarning]
+
+
+def test_an_interrupt_while_arrays_are_renewed_leaves_gradients_on(monkeypatch):
+    def interrupted(self, known):
+        torch.set_grad_enabled(False)  # as between two statements of `no_grad`
+        raise KeyboardInterrupt
+
+    model = Regression(8).eval()
+    with autokern.enabled():
+        for _ in range(6):
+            trained(model)
+            predicted(model)
+        trained(model)
+        monkeypatch.setattr(Posterior, "_take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(points(3))
+    assert torch.is_grad_enabled()
