@@ -31,6 +31,7 @@ MODULES = {
     "gpytorch.likelihoods.likelihood": "", "gpytorch.likelihoods.gaussian_likelihood": "",
     "gpytorch.likelihoods.hadamard_gaussian_likelihood": "", "gpytorch.likelihoods.multitask_gaussian_likelihood": "",
     "gpytorch.likelihoods.noise_models": "", "gpytorch.mlls.exact_marginal_log_likelihood": "",
+    "gpytorch.mlls.inducing_point_kernel_added_loss_term": "",
     "gpytorch.mlls.leave_one_out_pseudo_likelihood": "", "gpytorch.mlls.marginal_log_likelihood": "",
     "gpytorch.models.exact_*": "", "gpytorch.models.gp": "",
     "gpytorch.module": "", "gpytorch.distributions.distribution": "", "gpytorch.distributions.multi*": "",

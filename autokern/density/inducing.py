@@ -25,7 +25,6 @@ from linear_operator import settings, to_dense
 from linear_operator.operators import LowRankRootAddedDiagLinearOperator, LowRankRootLinearOperator
 
 from autokern.core.errors import caught
-from autokern.core.releases.recorded import is_of
 from autokern.core.state import inside
 from autokern.density import matrices
 from autokern.density.exact_objective import Single
@@ -61,9 +60,6 @@ class Collapsed(Single):
             raise UnreadError("a constraint with a transform, which the library does not apply to inducing points")
         if _STEPPED.issuperset(seen.families):
             raise UnreadError("a kernel without derivatives by its points")
-        seen.stays(_of_loss)
-        if not all(is_of("gpytorch", function) for function in _of_loss()):
-            raise UnreadError("another added loss")
         seen.relies(InducingPointKernelAddedLossTerm, LowRankRootAddedDiagLinearOperator, LowRankRootLinearOperator)
         seen.adding, seen.raw, self._dims = kernel, True, seen.dims
         if not seen.attribute(kernel, "training"):
@@ -152,10 +148,6 @@ class Collapsed(Single):
             exact, info = torch.linalg.cholesky_ex(kzz)
             lower = lower if info.item() else exact
         return None if lower is None else lower.double()
-
-
-def _of_loss() -> list[Any]:
-    return [vars(InducingPointKernelAddedLossTerm).get(name) for name in ("__init__", "loss")]
 
 
 def _jittered(matrix: torch.Tensor) -> tuple[Any, float]:
