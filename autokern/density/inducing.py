@@ -22,7 +22,14 @@ from gpytorch.kernels import InducingPointKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import InducingPointKernelAddedLossTerm
 from linear_operator import settings, to_dense
-from linear_operator.operators import LowRankRootAddedDiagLinearOperator, LowRankRootLinearOperator
+from linear_operator.operators import (
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    LowRankRootAddedDiagLinearOperator,
+    LowRankRootLinearOperator,
+    MatmulLinearOperator,
+    SumLinearOperator,
+)
 
 from autokern.core.errors import caught
 from autokern.core.state import inside
@@ -37,6 +44,11 @@ from autokern.model.libraries import psd_safe_cholesky
 from autokern.model.other_parts import Values
 
 _NAME = "inducing_point_loss_term"
+_OPERATORS = (
+    ConstantDiagLinearOperator, DenseLinearOperator, LowRankRootAddedDiagLinearOperator, LowRankRootLinearOperator,
+    MatmulLinearOperator, SumLinearOperator,
+)  # fmt: skip
+"""The library's operators of which its bound consists."""
 _STEPPED = {"categorical", "constant", "index"}  # families whose derivatives by the points the library does not define
 _CLEAR = {torch.float64: 1e-7, torch.float32: 1e-3}
 _USABLE = 64
@@ -60,7 +72,7 @@ class Collapsed(Single):
             raise UnreadError("a constraint with a transform, which the library does not apply to inducing points")
         if _STEPPED.issuperset(seen.families):
             raise UnreadError("a kernel without derivatives by its points")
-        seen.relies(InducingPointKernelAddedLossTerm, LowRankRootAddedDiagLinearOperator, LowRankRootLinearOperator)
+        seen.relies(InducingPointKernelAddedLossTerm, *_OPERATORS)
         seen.adding, seen.raw, self._dims = kernel, True, seen.dims
         if not seen.attribute(kernel, "training"):
             raise UnreadError("inducing points in evaluation mode")
