@@ -121,7 +121,9 @@ class Lent:
 
     def take(self) -> torch.Tensor | None:
         """Return the result, or None if it was changed or released; release it unless the graph is retained."""
-        found, self._alias = self._alias, self._alias if keeps_graph() else None
+        found = self._alias
+        if not keeps_graph():
+            self._alias = None
         return None if found is None or found._version != self._version else found
 
 
@@ -158,7 +160,8 @@ class _Computed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         kept, found = keeps_graph(), _pulled_back(ctx, grad)
-        ctx.gradients = ctx.gradients if kept else None
+        if not kept:  # never written back: another thread may have released them meanwhile
+            ctx.gradients = None
         return found
 
 

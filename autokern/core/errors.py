@@ -76,7 +76,8 @@ def interrupted(error: BaseException) -> bool:
             handler = handler.func
         for one in (handler, type(handler).__call__) if callable(handler) else ():
             code = getattr(getattr(one, "__func__", one), "__code__", None)
-            handlers |= {code} if isinstance(code, CodeType) else set()
+            if isinstance(code, CodeType):
+                handlers.add(code)
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 

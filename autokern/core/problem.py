@@ -14,6 +14,7 @@ from autokern.core.state import once
 if TYPE_CHECKING:
     from autokern.core.op import Op
 
+INDUCING = "inducing"  # the word of a problem with `m` inducing points
 SIZES = ("m", "n", "d", "rhs", "batch")
 
 

@@ -20,6 +20,7 @@ from gpytorch.kernels import InducingPointKernel, Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 
 from autokern.core.autograd import computed, readable
+from autokern.core.problem import INDUCING
 from autokern.core.state import Lock
 from autokern.density import gaussian, inducing, matrices
 from autokern.density.exact_objective import DTYPES, OBJECTIVES, Readings, Single, modules_of, places, terms_of
@@ -184,7 +185,7 @@ class StepReading(KernelReading):
         if any(raw.device != device for raw in self.raws):
             raise UnreadError("parameters on another device than the targets")
         self.inducing = len(kernel.inducing_points) if sparse else 0
-        self.kernels = "+".join(self.families) + ("/inducing" if self.inducing else word)
+        self.kernels = "+".join(self.families) + (f"/{INDUCING}" if self.inducing else word)
 
     def holds(  # type: ignore[override]
         self, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device

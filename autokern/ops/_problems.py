@@ -18,7 +18,7 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from gpytorch.priors import LogNormalPrior
 
 from autokern.core.errors import caught
-from autokern.core.problem import Problem
+from autokern.core.problem import INDUCING, Problem
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.family import family
@@ -153,9 +153,6 @@ class _Model(ExactGP):  # type: ignore[misc]
         mean = self.mean_module(x)
         covariance = self.covar_module(x)
         return MultivariateNormal(mean, covariance)
-
-
-INDUCING = "inducing"  # the word of a problem with `m` inducing points
 
 
 def objective_model(problem: Problem, generator: torch.Generator, priors: bool = True) -> ExactGP:

@@ -27,13 +27,13 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import DenseLinearOperator
 
 from autokern.core.op import Altered, copied, tensors_in
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import INDUCING, Features, Problem
 from autokern.density import array_density
 from autokern.density.array_density import Step, step_of
 from autokern.density.exact_objective import LEAVE_ONE_OUT, TOGETHER, Reading
 from autokern.model import libraries
 from autokern.ops._candidates import LOW_RANK, OpOfParts, every, is_few, only, squares
-from autokern.ops._problems import INDUCING, families, objective_model, prior_of, random_matrix
+from autokern.ops._problems import families, objective_model, prior_of, random_matrix
 from autokern.prediction import factor_cache
 from autokern.prediction.array_posterior import MOST, Posterior
 from autokern.system.threads import one_thread

@@ -90,8 +90,9 @@ class Measurer:
                 if candidate.compiles or problem.device != "cpu":  # an accelerator loads libraries at first calls
                     host.settle()
                     self.compiling += (spent := time.perf_counter() - began)
-                    key = f"{problem.op}.{candidate.name}"
-                    self.setup |= {key: max(self.setup.get(key, 0.0), spent)} if candidate.compiles else {}
+                    if candidate.compiles:
+                        key = f"{problem.op}.{candidate.name}"
+                        self.setup[key] = max(self.setup.get(key, 0.0), spent)
                 if candidate.accuracy == "approximate":
                     exact = exact or truth(op, problem, args)
                     told[candidate.name] = {"relative_error": relative_error(op, first, exact)}

@@ -80,10 +80,12 @@ class _Case:
         self.able, self.excluded = list[Candidate](), dict[str, str]()  # the able may exceed the memory limit
         for c in table.candidates:
             why = None if c is self.op.stock else self._why_not(c)
-            self.able += [c] if why is None else []
-            if why is None and limit is not None and (need := table.memory[c.name]) > limit.bytes:
-                why = f"needs {sized(need)}, and {sized(limit.bytes)} may be taken"
-            self.excluded |= {} if why is None else {c.name: why}
+            if why is None:
+                self.able.append(c)
+                if limit is not None and (need := table.memory[c.name]) > limit.bytes:
+                    why = f"needs {sized(need)}, and {sized(limit.bytes)} may be taken"
+            if why is not None:
+                self.excluded[c.name] = why
         found = expected(table, chooser, settings)
         self.estimates = {n: e for n, e in found.items() if n == "stock" or n not in self.excluded}
         self.loose = self.op.approximates(self.problem)

@@ -131,7 +131,8 @@ class Look:
         if name in space:
             self._itself(module, qualified, space[name])
         else:
-            self.unknown |= {} if trusted else {f"{module}:{qualified}": MISSING}
+            if not trusted:
+                self.unknown[f"{module}:{qualified}"] = MISSING
             self.asked.append((space.get, name))
         return name in space
 
