@@ -105,7 +105,7 @@ def density(k: Array, residual: Array, factor: float, graded: bool = True) -> De
 
 
 def _by_torch(k: Array) -> bool:
-    """Whether torch's LAPACK is faster: for several matrices, and, if it is MKL's on a CPU that suits it, a large one."""
+    """Whether torch's LAPACK is faster: for several matrices, and, where MKL suits the CPU, for a large one."""
     return k.ndim > 2 or (len(k) >= _MANY and torch._C.has_mkl and "AMD" not in host.cpu_model())
 
 
