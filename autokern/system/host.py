@@ -149,15 +149,17 @@ def random_states_kept() -> contextlib.AbstractContextManager[None]:
 
 
 def random_states() -> tuple[Any, ...]:
-    """Return the states of the default generators of torch (CPU), Python and NumPy."""
-    return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    """Return the states of the default generators of torch (CPU), Python and, if it has been used, NumPy."""
+    numpys = sys.modules.get("numpy.random")
+    return torch.get_rng_state(), random.getstate(), numpys and numpys.get_state(legacy=False)
 
 
 def take_random_states(found: tuple[Any, ...], others: Mapping[torch.Generator, torch.Tensor] | None = None) -> None:
     """Restore states that `random_states` has returned, and states of other generators of torch."""
     torch.set_rng_state(found[0])
     random.setstate(found[1])
-    np.random.set_state(found[2])
+    if found[2] is not None:
+        np.random.set_state(found[2])
     for generator, state in (others or {}).items():
         generator.set_state(state)
 

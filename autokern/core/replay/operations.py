@@ -6,8 +6,8 @@ Results of a large recording that are needed at different times share memory, so
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -149,7 +149,17 @@ def apart(value: Any) -> Any:
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     """Return the tensors among values, in lists of them and in steps."""
-    return list(_tensors([*values]))
+    found = []
+    for one in values:
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif isinstance(one, (list, tuple)):
+            found += tensors_in(one)
+        elif isinstance(one, functools.partial):
+            found += tensors_in((one.func, *one.args, *one.keywords.values()))
+        elif isinstance(owner := getattr(one, "__self__", None), torch.Tensor):
+            found.append(owner)
+    return found
 
 
 class Replay:
@@ -192,9 +202,9 @@ class Copies:
         return True
 
 
-def share(steps: Sequence[Noted], kept: Iterable[int]) -> list[Step]:
-    """Return the steps with tensors in shared memory, each until its last use, except those at `kept` addresses."""
-    tensors = [(memory_of(t), t) for step, _, _ in steps for t in _tensors(step)]
+def shared(steps: Sequence[Noted], kept: Iterable[int]) -> dict[int, torch.UntypedStorage]:
+    """Return storages that tensors share, each until its last use, by address, except those at `kept` addresses."""
+    tensors = [(memory_of(t), t) for step, _, _ in steps for t in tensors_in((step,))]
     at_kept, any_at = {*kept, *(at for at, t in tensors if t.is_neg())}, dict(tensors)
     last = {memory: at for at, (_, reads, writes) in enumerate(steps) for memory in reads | writes}
     free, taken = list[torch.UntypedStorage](), dict[int, torch.UntypedStorage]()
@@ -205,20 +215,7 @@ def share(steps: Sequence[Noted], kept: Iterable[int]) -> list[Step]:
             new = torch.empty(size if fitting is None else 0, dtype=torch.uint8).untyped_storage()
             taken[memory] = new if fitting is None else free.pop(fitting)  # of about this size, freed last
         free += [taken[memory] for memory in (reads | writes) & taken.keys() if last[memory] == at]
-    return cast("list[Step]", moved([step for step, _, _ in steps], taken))
-
-
-def _tensors(one: Any) -> Iterator[torch.Tensor]:
-    """Yield a tensor, or those that a list or a step holds."""
-    if isinstance(one, torch.Tensor):
-        yield one
-    elif isinstance(one, functools.partial):
-        yield from _tensors([one.func, *one.args, *one.keywords.values()])
-    elif isinstance(one, (list, tuple)):
-        for part in one:
-            yield from _tensors(part)
-    elif isinstance(getattr(one, "__self__", None), torch.Tensor):
-        yield one.__self__
+    return taken
 
 
 def moved(one: Any, to: Mapping[int, torch.UntypedStorage]) -> Any:
@@ -228,7 +225,7 @@ def moved(one: Any, to: Mapping[int, torch.UntypedStorage]) -> Any:
         args = [moved(part, to) for part in one.args]
         return functools.partial(moved(one.func, to), *args, **named)
     if isinstance(one, torch.Tensor):
-        if isinstance(one, torch.nn.Parameter) or (memory := to.get(memory_of(one))) is None:
+        if type(one) is torch.nn.Parameter or (memory := to.get(memory_of(one))) is None:
             return one
         return torch.empty(0, dtype=one.dtype).set_(memory, one.storage_offset(), one.size(), one.stride())
     if type(one) in (list, tuple):

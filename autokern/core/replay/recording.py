@@ -146,8 +146,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memories.update(map(memory_of, first))
         sooner = self._needed(memories, self._steps[: self._middle])
         every = [*sooner, *later]
-        steps = operations.share(every, kept) if self._bytes > _IN_CACHE else [step for step, _, _ in every]
-        steps = operations.moved(steps, self.copies.memory) if self.copies.memory else steps
+        storages = self.copies.memory | (operations.shared(every, kept) if self._bytes > _IN_CACHE else {})
+        steps = [step for step, _, _ in every]
+        steps = operations.moved(steps, storages) if storages else steps
         begin, constants = self._restored, [one for one in self._constants.values() if one[1] >= 0]
         if not self._middle:
             return Replay((), ()), Replay([*begin, *steps], constants)
