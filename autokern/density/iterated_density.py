@@ -61,7 +61,7 @@ def _found(
         return None
     signs = torch.randint(0, 2, (n, probes), generator=torch.Generator().manual_seed(n), dtype=torch.int8, device="cpu")
     signs = signs.to(residual.dtype).mul_(2).sub_(1)
-    found = _solved(_Matrix(tree, noise), tree, noise, residual, signs, kept, tolerance)
+    found = _solved(_Matrix(tree, noise), residual, signs, kept, tolerance)
     if found is None:
         return None
     name, by, solved = found
@@ -76,12 +76,12 @@ def _found(
 
 
 def _solved(
-    matrix: _Matrix, tree: Tree, noise: torch.Tensor, residual: torch.Tensor, signs: torch.Tensor, kept: Kept,
-    tolerance: float,
-) -> tuple[str, Preconditioner, Solution] | None:  # fmt: skip
+    matrix: _Matrix, residual: torch.Tensor, signs: torch.Tensor, kept: Kept, tolerance: float
+) -> tuple[str, Preconditioner, Solution] | None:
     """Return the preconditioner that needs the fewest products, with its solutions; None if none converges."""
     if kept.rests():
         return None
+    tree, noise = matrix.tree, matrix.noise
     best: tuple[str, Preconditioner, Solution] | None = None
     patience, missed = float(_LONGEST), []
     tolerances, tried = (tolerance, min(_OF_PROBES, 100 * tolerance)), 0
@@ -112,7 +112,7 @@ class _Matrix:
     """A noisy kernel matrix for products with few columns, held if it is at most `DENSE` bytes."""
 
     def __init__(self, tree: Tree, noise: torch.Tensor) -> None:
-        n, self._low = len(noise), None
+        self.tree, self.noise, self._low, n = tree, noise, None, len(noise)
         self._multiply = block_cg.product_with(tree, noise, noise.dtype)
         if n * n * noise.element_size() <= DENSE:
             held = memory.huge((n, n), noise)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from typing import NamedTuple
 
 import torch
@@ -23,22 +22,6 @@ _LEAST, _LEAST_ITERATED = 1e-8, 1e-12
 MOST = {torch.float64: 2e-11, torch.float32: 1e-7}
 """Largest relative residual of a solution if stock factorises, by dtype; a Cholesky factor leaves about 1e-15."""
 _ROWS = 8  # rows of the system at which a solution is checked
-_order = threading.local()
-"""Its `last` is the permutation that sorted this thread's previous points, checked before it is used again."""
-
-
-def _sorting(points: torch.Tensor) -> torch.Tensor | None:
-    """Return a permutation that sorts points ``(n)``, None if they are sorted."""
-
-    def is_sorted(points: torch.Tensor) -> bool:
-        return bool((points[1:] >= points[:-1]).all())
-
-    if is_sorted(points):
-        return None
-    last: torch.Tensor | None = getattr(_order, "last", None)
-    if last is None or last.shape != points.shape or not is_sorted(points[last]):
-        last = _order.last = points.argsort()
-    return last
 
 
 class Conditional(NamedTuple):
@@ -131,9 +114,9 @@ def chained(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Chained:
     weights = torch.stack(variances).double()
     points = [z.squeeze(-1).double() for z in tree.points]
     noise, residual = noise.double(), residual.double()
-    with torch.no_grad():
-        order = _sorting(points[0])
-    if order is not None:
+    first, order = points[0].detach(), None
+    if not (first[1:] >= first[:-1]).all():
+        order = first.argsort()
         points, residual = [z[order] for z in points], residual[order]
         noise = noise if noise.shape[-1] == 1 else noise[order]
     return Chained(tuple(family for family, _ in leaves), order, noise, residual, weights, points)

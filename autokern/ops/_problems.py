@@ -110,8 +110,7 @@ def positive_definite(problem: Problem, generator: torch.Generator) -> torch.Ten
 def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
     """Return a sum of scaled kernels of the variant's families, with ARD unless the variant has the word `iso`."""
     batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
-    words = problem.variant.split("/")
-    options = {"batch_shape": batch, **({} if "iso" in words else {"ard_num_dims": problem.d})}
+    options = {"batch_shape": batch, **({} if "iso" in problem.words else {"ard_num_dims": problem.d})}
 
     def scaled(name: str) -> Kernel:
         of = family(name)
@@ -120,7 +119,7 @@ def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
         base.lengthscale = drawn.to(base.lengthscale.device) * 0.5 + 0.75 * problem.d**0.5
         return ScaleKernel(base, batch_shape=batch)
 
-    total = functools.reduce(operator.add, map(scaled, words[0].split("+")))
+    total = functools.reduce(operator.add, map(scaled, families(problem)))
     return total.to(dtype=getattr(torch, problem.dtype), device=device_of(problem))
 
 

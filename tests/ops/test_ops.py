@@ -5,6 +5,7 @@ A new op or candidate is swept without a change here.
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from autokern.core.registry import get, registered
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tiles
 from autokern.kernels import tree as trees
+from autokern.ops import decompositions
 from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.tuning.measuring import Trialled, gradient_errors, relative_error, trial, truth
@@ -411,3 +413,23 @@ def test_what_runs_unmeasured(problem, device, expected):
     product = {"rhs": 11, "variant": "rbf/same"} if problem["op"] == "kernel_matmul" else {"variant": "rbf"}
     asked = Problem(**{"m": problem["n"], "d": 3, "device": device, **product, **problem})
     assert get(asked.op).default_candidate(asked) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_second_round_of_cholesky_qr_always_has_a_factor(dtype, monkeypatch):
+    """At the condition numbers at which the first round begins to fail; the second factor is not checked."""
+    generator, rounds, once = torch.Generator().manual_seed(0), [], decompositions._round
+    monkeypatch.setattr(decompositions, "_round", lambda *args: rounds.append(once(*args)) or rounds[-1])
+    eps, seconds = torch.finfo(dtype).eps, []
+    for power in torch.linspace(0.3, 0.6, 40).tolist():
+        for columns in (3, 20):
+            draws = (torch.randn(n, columns, generator=generator, dtype=dtype) for n in (5 * columns, columns))
+            left, right = (torch.linalg.qr(draw)[0] for draw in draws)
+            rounds.clear()
+            a = left * torch.logspace(0, power * math.log10(eps), columns, dtype=dtype) @ right.mT
+            q, r = decompositions.cholesky_qr2(a)
+            seconds += [int(info) for _, _, info in rounds[1:]]
+            for gap in (q.mT @ q - torch.eye(columns, dtype=dtype), q @ r - a):
+                assert gap.abs().max() < 50 * columns * eps
+    assert 20 < len(seconds) < 80
+    assert not any(seconds)
