@@ -31,7 +31,7 @@ from autokern.kernels import embedded as forms
 from autokern.kernels.family import DISTANCES
 from autokern.model import joint
 from autokern.model.libraries import PREDICTION
-from autokern.model.memoized import State, by_kernel, frozen, is_library
+from autokern.model.memoized import CHANGING, State, by_kernel, frozen, is_library
 from autokern.prediction import factor_cache
 from autokern.prediction.lazy_covariance import PosteriorCovariance, Rooted, Structured
 from autokern.runtime.dispatch import explain, in_force
@@ -115,7 +115,9 @@ def _origin_of(model: Any, strategy: Any, theirs: Any, parent: Any) -> _Origin |
     if not (is_library(kernel) and is_library(model.likelihood)):
         parts = [*kernel.modules(), *model.likelihood.modules()]
         own = [type(part).__name__ for part in parts if not is_library(part)]  # a part follows the module that has it
-        left("predictions", f"a class or function of your own ({own[-1]}), whose results may change between calls")
+        theirs = f"the library's {own[-1]}, which keeps or draws numbers"
+        whose = theirs if own[-1] in CHANGING else f"a class or function of your own ({own[-1]})"
+        left("predictions", f"{whose}, whose results may change between calls")
         return None
     if not _is_plain(strategy):
         return None

@@ -54,7 +54,7 @@ def mark(holder: Any, name: str) -> None:
     holder.__dict__.setdefault(_CACHE, {})[name] = True
 
 
-_CHANGING = {
+CHANGING = {
     "DistributionalInputKernel", "GridInterpolationKernel", "GridKernel", "InducingPointKernel", "LCEAKernel",
     "MultiDeviceKernel", "OrthogonalAdditiveKernel", "RFFKernel",
 }  # fmt: skip
@@ -67,7 +67,7 @@ def is_library(module: torch.nn.Module) -> bool:
     """Whether a module and its parts are of the libraries' own classes, which keep no state in evaluation."""
     kind = type(module)
     own = (v for v in module.__dict__.values() if callable(v) and not isinstance(v, (torch.Tensor, type)))
-    if not _is_theirs(kind) or kind.__name__ in _CHANGING or not all(map(_is_theirs, own)):
+    if not _is_theirs(kind) or kind.__name__ in CHANGING or not all(map(_is_theirs, own)):
         return False
     return all(part is None or is_library(part) for part in module._modules.values())
 

@@ -6,7 +6,8 @@ import sys
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import InducingPointKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.variational import IndependentMultitaskVariationalStrategy, VariationalStrategy
 from support.losses import Own, single, sparse
 from support.models import ExactModel
@@ -131,6 +132,12 @@ def test_a_kernel_of_your_own_is_named_with_the_kernels_that_are_read():
     lines = str(autokern.explain(single().model)).splitlines()
     assert lines[0] == "Model: 12 points, float64, cpu"
     assert max(map(len, lines)) <= 80
+
+
+def test_a_kernel_of_the_library_that_keeps_state_is_not_said_to_be_your_own():
+    mll = single(InducingPointKernel(RBFKernel(), torch.rand(3, 2), GaussianLikelihood()))
+    for part in ("prediction", "acquisition"):
+        assert "not read: the library's InducingPointKernel, which keeps or draws" in rows(mll.model)[part][1]
 
 
 def test_what_cannot_be_replayed_says_why():
