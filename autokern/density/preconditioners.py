@@ -156,6 +156,7 @@ class Kept:
         self.points = points.detach().clone()
         self.served: str | None = None  # name of the chosen preconditioner
         self.products = 0  # products that it needed when it was chosen, 0 without a choice
+        self.single = True  # whether products in single precision have served whenever those in double did
         self._rest = 0
         self._sets: tuple[Conditioning, torch.Tensor] | None = None
         self._pivots: tuple[torch.Tensor, float] | None = None
