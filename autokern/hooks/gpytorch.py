@@ -24,7 +24,8 @@ from autokern.core.state import Beside, inside, repaid
 from autokern.hooks import later
 from autokern.hooks.bypass import is_recorded, stay_out_of_models
 from autokern.hooks.install import hook, inherited, stock_of
-from autokern.model import joint, libraries, marginal, memoized
+from autokern.model import libraries, marginal, memoized
+from autokern.model.forward import evaluated, joined
 from autokern.model.libraries import EXACT, density, regime
 from autokern.runtime.dispatch import in_force, route
 
@@ -69,7 +70,7 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
         return served if served is not None and density.holds() else None
 
     def of(value: Any) -> Any:
-        covariance = joint.evaluated(dense.lazy)  # as in stock; it may be a structured operator
+        covariance = evaluated(dense.lazy)  # as in stock; it may be a structured operator
         if covariance.__class__ is not DenseLinearOperator or not density.holds():
             return None
         plainly, k = lambda *_: _log_prob.__wrapped__(dense.noisy(), value), covariance.tensor
@@ -105,7 +106,7 @@ def _training(kind: type, by_modules: Callable[..., Any]) -> None:
 
     def ours(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
         forward = functools.partial(by_modules, self)
-        step = _step(self, forward, joint.joined(self.model, function_dist), target, params)
+        step = _step(self, forward, joined(self.model, function_dist), target, params)
         return forward(function_dist, target, *params) if step is None else _dispatch_step(step, None, None)
 
     @hook(kind, "forward", relies=None)
@@ -213,7 +214,7 @@ def _step(mll: Any, forward: Any, prior: Any, target: Any, params: tuple[Any, ..
 
 def _by_modules(self: Any, function_dist: Any, target: Any, *params: Any) -> Any:
     """Compute the density from prior and noise, without a noisy distribution; this noise ignores `params`."""
-    whole = joint.joined(self.model, function_dist)
+    whole = joined(self.model, function_dist)
     found = _described(whole, self.likelihood) or _of_tasks(self.likelihood, function_dist, params)
     result = None if found is None else found(target)
     if result is None:

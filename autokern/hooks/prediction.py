@@ -27,7 +27,8 @@ from autokern.core.state import inside
 from autokern.hooks import strategies
 from autokern.hooks.bypass import stay_out_of_models, stay_out_of_predictions
 from autokern.hooks.install import Property, hook, stock_of
-from autokern.model import joint, memoized
+from autokern.model import memoized
+from autokern.model.forward import joined_covariance
 from autokern.model.libraries import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, fantasy, prediction, regime
 from autokern.model.memoized import frozen, thawed
 from autokern.prediction import factor_cache
@@ -66,7 +67,7 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
     if gpytorch.settings.debug.on() and not isinstance(output, gpytorch.distributions.MultivariateNormal):
         raise RuntimeError("ExactGP.forward must return a MultivariateNormal")
     mean, n = output.loc, strategy.num_train
-    covariance = joint.joined_covariance(self, output.lazy_covariance_matrix, full[0])
+    covariance = joined_covariance(self, output.lazy_covariance_matrix, full[0])
     test_shape = torch.Size([output.event_shape[0] - strategy.train_shape[0], *output.event_shape[1:]])
     prior, cross = _new_and_cross(strategies.kernel_of(strategy), covariance, n)
     return mean[..., n:], prior, cross, output.batch_shape, test_shape, output.__class__

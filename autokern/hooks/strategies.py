@@ -29,7 +29,7 @@ from autokern.density import matrices
 from autokern.hooks import memory
 from autokern.kernels import embedded as forms
 from autokern.kernels.family import DISTANCES
-from autokern.model import joint
+from autokern.model.forward import joined_covariance
 from autokern.model.libraries import PREDICTION
 from autokern.model.memoized import CHANGING, State, by_kernel, frozen, is_library
 from autokern.prediction import factor_cache
@@ -84,7 +84,7 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
         return False  # a subclass may redefine the mean
     covariance = prior.lazy_covariance_matrix
     if parent is None and strategy.train_inputs:
-        covariance = joint.joined_covariance(model, covariance, strategy.train_inputs[0])
+        covariance = joined_covariance(model, covariance, strategy.train_inputs[0])
     kernel = kernel_in(covariance)
     latest = _latest.get(model) or _latest.put(model, None)  # states of BoTorch's models count their attributes
     origin = latest.again() if latest is not None and kernel is not None and latest.kernel() is kernel else None

@@ -110,7 +110,7 @@ def by_kernel(kernel: Any, lazy: Any) -> LazyEvaluatedKernelTensor:
 AGAIN: dict[type, type] = {}  # classes of kernels that warn, and those that compute the same later without warnings
 _STATE, EVALUATED = "_autokern_state", "kernel_eval"
 TERMS = "_autokern_terms"
-"""Attribute of a covariance that autokern made of several (`joint`): these, one for each part of its kernel."""
+"""Attribute of a covariance that autokern made of several (`forward`): these, one for each part of its kernel."""
 
 
 def outline(kernel: torch.nn.Module) -> tuple[Any, list[torch.Tensor]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -87,10 +86,10 @@ _PLAIN = (lambda module: module.value).__code__
 def _density(seen: Inspected, prior: Any) -> At:
     """Return the log density of a prior as a function of values."""
     kind = type(prior)
-    beta = kind is getattr(sys.modules.get("botorch.models.utils.priors"), "BetaPrior", None)
-    if not beta and kind not in _MADE:
+    made = _MADE.get(kind) or _MADE.get(f"{kind.__module__}:{kind.__qualname__}")
+    if made is None:
         raise UnreadError(f"a prior {kind.__name__}")
-    density, compute, inner, names, shape = _BETA if beta else _MADE[kind]
+    density, compute, inner, names, shape = made
     if kind is theirs.LogNormalPrior:
         seen.relies(*_LOGARITHM)
     if kind is theirs.GammaPrior and prior.rate.dtype is not seen.dtype:  # torch rounds the value to the rate's dtype
@@ -163,14 +162,15 @@ def _of_beta(concentration: torch.Tensor) -> float:
     return float(concentration.sum().lgamma()) - float(concentration.lgamma().sum())
 
 
-_BETA: Any = _beta, _of_beta, "_dirichlet", ("concentration",), (2,)
-_MADE: dict[type, Any] = {
+_MADE: dict[type | str, Any] = {
     theirs.LogNormalPrior: (_log_normal, _of_normal, "base_dist", ("loc", "scale"), ()),
     theirs.NormalPrior: (_normal, _of_normal, "", ("loc", "scale"), ()),
     theirs.GammaPrior: (_gamma, _of_gamma, "", ("concentration", "rate"), ()),
     theirs.HalfNormalPrior: (_half_normal, _of_normal, "base_dist", ("loc", "scale"), ()),
     theirs.UniformPrior: (_uniform, lambda low, high: float((high - low).log()), "", ("low", "high"), ()),
     theirs.SmoothedBoxPrior: (_smoothed_box, _of_box, "", ("a", "b", "sigma", "loc", "scale"), (1,)),
+    "botorch.models.utils.priors:BetaPrior": (_beta, _of_beta, "_dirichlet", ("concentration",), (2,)),
 }
-"""For each class: the density as a function of values, a constant and the prior's arguments; the constant, computed by
-torch when an argument changes; the attribute that holds the arguments, their names and their shape."""
+"""For each class, or its name, as BoTorch may not be imported: the density as a function of values, a constant and the
+prior's arguments; the constant, computed by torch when an argument changes; the attribute that holds the arguments,
+their names and their shape."""

@@ -23,7 +23,7 @@ from autokern.core.state import Beside
 from autokern.density.matrices import noisy, solved
 from autokern.kernels import tree as trees
 from autokern.model import memoized
-from autokern.model.joint import whole_of
+from autokern.model.forward import whole_of
 from autokern.model.marginal import terms, variances
 from autokern.model.memoized import frozen, thawed
 from autokern.prediction.inverse_factor import Conditioned

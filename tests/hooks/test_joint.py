@@ -16,7 +16,7 @@ from support.models import loss_of, points, step
 from support.outcomes import as_stock, assert_close, both, count
 
 import autokern
-from autokern.model.joint import joined, joined_covariance
+from autokern.model.forward import joined, joined_covariance
 
 
 class Own(RBFKernel):

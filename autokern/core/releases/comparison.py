@@ -64,10 +64,10 @@ def members(module: str, kind: str) -> dict[str, bool]:
     return {name: MAYBE not in marks for (owner, _, name), marks in pairs if owner == kind}
 
 
-@functools.cache
-def _names(code: CodeType) -> frozenset[str]:
+@functools.lru_cache(4096)
+def names_in(code: CodeType) -> frozenset[str]:
     """Return the names that a code object, or one nested in it, looks up."""
-    return frozenset(code.co_names).union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
+    return frozenset(code.co_names).union(*(names_in(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 @functools.cache
@@ -189,13 +189,13 @@ class Look:
         self.asked.append((len, vars(tensor)))
         by_module: dict[str, set[str]] = {}
         for function in self._functions:
-            by_module.setdefault(function.__globals__.get("__name__", ""), set()).update(_names(function.__code__))
+            by_module.setdefault(function.__globals__.get("__name__", ""), set()).update(names_in(function.__code__))
         every = set[str]().union(*by_module.values())
         self.unknown.update((self._new[name], _OVERRIDES) for name in self._new.keys() & every)
         if any(isinstance(vars(torch).get(name), BUILT_IN) for name in every):  # the functions call torch
             every |= _OURS
         used = dict.fromkeys(_TORCH, every)
-        used["torch", "Tensor"] = every.union(_names_in(tensor.__base__))  # a replacement shadows a method of the base
+        used["torch", "Tensor"] = every.union(_names_of(tensor.__base__))  # a replacement shadows a method of the base
         for module, found in by_module.items():
             if is_of_libraries(module):
                 used[module, ""] = found & _of_modules()
@@ -211,4 +211,4 @@ def _codes(several: list[FunctionType]) -> list[CodeType]:
 
 
 _code = attrgetter("__code__")
-_names_in = functools.cache(dir)  # `dir` of a C class, which never changes and takes a tenth of a millisecond
+_names_of = functools.cache(dir)  # `dir` of a C class, which never changes and takes a tenth of a millisecond

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import sys
 import warnings
@@ -22,8 +21,9 @@ import torch
 
 from autokern.core.errors import caught
 from autokern.core.releases import LIBRARIES, is_of_libraries
+from autokern.core.releases.comparison import names_in
 from autokern.core.releases.recorded import content, functions
-from autokern.core.replay.effects import codes, is_library, is_of_library, is_of_python, walked
+from autokern.core.replay.effects import is_library, is_of_library, is_of_python, walked
 
 _FEW = 32  # most elements for which comparing Python numbers is faster than `torch.equal`
 _SMALL = 256  # default of the largest number of elements of a tensor whose numbers are compared
@@ -130,7 +130,7 @@ class Held:
         keyed = [one for one in self.objects if isinstance(one, dict) and id(one) not in inner]
         self._lists = [*(one for one in self.objects if isinstance(one, (list, set))), *keyed]  # of dicts, the keys
         self._cells = [cell for one in self._functions for cell in one.__closure__ or ()]
-        self._globals = [(f.__globals__, name) for f in self._own for name in _names(f.__code__)]
+        self._globals = [(f.__globals__, name) for f in self._own for name in names_in(f.__code__)]
         self._kept = self._contents()  # keeps the objects alive: no address is reused
         self._filters = list(warnings.filters)
         self._copies = [one.tobytes() for one in self._arrays]
@@ -186,11 +186,6 @@ class Held:
 
 
 _values = operator.methodcaller("values")
-
-
-@functools.lru_cache(4096)
-def _names(code: CodeType) -> tuple[str, ...]:
-    return tuple({name for part in codes(code) for name in part.co_names})
 
 
 class Ran:
