@@ -251,7 +251,8 @@ def verdict(change: Change, known: dict[str, Ran], folder: Path, ways: tuple[dic
 def _nearby(change: Change, part: str) -> Iterator[dict[str, torch.Tensor]]:
     """Yield what stock notes where data differ by rounding: the end of a search may depend on it."""
     for nudge in ("1e-13", "-1e-13", "1e-12"):
-        ran = in_fork(lambda nudge=nudge: _run(change, (part,), False, {"T14_NUDGE": nudge}))
+        # all parts, since a change while models live falls into the first of them
+        ran = in_fork(lambda nudge=nudge: _run(change, change.parts, False, {"T14_NUDGE": nudge}))
         if not isinstance(ran, Died) and not ran[0]:
             yield ran[1][part].facts
 
