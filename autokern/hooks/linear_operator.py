@@ -33,8 +33,7 @@ from autokern.model import memoized
 from autokern.model.libraries import ALGEBRA, DENSITY, EXACT, MEMORY, ORDERED, ROOT, SOLVE, as_now, regime
 from autokern.model.marginal import is_unstructured
 from autokern.prediction.factor_cache import kinds_of_terms
-from autokern.runtime.dispatch import route
-from autokern.runtime.memo import floor_of
+from autokern.runtime.dispatch import is_small, route
 
 _THRESHOLD = 128  # linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order
 _TINY = 1e-6
@@ -48,17 +47,16 @@ _solve_module: Any = sys.modules.get("linear_operator.functions._solve")
 _dispatch_cholesky, _dispatch_inv_quad_logdet, _dispatch_qr, _dispatch_solve = (
     route(op, looked=True) for op in ("cholesky", "inv_quad_logdet", "qr", "solve")
 )
-_small_cholesky, _small_qr = (floor_of(op).covers for op in ("cholesky", "qr"))
 
 
-@hook(_cholesky_module, "_psd_safe_cholesky", idle=lambda A, *_, **__: _small_cholesky(A))
+@hook(_cholesky_module, "_psd_safe_cholesky", idle=lambda A, *_, **__: is_small("cholesky", A))
 def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max_tries: int | None = None) -> Any:
     if out is not None or stay_out():
         return _psd_safe_cholesky.__wrapped__(A, out=out, jitter=jitter, max_tries=max_tries)
     return _dispatch_cholesky(A, jitter, max_tries)
 
 
-@hook(qr_module, "stable_qr", idle=lambda mat, *_, **__: _small_qr(mat))
+@hook(qr_module, "stable_qr", idle=lambda mat, *_, **__: is_small("qr", mat))
 def _stable_qr(mat: Any) -> Any:
     if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stable_qr.__wrapped__(mat)

@@ -17,12 +17,13 @@ from autokern.core.op import Op
 from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings, from_environment, revised
 from autokern.core.state import Lock, inside
-from autokern.runtime.memo import Entry, Overlay, counted, publish_floors
+from autokern.runtime.memo import Entry, Overlay, counted
 from autokern.runtime.memo import current as _current
 from autokern.runtime.session import Session, existing
 from autokern.system import memory, ranks
 
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
+_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
 _transforming: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -82,8 +83,17 @@ def replace(fresh: Session) -> Session:
     global _session
     with _session_lock.here():
         _session = fresh
-        publish_floors(fresh, replaces=True)
     return fresh
+
+
+def is_small(op: str, mat: Any) -> bool:
+    """Whether stock serves an op's call on this matrix, below the floor of the op; not within a `using` block."""
+    here = _session
+    if here is None or mat.__class__ is not torch.Tensor or _traced() or _current.get() is not None:
+        return False
+    device = "cpu" if mat.is_cpu else mat.device.type
+    floor = here.floors.get((op, device))
+    return mat.numel() < (here.floor(op, device) if floor is None else floor)
 
 
 def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:

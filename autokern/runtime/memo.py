@@ -1,8 +1,4 @@
-"""The memo: for each decided key, an Entry with its candidate and number of calls; and floors, which need no decision.
-
-Below its floor, a number of elements, stock serves every call of an op: a hook reads one integer, without a lock.
-Floors derive from the session's choices, which its first decision loads; until then they are 0.
-"""
+"""The memo: for each decided key, an Entry with its candidate and number of calls."""
 
 from __future__ import annotations
 
@@ -13,10 +9,9 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-import torch
 
 from autokern.core.decision import Decision, Solved, collecting, joined
 from autokern.core.errors import AutokernWarning
@@ -24,9 +19,6 @@ from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.core.state import Lock, inside
-
-if TYPE_CHECKING:
-    from autokern.runtime.session import Session
 
 NEVER = sys.maxsize  # a call number that no key reaches
 _keeping = Lock()
@@ -176,49 +168,3 @@ def apart(settings: Settings) -> Iterator[None]:
             yield
     finally:
         current.reset(token)
-
-
-_traced = torch.compiler.is_dynamo_compiling
-_plain = torch.Tensor
-
-
-class Floor:
-    """The floors of one op on the CPU and on CUDA GPUs; 0 while the user's settings affect choices."""
-
-    cpu = cuda = 0
-
-    def covers(self, mat: Any) -> bool:
-        """Whether stock serves a call on this matrix; not within a `using` block, which the dispatcher must obey."""
-        return (
-            not _traced()
-            and mat.__class__ is _plain
-            and mat.numel() < (self.cpu if mat.is_cpu else self.cuda if mat.is_cuda else 0)
-            and current.get() is None
-        )
-
-
-_floors: dict[str, Floor] = {}
-_in_force: Session | None = None
-_floors_lock = Lock()
-
-
-def floor_of(op: str) -> Floor:
-    """Return the Floor of an op, always the same object."""
-    with _floors_lock.here():
-        floor = _floors.setdefault(op, Floor())
-        _update()
-    return floor
-
-
-def publish_floors(session: Session, replaces: bool = False) -> None:
-    """Update the floors from a session's choices, if the session is in force or replaces the one in force."""
-    global _in_force
-    with _floors_lock.here():
-        _in_force = session if replaces else _in_force
-        if session is _in_force:
-            _update()
-
-
-def _update() -> None:
-    for op, floor in _floors.items():
-        floor.cpu, floor.cuda = (0 if _in_force is None else _in_force.floor(op, device) for device in ("cpu", "cuda"))

@@ -20,7 +20,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Feasibility, Problem
 from autokern.core.settings import Settings, from_environment
 from autokern.core.state import Lock, inside, permitted
-from autokern.runtime.memo import Entry, Memo, Served, counted, publish_floors, served, stock_entry
+from autokern.runtime.memo import Entry, Memo, Served, counted, served, stock_entry
 from autokern.system import host, memory
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Session:
         self.past: Counter[tuple[str, str]] = Counter()
         self._earlier: Served = {}
         self._chooser: Chooser | None = None
+        self.floors: dict[tuple[str, str], int] = {}  # by op and kind of device, of the choices in force
         self._lock = Lock()
         self._first_use: FirstUse | None = None
         self._seen: Counter[tuple[Problem, str]] = Counter()
@@ -82,15 +83,19 @@ class Session:
         from autokern.tuning.chooser import Chooser
 
         self._chooser = chooser = Chooser(profile)
-        publish_floors(self)
+        self.floors = {}
         return chooser
 
     def floor(self, op: str, device: str) -> int:
         """Return the number of elements below which stock serves an op, 0 if unknown or if settings affect choices."""
+        floors = self.floors  # those of another profile, if one is put in force meanwhile
+        if self._chooser is None:  # the first decision loads it
+            return 0
         of = self.settings
         named = of.force or of.exclude or (of.random_seed, of.memory, of.calls) != (None, None, None)
         dispatched = named or of.accuracy != "same" or of.calibrate == "first-use"
-        return 0 if self._chooser is None or dispatched else self._chooser.floor(op, device)
+        floors[op, device] = floor = 0 if dispatched else self._chooser.floor(op, device)
+        return floor
 
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry, renewed: bool = False) -> Entry:
         """Put a decided key into a memo, emptied if full; return the entry in force: the first, unless `renewed`."""

@@ -17,7 +17,7 @@ import autokern
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.core.settings import Settings
-from autokern.runtime import dispatch, memo
+from autokern.runtime import dispatch
 from autokern.system import host, memory
 from autokern.tuning import store
 from autokern.tuning.chooser import HIGHEST, fitted, floor
@@ -83,12 +83,19 @@ def calls_of_qr():
     return autokern.stats().get("qr", {})
 
 
+class Floor:
+    """The floor of `qr` in the session in force."""
+
+    cpu = property(lambda self: dispatch.session().floor("qr", "cpu"))
+    cuda = property(lambda self: dispatch.session().floor("qr", "cuda"))
+
+
 @pytest.fixture
 def measured():
     """Hooks with such a profile in force."""
     with autokern.enabled():
         dispatch.session().adopt(profile())
-        yield memo.floor_of("qr")
+        yield Floor()
 
 
 def test_below_the_floor_no_decision_is_taken_and_above_it_one_is(measured):
@@ -161,9 +168,9 @@ def test_floors_follow_from_a_profile_that_is_loaded(tmp_path):
     store.save(Settings(home=tmp_path), structs.replace(known, host=here.fields, fingerprint=here.fingerprint))
     with autokern.enabled():
         dispatch.reset(Settings(calibrate="never", home=tmp_path))
-        assert memo.floor_of("qr").cpu == 0
+        assert Floor().cpu == 0
         qr(LARGE)
-        assert memo.floor_of("qr").cpu == known.forests["qr@cpu"].floor > 0
+        assert Floor().cpu == known.forests["qr@cpu"].floor > 0
 
 
 def test_subclasses_modes_and_compilers_meet_what_they_met(measured):
