@@ -21,7 +21,7 @@ import scipy
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from autokern.core.errors import unless_it_fails
+from autokern.core.errors import caught, unless_it_fails
 from autokern.core.replay import Held, held
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
@@ -93,8 +93,6 @@ def _rows(points: Any) -> int:
 
 TRIED = (1, 18)  # the SciPy release whose internals were compared; a later release may change their arguments
 _REASON = "Scipy version"
-_NAMES = ("fmin_l_bfgs_b_batched", "translate_bounds_for_lbfgsb")
-"""Functions that BoTorch's module imports only with a SciPy release that it supports."""
 _DTYPES = torch.float32, torch.float64
 _FEW = 0.5  # part of the recorded sets up to which the remaining sets are recorded anew
 _ALIKE = 1e-2  # the largest difference between the library with and without candidates, where only rounding differs
@@ -129,18 +127,16 @@ def replayed(gen: Any) -> bool:
         others = [reason for reason in found if not reason.startswith(_REASON)]
         if others == found or stay_out() or obstacle() is not None:
             return found
-        for name, function in zip(_NAMES, batch := _batch() or (), strict=False):
-            vars(gen).setdefault(name, function)
-        return others if batch else found
+        try:
+            from botorch.optim.batched_lbfgs_b import fmin_l_bfgs_b_batched, translate_bounds_for_lbfgsb
+        except caught(ImportError):
+            return found
+        # BoTorch's module imports these only with a SciPy release that it supports
+        vars(gen).setdefault("fmin_l_bfgs_b_batched", fmin_l_bfgs_b_batched)
+        vars(gen).setdefault("translate_bounds_for_lbfgsb", translate_bounds_for_lbfgsb)
+        return others
 
     return True
-
-
-@unless_it_fails
-def _batch() -> tuple[Any, ...]:
-    from botorch.optim import batched_lbfgs_b
-
-    return tuple(getattr(batched_lbfgs_b, name) for name in _NAMES)
 
 
 def leaves_batch(gen: Any) -> bool:
