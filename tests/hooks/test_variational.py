@@ -84,6 +84,30 @@ def test_a_mean_that_was_written_past_its_version_counter_counts():
     return [mll(output, y)]
 
 
+@as_library(served=4)
+def test_parameters_that_are_parts_of_one_vector_are_read_in_place():
+    def of_one_vector():
+        mll = sparse()
+        vector = torch.nn.utils.parameters_to_vector(mll.parameters()).detach()
+        torch.nn.utils.vector_to_parameters(vector, mll.parameters())
+        return mll
+
+    return trained(of_one_vector)
+
+
+@as_library(served=1)
+def test_parameters_that_share_their_memory_may_be_parted():
+    def tied():
+        mll = sparse()
+        mll.model.mean_module.raw_constant.data = mll.model.covar_module.raw_outputscale.data
+        return mll
+
+    def part(mll):
+        mll.model.mean_module.raw_constant.data = torch.tensor(0.7, dtype=DOUBLE)
+
+    return trained(tied, once(part))
+
+
 def test_parameters_of_replays_can_be_swapped():
     with install.enabled():
         mll = prepared(sparse)

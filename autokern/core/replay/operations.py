@@ -6,6 +6,7 @@ Results of a large recording that are needed at different times share memory, so
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -178,15 +179,17 @@ class Replay:
 
 
 class Copies:
-    """Copies of parameters, which replays read; a parameter that is a part of a larger storage is read in place."""
+    """Copies of parameters, which replays read; one that is a part of a storage, or shares it, is read in place."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.by = {memory_of(p): p for p in parameters}
-        whole = [p.nbytes == p.untyped_storage().nbytes() for p in parameters]
+        users = Counter(map(memory_of, parameters))
+        whole = [p.nbytes == p.untyped_storage().nbytes() and users[memory_of(p)] == 1 for p in parameters]
         copies = [p.detach().clone() if own else p.detach() for p, own in zip(parameters, whole, strict=True)]
         places = [0 if own else p.data_ptr() for p, own in zip(parameters, whole, strict=True)]
         self._all = list(zip(parameters, copies, places, strict=True))
-        self.memory = {memory_of(p): own.untyped_storage() for p, own, at in self._all if not at}
+        self._copied = [(p, copy) for p, copy, at in self._all if not at]
+        self.memory = {memory_of(p): copy.untyped_storage() for p, copy in self._copied}
 
     def stay(self, memories: set[int]) -> None:
         """From now on, let `take` fail if a parameter leaves one of these storages."""
@@ -197,8 +200,9 @@ class Copies:
         for p, own, at in self._all:
             if p.shape != own.shape or p.dtype is not own.dtype or not p.is_cpu or (at and p.data_ptr() != at):
                 return False
-        with torch.no_grad():
-            torch._foreach_copy_([own for _, own, _ in self._all], [p for p, _, _ in self._all])
+        if self._copied:
+            with torch.no_grad():
+                torch._foreach_copy_([copy for _, copy in self._copied], [p for p, _ in self._copied])
         return True
 
 

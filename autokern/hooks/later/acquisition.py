@@ -129,7 +129,7 @@ def replayed(gen: Any) -> bool:
             return found
         try:
             from botorch.optim.batched_lbfgs_b import fmin_l_bfgs_b_batched, translate_bounds_for_lbfgsb
-        except caught(ImportError):
+        except caught(Exception):
             return found
         # BoTorch's module imports these only with a SciPy release that it supports
         vars(gen).setdefault("fmin_l_bfgs_b_batched", fmin_l_bfgs_b_batched)
