@@ -61,7 +61,7 @@ def _found(
         return None
     signs = torch.randint(0, 2, (n, probes), generator=torch.Generator().manual_seed(n), dtype=torch.int8, device="cpu")
     signs = signs.to(residual.dtype).mul_(2).sub_(1)
-    found = _solved(_Matrix(tree, noise, kept), residual, signs, kept, tolerance)
+    found = _solved(_Matrix(tree, noise, kept), residual, signs, tolerance)
     if found is None:
         return None
     name, by, solved = found
@@ -76,12 +76,12 @@ def _found(
 
 
 def _solved(
-    matrix: _Matrix, residual: torch.Tensor, signs: torch.Tensor, kept: Kept, tolerance: float
+    matrix: _Matrix, residual: torch.Tensor, signs: torch.Tensor, tolerance: float
 ) -> tuple[str, Preconditioner, Solution] | None:
     """Return the preconditioner that needs the fewest products, with its solutions; None if none converges."""
+    tree, noise, kept = matrix.tree, matrix.noise, matrix.kept
     if kept.rests():
         return None
-    tree, noise = matrix.tree, matrix.noise
     best: tuple[str, Preconditioner, Solution] | None = None
     patience, missed = float(_LONGEST), []
     tolerances, tried = (tolerance, min(_OF_PROBES, 100 * tolerance)), 0
@@ -112,7 +112,7 @@ class _Matrix:
     """A noisy kernel matrix for products with few columns, held if it is at most `DENSE` bytes."""
 
     def __init__(self, tree: Tree, noise: torch.Tensor, kept: Kept) -> None:
-        self.tree, self.noise, self._kept, self._low, n = tree, noise, kept, None, len(noise)
+        self.tree, self.noise, self.kept, self._low, n = tree, noise, kept, None, len(noise)
         self._multiply = block_cg.product_with(tree, noise, noise.dtype)
         if n * n * noise.element_size() <= DENSE:
             held = memory.huge((n, n), noise)
@@ -126,14 +126,14 @@ class _Matrix:
         patience: float,
     ) -> Solution:  # fmt: skip
         """Solve for targets and probes; in double precision, most products use tiles in single precision."""
-        low = self._low if tolerances[1] >= _REFINED and self._kept.single else None
+        low = self._low if tolerances[1] >= _REFINED and self.kept.single else None
         if low is not None:
             found = block_cg.refined(low, self._multiply, by, rhs, signs, tolerances, _LONGEST, patience)
             if found.left <= 1 or patience < found.expected < math.inf:
                 return found
         found = block_cg.solve(self._multiply, by, rhs, signs, tolerances, _LONGEST, patience)
         if low is not None and found.left <= 1:
-            self._kept.single = False
+            self.kept.single = False
         return found
 
 

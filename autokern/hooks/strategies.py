@@ -23,6 +23,7 @@ from linear_operator.operators import BatchRepeatLinearOperator, LinearOperator
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.errors import MemoryBudgetError, left, unless_it_fails
+from autokern.core.releases import is_of_libraries
 from autokern.core.releases.known import Relied, relied
 from autokern.core.state import Beside, inside
 from autokern.density import matrices
@@ -114,10 +115,11 @@ def _origin_of(model: Any, strategy: Any, theirs: Any, parent: Any) -> _Origin |
         return None
     if not (is_library(kernel) and is_library(model.likelihood)):
         parts = [*kernel.modules(), *model.likelihood.modules()]
-        own = [type(part).__name__ for part in parts if not is_library(part)]  # a part follows the module that has it
-        theirs = f"the library's {own[-1]}, which keeps or draws numbers"
-        whose = theirs if own[-1] in CHANGING else f"a class or function of your own ({own[-1]})"
-        left("predictions", f"{whose}, whose results may change between calls")
+        own = [type(part) for part in parts if not is_library(part)][-1]  # a part follows the module that has it
+        why = f"a class or function of your own ({own.__name__})"
+        if is_of_libraries(own.__module__) and own.__name__ in CHANGING:
+            why = f"the library's {own.__name__}, which keeps or draws numbers"
+        left("predictions", f"{why}, whose results may change between calls")
         return None
     if not _is_plain(strategy):
         return None

@@ -88,8 +88,10 @@ def replace(fresh: Session) -> Session:
 
 def is_small(op: str, mat: Any) -> bool:
     """Whether stock serves an op's call on this matrix, below the floor of the op; not within a `using` block."""
+    if _traced() or mat.__class__ is not torch.Tensor or _current.get() is not None:
+        return False
     here = _session
-    if here is None or mat.__class__ is not torch.Tensor or _traced() or _current.get() is not None:
+    if here is None:
         return False
     device = "cpu" if mat.is_cpu else mat.device.type
     floor = here.floors.get((op, device))

@@ -11,7 +11,7 @@ import torch
 from support.programs import said
 
 from autokern.core.replay import Ran, recording
-from autokern.core.replay.operations import ChangedError, Replay, UnrecordedError
+from autokern.core.replay.operations import ChangedError, Copies, Replay, UnrecordedError
 from autokern.core.replay.recording import Recorder
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -312,6 +312,18 @@ def test_errors_of_the_code_pass_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), recorder:
         x.sum().item() / 0
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_parameters_that_are_read_in_place_are_not_written() -> None:
+    """Parts of one storage, two that share theirs, and two that are empty, which have no address."""
+    base, own = torch.zeros(4), torch.zeros(3)
+    parameters = [*map(torch.nn.Parameter, (base[:2], base[2:], own, own, torch.empty(0), torch.empty(0)))]
+    before = [p._version for p in parameters]
+    copies = Copies(parameters)
+    assert copies.take()
+    assert [p._version for p in parameters] == before
+    parameters[3].data = torch.ones(3)
+    assert not copies.take()
 
 
 @pytest.mark.slow

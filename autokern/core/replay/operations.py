@@ -185,20 +185,21 @@ class Copies:
         self.by = {memory_of(p): p for p in parameters}
         users = Counter(map(memory_of, parameters))
         whole = [p.nbytes == p.untyped_storage().nbytes() and users[memory_of(p)] == 1 for p in parameters]
-        copies = [p.detach().clone() if own else p.detach() for p, own in zip(parameters, whole, strict=True)]
-        places = [0 if own else p.data_ptr() for p, own in zip(parameters, whole, strict=True)]
-        self._all = list(zip(parameters, copies, places, strict=True))
-        self._copied = [(p, copy) for p, copy, at in self._all if not at]
+        both = list(zip(parameters, whole, strict=True))
+        self._all = [(p, p.shape, p.dtype, 0 if own else p.data_ptr()) for p, own in both]
+        self._copied = [(p, p.detach().clone()) for p, own in both if own]
         self.memory = {memory_of(p): copy.untyped_storage() for p, copy in self._copied}
 
     def stay(self, memories: set[int]) -> None:
         """From now on, let `take` fail if a parameter leaves one of these storages."""
-        self._all = [(p, own, p.data_ptr() if memory_of(p) in memories else at) for p, own, at in self._all]
+        self._all = [
+            (p, shape, dtype, p.data_ptr() if memory_of(p) in memories else at) for p, shape, dtype, at in self._all
+        ]
 
     def take(self) -> bool:
         """Copy the present values of the parameters; false if a shape, dtype, device or fixed address has changed."""
-        for p, own, at in self._all:
-            if p.shape != own.shape or p.dtype is not own.dtype or not p.is_cpu or (at and p.data_ptr() != at):
+        for p, shape, dtype, at in self._all:
+            if p.shape != shape or p.dtype is not dtype or not p.is_cpu or (at and p.data_ptr() != at):
                 return False
         if self._copied:
             with torch.no_grad():
