@@ -96,8 +96,8 @@ def cell(found: Candidates) -> str:
 
 
 HEADS = {
-    "kernels": "## Kernels\n\nAn `ExactGP` with a `GaussianLikelihood`, 40 points, float64.\n",
-    "models": "## Models and likelihoods of GPyTorch\n\nRBF kernels, 40 points (20 with derivatives), float64.\n",
+    "kernels": "## Kernels\n\nAn `ExactGP` with a `GaussianLikelihood`, 80 points, float64.\n",
+    "models": "## Models and likelihoods of GPyTorch\n\nRBF kernels, 80 points (40 with derivatives), float64.\n",
     "botorch": "## Models of BoTorch\n\nTraining is `fit_gpytorch_mll`, prediction `posterior(X)`.\n",
 }
 

@@ -12,7 +12,7 @@ from gpytorch import kernels as k
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import GaussianLikelihood
 
-N, NEW = 40, 7
+N, NEW = 80, 7
 """Training and test points of each case."""
 
 Step = Callable[[], object]

@@ -226,3 +226,15 @@ def test_a_hook_that_asks_by_itself_takes_all_that_its_release_takes():
     assert not install._takes_all(hooked, lambda self, value=None: value), "it needs one no more"
     assert not install._takes_all(lambda self, value, **kwargs: value, lambda self, **kwargs: kwargs)
     assert install._takes_all(lambda self, *args, **kwargs: args, newer)
+
+
+@pytest.mark.parametrize(
+    ("n", "forced", "served"), [(64, {}, False), (64, {"kernel_matrix": "gemm"}, True), (65, {}, True)]
+)
+def test_matrices_of_few_points_are_the_librarys(n, forced, served):
+    kernel, x = gpytorch.kernels.MaternKernel(ard_num_dims=3).double(), torch.rand(n, 3, dtype=torch.float64)
+    expected = kernel(x).to_dense()
+    with autokern.enabled(), autokern.using(force=forced):
+        found = kernel(x).to_dense()
+        assert ("kernel_matrix" in autokern.stats()) is served
+    torch.testing.assert_close(found, expected, rtol=1e-12 * served, atol=1e-12 * served)
