@@ -169,8 +169,10 @@ def _variational(kind: type) -> None:
         if kwargs or not isinstance(model, (ApproximateGP, DeepGP)) or stay_out_of_models():
             return stock(self, approximate_dist_f, target, **kwargs)
         if not _repeats(model):
-            _spent.put(model, (_spent.get(model) or 0.0) + 1)
-            return stock(self, approximate_dist_f, target)
+            steps = _spent.get(model) or 0.0
+            found = stock(self, approximate_dist_f, target)
+            _spent.put(model, steps + 1)  # once, although the loss of a deep model calls that of its last layer
+            return found
         from autokern.hooks.later import variational
 
         return variational.loss(self, stock, approximate_dist_f, target)

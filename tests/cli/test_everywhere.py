@@ -101,7 +101,7 @@ import optuna, torch
 from gpytorch.kernels import RBFKernel
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-points, seen = torch.rand(30, 2, dtype=torch.float64), set()
+points, seen = torch.rand(70, 2, dtype=torch.float64), set()
 
 def objective(trial):
     seen.add(threading.current_thread().name)
@@ -122,7 +122,7 @@ def fit(seed):
     import autokern.auto
     import torch
     from gpytorch.kernels import RBFKernel
-    RBFKernel().double()(torch.rand(30, 2, dtype=torch.float64)).to_dense()
+    RBFKernel().double()(torch.rand(70, 2, dtype=torch.float64)).to_dense()
     return sum(autokern.stats()["kernel_matrix"].values())
 
 ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")

@@ -169,7 +169,7 @@ import warnings; warnings.simplefilter("{warned}"); warnings.filterwarnings("ign
 {imports}
 import autokern, gpytorch, linear_operator, sys, torch
 assert autokern.hooks.install.is_enabled()
-x = torch.rand(20, 2, dtype=torch.float64)
+x = torch.rand(70, 2, dtype=torch.float64)
 kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
 operator = kernel(x).add_jitter(1e-2)
 with autokern.using(force={{"cholesky": "stock"}}):  # or so small a matrix is left to stock without a decision

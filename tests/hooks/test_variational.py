@@ -27,6 +27,7 @@ from support.losses import (
 )
 
 from autokern.core.replay import left
+from autokern.hooks import gpytorch as hooks
 from autokern.hooks import install
 from autokern.hooks.later import variational
 
@@ -358,6 +359,20 @@ def test_another_call_of_the_model_before_the_loss_counts(make):
         mll(output, y).backward()
         found += [p.grad.clone() for p in mll.parameters() if p.grad is not None]
     return found
+
+
+@pytest.mark.parametrize("make", [sparse, deep])
+def test_short_loops_are_not_recorded(make, monkeypatch):
+    """The loss of a deep model calls that of its last layer, which is no step of its own."""
+    monkeypatch.setattr(hooks, "_ENOUGH_VARIATIONAL", 10)
+    monkeypatch.setattr(hooks, "repaid", set())
+    mll, seen = make(), []
+    with install.enabled():
+        for at in range(11):
+            (x,), y = batch(mll, at)
+            mll(mll.model(x), y).backward()
+            seen.append(variational._steps.get(mll.model) is not None)
+    assert seen == [False] * 10 + [True]
 
 
 class Listed(Deep):
