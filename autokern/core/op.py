@@ -134,6 +134,10 @@ class Op(abc.ABC):
         """Return the error to expect of a candidate; None where its results are within the bound of the contract."""
         return candidate.error(problem)
 
+    def remark(self, problem: Problem) -> str:
+        """Return what the times of the candidates do not say."""
+        return ""
+
     def default_candidate(self, problem: Problem) -> str:
         """Return the candidate of an unmeasured problem: stock, unless it needs far more operations than another."""
         return "stock"

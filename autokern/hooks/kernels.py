@@ -15,7 +15,7 @@ from torch.nn import Module
 from autokern.core.releases.known import relied
 from autokern.hooks.bypass import stay_out_of_kernels
 from autokern.hooks.install import Property, hook, stock_of
-from autokern.kernels.tree import family_name
+from autokern.kernels.tree import FEW, family_name
 from autokern.model import marginal
 from autokern.runtime.dispatch import in_force, route
 
@@ -54,12 +54,9 @@ def _may_move(x: torch.Tensor) -> bool:
     return any((low > 0 and high <= 3 * low) or (high < 0 and low >= 3 * high) for low, high in zip(*ends, strict=True))
 
 
-_FEW = 64  # points up to which candidates save less than the choice between them takes
-
-
 def _are_few(kernel: Any, x1: Any, x2: Any) -> bool:
     """Whether points are so few that the library serves; in float64, in which `_near` moves no points."""
-    few = x1.dtype is torch.float64 and x1.dim() == x2.dim() == 2 and x1.is_cpu and len(x1) <= _FEW >= len(x2)
+    few = x1.dtype is torch.float64 and x1.dim() == x2.dim() == 2 and x1.is_cpu and len(x1) <= FEW >= len(x2)
     return few and not getattr(kernel, "_batch_shape", True) and in_force().forced("kernel_matrix") is None
 
 

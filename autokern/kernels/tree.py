@@ -22,6 +22,7 @@ from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import OWN, Family, code_of, family, formula_of
 
+FEW = 64  # points of float64 up to which a candidate saves less than the choice takes: the library serves kernels
 _MOST_DIFFERENCES = 2**24  # most elements of an array of all differences of points
 BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
 """The kind of node of each gpytorch kernel with several children."""

@@ -116,6 +116,11 @@ class _KernelMatrix(Op):
             bytes=sum(each) * problem.elements * problem.itemsize * (1 + len(words)),
         )
 
+    def remark(self, problem: Problem) -> str:
+        plain = problem.dtype == "float64" and problem.device == "cpu" and problem.batch == 1
+        few = plain and max(problem.m, problem.n) <= trees.FEW
+        return "in a model, the library serves so few points: a choice takes longer than it saves" if few else ""
+
     def memory(self, problem: Problem) -> int:
         if problem.batch > 1:
             return _by_family(problem, (1, 1, 2, 2), (2, 3, 3, 3), rq=7, periodic=2)

@@ -230,7 +230,7 @@ class _Case:
     def _remark(self, chosen: Candidate) -> str:
         """Return how accurate stock's answer is where it approximates, and the cost of an exact one if not chosen."""
         error, estimates = self.op.expected_error(self.problem, self.op.stock), self.estimates
-        worth = "" if error is None else error.words
+        worth = self.op.remark(self.problem) if error is None else error.words
         exact = [n for n in estimates if self.op[n].accuracy == "better"]
         if not worth or not chosen.loose or chosen.name not in estimates or not exact:
             return worth

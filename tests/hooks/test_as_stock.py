@@ -238,3 +238,4 @@ def test_matrices_of_few_points_are_the_librarys(n, forced, served):
         found = kernel(x).to_dense()
         assert ("kernel_matrix" in autokern.stats()) is served
     torch.testing.assert_close(found, expected, rtol=1e-12 * served, atol=1e-12 * served)
+    assert ("the library serves so few points" in str(autokern.explain("kernel_matrix", n=n))) is (n == 64)
