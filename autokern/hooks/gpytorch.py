@@ -98,8 +98,8 @@ def _served(found: marginal.Marginal | None, exact: bool) -> Callable[[Any], Any
 
 
 _SAMPLED, _calls = 7, itertools.count()  # one of so many losses is timed, since a look at its graph takes 60 us
-_spent: Beside[float] = Beside()
-"""Seconds of steps whose gradients the library computes, for each marginal likelihood; steps of variational models."""
+_spent: Beside[float] = Beside()  # by marginal likelihood, seconds of steps whose gradients the library computes
+_steps: Beside[int] = Beside()  # by variational model, steps that the library has computed
 
 
 def _training(kind: type, by_modules: Callable[..., Any]) -> None:
@@ -134,7 +134,7 @@ def _training(kind: type, by_modules: Callable[..., Any]) -> None:
 
 
 def _repeats(model: Any) -> bool:
-    waited = (_spent.get(model) or 0.0) >= _ENOUGH_VARIATIONAL or type(model) in repaid
+    waited = (_steps.get(model) or 0) >= _ENOUGH_VARIATIONAL or type(model) in repaid
     return waited and torch.is_grad_enabled() and not inside.repeated
 
 
@@ -169,9 +169,9 @@ def _variational(kind: type) -> None:
         if kwargs or not isinstance(model, (ApproximateGP, DeepGP)) or stay_out_of_models():
             return stock(self, approximate_dist_f, target, **kwargs)
         if not _repeats(model):
-            steps = _spent.get(model) or 0.0
+            steps = _steps.get(model) or 0
             found = stock(self, approximate_dist_f, target)
-            _spent.put(model, steps + 1)  # once, although the loss of a deep model calls that of its last layer
+            _steps.put(model, steps + 1)  # once, although the loss of a deep model calls that of its last layer
             return found
         from autokern.hooks.later import variational
 
