@@ -47,6 +47,7 @@ def importing() -> Iterator[None]:
             for one in filter(gc.is_tracked, theirs):  # the collector still frees these
                 untrack(one)
                 track(one)
+            gc.collect(1)  # to the oldest generation; else the next young collections traverse them twice
             atexit.register(_unfreeze_for_finalizers)
     finally:
         gc.enable()
