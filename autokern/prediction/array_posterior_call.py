@@ -171,6 +171,8 @@ class _Predicted(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, constant: Any, token: Any, call: Call, found: Pair) -> Pair:
         ctx.set_materialize_grads(False)
         ctx.call, ctx.nodes = call, [None if t is None else t.grad_fn for t in (constant, token)]
+        if not ctx.needs_input_grad[0] and token is None:  # only the mean has a gradient, by its own parameters
+            ctx.mark_non_differentiable(found[1])
         return found
 
     @staticmethod

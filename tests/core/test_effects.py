@@ -214,6 +214,8 @@ def remembered(x: float) -> float:
         (within(Noting), "Noting'> is called"), (within(Noting().__enter__), "Noting"), (profiled, "record_function"),
         (within(contextlib.nullcontext, Noting()), "Noting"), (within(threading.Lock), "lock"),
         (lambda x: FACTOR * x, ""), (lambda x: (CALLS.__iadd__([1]), x)[1], ""),
+        (lambda x: x * torch.get_num_threads(), "get_num_threads"),
+        (lambda x: x + torch.initial_seed(), "initial_seed"),
         (lambda x: (torch.set_default_dtype(x.dtype), x)[1], ""),
         (lambda x, model: (model.set_train_data(x), x)[1], ""),
         (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "cond"),

@@ -26,6 +26,7 @@ import autokern
 from autokern.core.replay.recording import Recorder
 from autokern.hooks import linear_operator as hooks
 from autokern.hooks.linear_operator import _Roots
+from autokern.model import memoized
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -38,6 +39,16 @@ def test_a_product_of_an_operator_with_itself_decomposes_it_once():
     with autokern.enabled():
         product = lazy * lazy
         assert product.left_linear_op is product.right_linear_op
+
+
+def test_a_system_that_is_asked_again_is_factorised_once_for_all_later_calls():
+    system = DenseLinearOperator(2.0 * torch.eye(5, dtype=torch.float64)).add_jitter(0.5)
+    rhs = torch.rand(5, 1, dtype=torch.float64)
+    with autokern.enabled(), autokern.using(force={"inv_quad_logdet": "potri"}):
+        found = [torch.stack(system.inv_quad_logdet(rhs, logdet=True)) for _ in range(3)]
+    assert "cholesky" in memoized.names(system)
+    assert_close(found[0], found[1])
+    assert torch.equal(found[1], found[2])
 
 
 def trend():

@@ -23,15 +23,23 @@ pytestmark = pytest.mark.usefixtures("at_once", "restored")
 GLOBAL = torch.ones(1, dtype=DOUBLE)
 
 
+def grown(x, by=1.0, *, more=1.0):
+    return x * by * more * grown.rate
+
+
+grown.rate = 1.0
+GROWN = grown.__code__
+
+
 class Plain(Kernel):
-    """A kernel of the user's with a tensor, a buffer, a matrix, a count, noise and a function with a default."""
+    """A kernel of the user's with a tensor, a buffer, a matrix, a count, noise and functions with defaults."""
 
     has_lengthscale = True
 
     def __init__(self, drops=False, **options):
         super().__init__(lengthscale_constraint=Interval(0.01, 5.0), **options)
         self.drops, self.factor = drops, torch.ones(1, dtype=DOUBLE)
-        self.register_buffer("many", torch.ones(1000, dtype=DOUBLE))
+        self.register_buffer("many", torch.ones(300_000, dtype=DOUBLE))
         self.turn = torch.nn.Parameter(torch.tensor([[1.0, 0.5], [0.2, 1.0]], dtype=DOUBLE))
 
     def forward(self, x1, x2, diag=False, power=1.0, **params):
@@ -40,12 +48,13 @@ class Plain(Kernel):
         scale = self.factor * self.many.mean() * GLOBAL * torch.unique(x1[..., 0]).numel() / 12
         if self.drops:
             scale = scale * (1 + 0.1 * torch.nn.functional.dropout(torch.ones(1, dtype=DOUBLE)))
-        return found * scale + torch.tensor(1 / 3).to(DOUBLE)
+        return found * grown(scale) + torch.tensor(1 / 3).to(DOUBLE)
 
 
 def restore():
     GLOBAL.data.fill_(1.0)
     Plain.forward.__defaults__ = (False, 1.0)
+    grown.__code__, grown.__defaults__, grown.__kwdefaults__, grown.rate = GROWN, (1.0,), {"more": 1.0}, 1.0
     torch.set_default_dtype(torch.float32)
 
 
@@ -133,6 +142,10 @@ CHANGES = {
     "a large buffer, through data": (PLAIN, once(lambda mll: kernel_of(mll).many.data.mul_(2))),
     "a global tensor": (PLAIN, once(lambda mll: GLOBAL.data.mul_(2))),
     "defaults of a function": (PLAIN, once(lambda mll: setattr(Plain.forward, "__defaults__", (False, 2.0)))),
+    "code of a function": (PLAIN, once(lambda mll: setattr(grown, "__code__", (lambda x, by: x * 3.0).__code__))),
+    "defaults of a function of the module": (PLAIN, once(lambda mll: setattr(grown, "__defaults__", (3.0,)))),
+    "keyword defaults of a function": (PLAIN, once(lambda mll: setattr(grown, "__kwdefaults__", {"more": 3.0}))),
+    "an attribute of a function": (PLAIN, once(lambda mll: setattr(grown, "rate", 3.0))),
     "the default dtype": (PLAIN, once(lambda mll: torch.set_default_dtype(torch.float64))),
     "a loss term": (PLAIN, once(term_added)),
     "a method of the marginal likelihood": (PLAIN, once(terms_doubled)),

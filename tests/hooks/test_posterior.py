@@ -256,11 +256,13 @@ def test_only_what_wants_gradients_gets_any(make):
         p = next(t for name, t in model.named_parameters() if "lengthscale" in name)
         p.requires_grad_(False)
         known = gradients(weighted(model.posterior(x).mean), x, model)
+        model.covar_module.requires_grad_(False)
+        known += [torch.tensor(model.posterior(points(2)).variance.requires_grad)]
         model.requires_grad_(False)
         x.requires_grad_()
         return [*known, *gradients(weighted(model.posterior(x).mean), x, model), model.posterior(points(2)).mean]
 
-    expected, found = both(run, calls=3)
+    expected, found = both(run, calls=4)
     close(found, expected)
     assert not found[-1].requires_grad
 

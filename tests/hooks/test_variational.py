@@ -76,13 +76,24 @@ def test_what_is_written_to_parameters_after_a_models_call_counts():
     return trained(sparse, once(lambda mll: [p.data.mul_(1.01) for p in mll.parameters()]), inside=True)
 
 
+PARTS = {
+    "mean": lambda output: output.loc.data.add_(1.0),
+    "covariance": lambda output: [
+        t.data.mul_(0.9) for t in output.lazy_covariance_matrix.representation() if t.grad_fn
+    ],
+    "hook": lambda output: output.lazy_covariance_matrix.representation()[-1].register_hook(lambda slope: 2 * slope),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
 @as_library()
-def test_a_mean_that_was_written_past_its_version_counter_counts():
+def test_a_distribution_that_was_written_past_its_version_counters_or_has_hooks_counts(part):
     mll = prepared(sparse)
     (x,), y = batch(mll, 20)
     output = mll.model(x)
-    output.loc.data.add_(1.0)
-    return [mll(output, y)]
+    PARTS[part](output)
+    loss = mll(output, y)
+    return [loss, *torch.autograd.grad(loss, list(mll.parameters()))]
 
 
 @as_library(served=4)
@@ -394,7 +405,7 @@ class Many(ConstantMean):
 
     def __init__(self):
         super().__init__()
-        self.many = torch.zeros(400, dtype=DOUBLE)
+        self.many = torch.zeros(300_000, dtype=DOUBLE)
 
     def forward(self, x):
         return self.many[: x.shape[-2]] + self.many.mean()

@@ -26,14 +26,13 @@ from autokern.core.releases.recorded import content, functions
 from autokern.core.replay.effects import is_library, is_of_library, is_of_python, walked
 
 _FEW = 32  # most elements for which comparing Python numbers is faster than `torch.equal`
-_SMALL = 256  # default of the largest number of elements of a tensor whose numbers are compared
 _SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"
 """Attributes in which settings of the libraries keep their values."""
 _OTHERS = frozenset(("abc", "builtins", "collections", "contextlib", "enum", "functools", "numpy", "torch", "types",
                      "typing", "weakref"))  # fmt: skip
 """Packages whose classes are not watched."""
 _TORCH = torch, torch.linalg, torch.nn.functional
-_code = operator.attrgetter("__code__", "__defaults__")
+_code = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -79,7 +78,7 @@ def held(*of: Any, but: Collection[tuple[dict[str, Any], str]] = (), **options: 
 class Held:
     """Notices changed objects: their attributes, items, closures, globals, the user's classes, and library settings.
 
-    Numbers written in place are noticed in NumPy arrays and in CPU tensors of at most `most` elements, except `inputs`.
+    Numbers written in place are noticed in NumPy arrays and in CPU tensors, except `inputs`.
     Attributes whose names are in `without` may change.
     """
 
@@ -89,7 +88,6 @@ class Held:
         inputs: Iterable[torch.Tensor] = (),
         spaces: Iterable[Mapping[str, Any]] = (),
         without: Iterable[str] = (),
-        most: int = _SMALL,
     ) -> None:
         self.tensors, self.objects = list[torch.Tensor](), list[Any]()
         for one in every:
@@ -99,7 +97,7 @@ class Held:
         self._arrays = [one for one in self.objects if isinstance(one, np.ndarray)]
         varying = set(map(id, inputs))
         fixed = (one for one in self.tensors if id(one) not in varying and one.layout is torch.strided and one.is_cpu)
-        self._tensors = [one for one in fixed if one.numel() <= most and not one.is_inference()]
+        self._tensors = [one for one in fixed if not one.is_inference()]
         bases = {base for kind in self.kinds() for base in kind.__mro__}
         own = [base for base in bases if not (is_of_library(base) or is_of_python(base))]
         self._own = [f for f in self._functions if not is_library(f.__globals__.get("__name__"))]
@@ -119,7 +117,7 @@ class Held:
         plain = (one for one in self.objects if not isinstance(one, (FunctionType, ModuleType)))
         both = (space for one in plain for space in (one, getattr(one, "__dict__", None)))
         spaces = [space for space in both if isinstance(space, dict)]
-        spaces += [f.__kwdefaults__ for f in self._functions if f.__kwdefaults__]
+        spaces += [f.__kwdefaults__ for f in self._functions if f.__kwdefaults__] + list(map(vars, self._own))
         several = {id(space): space for space in (*self._more, *spaces)}.values()
         self._partly, self._spaces = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
         for space in several:
@@ -180,6 +178,7 @@ class Held:
         found += [*map(type, self._modules), *map(len, self._spaces)]
         found += map(content, self._cells)
         found += [space.get(name) for space, name in self._globals]
+        found += chain.from_iterable(map(_code, self._own))
         found += [getattr(kind, name) for kind, name in self._settings]
         found.append(torch.get_default_dtype())
         return found

@@ -41,6 +41,9 @@ _NAMES = frozenset(
     ("manual_seed", "seed", "set_rng_state", "save", "load", "backward", "compile", "distributed",
      "initialize", "logger", "logging", "train", "zero_grad", "step", "profile", "record_function",
      "numpy", "tolist", "data_ptr", "write", "__setattr__", "__delattr__",
+     # torch's state as Python's numbers
+     "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "get_num_interop_threads",
+     "get_num_threads", "get_rng_state", "initial_seed", "is_autocast_enabled",
      "associative_scan", "cond", "flex_attention", "scan", "while_loop",  # operators that torch compiles
      # of containers
      "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "insert",
@@ -49,7 +52,7 @@ _NAMES = frozenset(
      "__setitem__", "__delitem__", "__iadd__", "__iand__", "__imul__", "__ior__", "__isub__", "__ixor__",
      # of NumPy's arrays
      "byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "setflags"))  # fmt: skip
-"""Names of functions and methods that have side effects, or through which numbers leave torch."""
+"""Names of functions and methods that have side effects, or through which numbers leave torch or enter."""
 _PREFIXES = ("set_", "_set_", "load_", "save_", "register_", "add_scalar", "add_histogram", "add_module")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 STANDARD = frozenset(("abc", "builtins", "collections", "enum", "functools", "math", "types", "typing", "weakref"))
@@ -200,7 +203,8 @@ def _of_function(function: Any) -> list[Any] | str:
         return held
     named = f"{function.__qualname__}, a function of your own,"
     kind = cells.get("__class__")  # for `super()`, which calls methods that are examined with their object
-    found, spaces = [one for one in held if one is not kind], (function.__globals__, function.__builtins__)
+    found = [one for one in (*held, *vars(function).values()) if one is not kind]
+    spaces = function.__globals__, function.__builtins__
     for code in codes(function.__code__):
         operations = list(dis.get_instructions(code))
         for place, instruction in enumerate(operations):

@@ -29,7 +29,6 @@ from autokern.hooks.later.closures import OfParameters
 from autokern.model import memoized
 
 _known: Beside[Loss] = Beside()
-MOST = 2**18  # elements of tensors whose numbers are compared before each replay, at most
 _LARGEST = 500  # points above which a computation is too large to be recorded, or too slow to gain
 _SPACES = "_modules", "_priors", "_added_loss_terms"
 
@@ -238,7 +237,7 @@ class Loss(OfLosses):
         kernels = [lazy.kernel for lazy in given.lazies(prior)]
         self._outlines = list(map(memoized.outline, kernels))
         spaces = [getattr(one, name, {}) for one in mll.model.modules() for name in _SPACES]
-        return self.held(mll.likelihood, *kernels, *priors, spaces=spaces, most=MOST)
+        return self.held(mll.likelihood, *kernels, *priors, spaces=spaces)
 
     def evaluated(self, mll: Any, stock: Any, ours: Any, prior: Any, target: Any) -> Any:
         """Return prior, target and parameters, and a function for the marginal likelihood and its gradients."""

@@ -69,8 +69,9 @@ class Repeated(abc.ABC):
     _held: Held
     _replay: Replay | None = None
 
-    def __init__(self, kind: Any, dtypes: Iterable[torch.dtype]) -> None:
-        self._history = _histories.setdefault(kind, _History())
+    def __init__(self, kind: tuple[Any, ...], dtypes: Iterable[torch.dtype]) -> None:
+        named = tuple(f"{one.__module__}.{one.__qualname__}" if isinstance(one, type) else one for one in kind)
+        self._history = _histories.setdefault(named, _History())  # by name, since a key would keep a class alive
         self._until, self._spent = self._history.spent(), 0.0
         self.draws = False  # whether a replay draws random numbers, from the generator's state at the call
         self.state: torch.Tensor | None = None

@@ -29,7 +29,7 @@ from autokern.core.replay.recording import Recorder
 from autokern.core.state import Beside, Weak, inside
 from autokern.hooks.bypass import may_replay
 from autokern.hooks.later import repeated
-from autokern.hooks.later.losses import MOST, Given, OfLosses
+from autokern.hooks.later.losses import Given, OfLosses
 from autokern.model.memoized import frozen
 from autokern.system import host
 
@@ -96,7 +96,7 @@ class _Step(OfLosses):
             return "points or targets that require a gradient, or of another kind"
         self._left.find()
         self._as_left: Call = lambda module: module
-        return self.held(mll, but=self._left.at, most=MOST)
+        return self.held(mll, but=self._left.at)
 
     def evaluated(self, mll: Any, stock: Call, model: Call, x: Any, distribution: Any, target: Any) -> Any:
         self._x, self._y = x.detach().clone(), target.detach().clone()
@@ -164,21 +164,21 @@ class _Step(OfLosses):
                 return None
             self.earlier = time.thread_time() - began
             if compared:
-                found = self._as_library(model, stock, x, before)
-                if self._replay is None:
+                found, given = self._as_library(model, stock, x, before)
+                if self._replay is None or given is None:
                     return found
+                own, numbers = given.present[:-1], given.copies
             else:
                 own, left = self._tensors(model, stock, x.clone())
-                found = self._given.prior(own, _frozen)
+                found, numbers = self._given.prior(own, _frozen), self._outs
                 self._left.put(left, self._as_left)
-            mean, versions = found.loc, [p._version for p in self._parameters]
-            numbers = mean.detach().clone() if compared else self._outs[0]
-            present = self._left.present()
-            self._latest = weakref.ref(found), mean, mean._version, found._covar, versions, numbers, present
+            parts = [(t, t._version, then) for t, then in zip(own, numbers, strict=False)]
+            versions = [p._version for p in self._parameters]
+            self._latest = weakref.ref(found), found.loc, found._covar, parts, versions, self._left.present()
         return found
 
-    def _as_library(self, model: Any, stock: Call, x: Any, before: Any) -> Any:
-        """Return the library's distribution, to which the first part of the recording is compared."""
+    def _as_library(self, model: Any, stock: Call, x: Any, before: Any) -> tuple[Any, Given | None]:
+        """Return the library's distribution, whole and in parts, to which the first part is compared."""
         after = torch.get_rng_state()
         torch.set_rng_state(before)
         with inside.having(active=True):  # the replay computes as stock does
@@ -188,7 +188,7 @@ class _Step(OfLosses):
             self.end("a model's call differs from its replay in form or in random numbers")
         elif not all(map(self._are_close, self._outs, self._results_of(given))):
             self.end("a model's call differs from its replay")
-        return found
+        return found, given
 
     def _are_close(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
         within = self.agreement * theirs.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax() if theirs.numel() else 0.0
@@ -220,15 +220,17 @@ class _Step(OfLosses):
         latest, self._latest = self._latest, None
         if latest is None or latest[0]() is not distribution:
             return False
-        mean, versions = distribution.loc, [p._version for p in self._parameters]
-        same = mean is latest[1] and mean._version == latest[2] and distribution._covar is latest[3]
-        same = same and torch.equal(mean, latest[5])  # writes through `data` change no version
-        if not same or versions != latest[4] or mean._backward_hooks or mean.retains_grad or not _is_plain(target):
+        _, mean, covariance, parts, versions, present = latest
+        hooked = any(t.grad_fn is not None and (t._backward_hooks or t.retains_grad) for t, _, _ in parts)
+        same = all(t._version == version and torch.equal(t, numbers) for t, version, numbers in parts)
+        if hooked or not same or distribution.loc is not mean or distribution._covar is not covariance:
+            return False
+        if versions != [p._version for p in self._parameters] or not _is_plain(target):
             return False
         if target.shape != self._y.shape or target.dtype is not self._y.dtype:
             return False
         # what has changed since the model's call: objects, or what it has left
-        if not self._held.is_as_before() or not all(map(operator.is_, self._left.present(), latest[6])):
+        if not self._held.is_as_before() or not all(map(operator.is_, self._left.present(), present)):
             return False
         self._y.copy_(target)
         return super().put()  # as in stock, values that were written to parameters after the model's call count
