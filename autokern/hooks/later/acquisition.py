@@ -31,6 +31,7 @@ from autokern.system import host, threads
 _MOST = 2**16  # most elements of a tensor in each evaluation: torch shares an operation on it among two threads at most
 _MOST_ONCE = 2**20  # most elements in the single evaluation of the raw samples, from which the starts are chosen
 _MOST_POINTS = 512  # most training points: each evaluation multiplies matrices of their number of rows
+_MOST_HELD = 2**18  # most elements of all tensors that an acquisition function holds, to record it
 _KNOWN = {f"botorch.acquisition.{name}" for name in ("analytic", "knowledge_gradient", "logei", "monte_carlo")}
 _KNOWN |= {f"botorch.acquisition.multi_objective.{name}" for name in ("logei", "monte_carlo")}
 """Modules of acquisition functions whose tensors `_is_small` counts."""
@@ -213,7 +214,9 @@ class _Acquisition(Repeated):
             return "it is more than an acquisition function"
         if not np.isfinite(x).all() or any(isinstance(v, torch.Tensor) for v in (fixed or {}).values()):
             return "its points are not finite, or its fixed features are tensors"
-        return held(self._called)
+        found = held(self._called)
+        many = not isinstance(found, str) and sum(t.numel() for t in found.tensors) > _MOST_HELD
+        return "comparing its tensors takes as long as a replay saves" if many else found
 
     def evaluated(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
         at = torch.tensor(x, dtype=self._dtype).view(-1, *self._shape).requires_grad_(True)

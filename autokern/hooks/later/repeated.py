@@ -32,7 +32,7 @@ from autokern.runtime import dispatch
 from autokern.system import host
 
 _EAGER, _COMPARED, _EVERY = 2, 2, 32  # evaluations before the recorded one, compared after it, and between comparisons
-_SPENT = 0.06  # seconds of evaluations before one is recorded, if their number is unknown
+_SPENT = 0.06  # seconds of evaluations before one is recorded, if their number is unknown; more after refusals
 _AGREE = 1e-9  # the largest difference between a replay and the library, relative to the largest compared value
 _SINGLE = 1e-4  # the same in single precision, in which BLAS rounds products of fewer sets differently
 _GAIN = 0.9  # the largest part of an evaluation's time that a replay may take
@@ -54,7 +54,7 @@ class _History:
         if self.refused >= _MISSES:
             return math.inf
         lasts = 0.0 < self.repaid < self.longest - _EAGER - 1 - _COMPARED
-        return 0.0 if lasts else max(_SPENT, self.repaid * self.seconds)
+        return 0.0 if lasts else max(_SPENT * 4**self.refused, self.repaid * self.seconds)
 
 
 class Repeated(abc.ABC):
