@@ -15,7 +15,7 @@ from torch.nn import Module
 from autokern.core.releases.known import relied
 from autokern.hooks.bypass import stay_out_of_kernels
 from autokern.hooks.install import Property, hook, stock_of
-from autokern.kernels.tree import FEW, family_name
+from autokern.kernels.tree import are_few, family_name
 from autokern.model import marginal
 from autokern.runtime.dispatch import in_force, route
 
@@ -54,9 +54,10 @@ def _may_move(x: torch.Tensor) -> bool:
     return any((low > 0 and high <= 3 * low) or (high < 0 and low >= 3 * high) for low, high in zip(*ends, strict=True))
 
 
-def _are_few(kernel: Any, x1: Any, x2: Any) -> bool:
+def _is_left(kernel: Any, x1: Any, x2: Any) -> bool:
     """Whether points are so few that the library serves; in float64, in which `_near` moves no points."""
-    few = x1.dtype is torch.float64 and x1.dim() == x2.dim() == 2 and x1.is_cpu and len(x1) <= FEW >= len(x2)
+    few = x1.dim() == x2.dim() == 2 and are_few(len(x1), len(x2), torch.is_grad_enabled())
+    few = few and x1.dtype is torch.float64 and x1.is_cpu
     return few and not getattr(kernel, "_batch_shape", True) and in_force().forced("kernel_matrix") is None
 
 
@@ -66,7 +67,7 @@ def _hooked(kind: type) -> None:
     @hook(kind, "forward", relies=None)
     def forward(self: Any, x1: Any, x2: Any, *args: Any, **params: Any) -> Any:
         plain = type(self) is kind and not args and marginal.trivial(params)
-        if not plain or stay_out_of_kernels() or _are_few(self, x1, x2) or family_name(self) is None:
+        if not plain or stay_out_of_kernels() or _is_left(self, x1, x2) or family_name(self) is None:
             return stock(self, x1, x2, *args, **params)
         return _dispatch(self, *_near(x1, x2))
 
@@ -79,22 +80,27 @@ def _batch_shape(self: Any) -> Any:
     """Return a kernel's batch shape, by one walk if all kernels in it have the same; else by the library."""
     shape: Any = getattr(self, "_batch_shape", None)
     plain = type(shape) is torch.Size and not torch.compiler.is_compiling() and _known.holds()
-    return shape if plain and _all_have(self, shape, set()) else _stock_shape.fget(self)
+    return shape if plain and _all_have(self, shape) else _stock_shape.fget(self)
 
 
-def _all_have(module: Any, shape: torch.Size, seen: set[Any]) -> bool:
-    """Whether all kernels in a module have this batch shape, and are found by the library, too."""
-    kind, own = type(module), module.__dict__
-    if kind.named_modules is not Module.named_modules or "named_modules" in own or "_modules" not in own:
-        return False
-    if isinstance(module, Kernel):
-        usual = kind.sub_kernels is Kernel.sub_kernels and kind.named_sub_kernels is Kernel.named_sub_kernels
-        if not usual or kind.batch_shape is not Kernel.batch_shape or not own.keys().isdisjoint(_WALKS):
+def _all_have(kernel: Any, shape: torch.Size) -> bool:
+    """Whether all kernels in a kernel have this batch shape, and are found by the library, too."""
+    modules, seen = [kernel], {kernel}
+    for module in modules:  # which grow
+        kind, own = type(module), module.__dict__
+        if kind.named_modules is not Module.named_modules or "named_modules" in own or "_modules" not in own:
             return False
-        if getattr(module, "_batch_shape", None) != shape:
-            return False
-    seen.add(module)
-    return all(one is None or one in seen or _all_have(one, shape, seen) for one in own["_modules"].values())
+        if isinstance(module, Kernel):
+            usual = kind.sub_kernels is Kernel.sub_kernels and kind.named_sub_kernels is Kernel.named_sub_kernels
+            if not usual or kind.batch_shape is not Kernel.batch_shape or not own.keys().isdisjoint(_WALKS):
+                return False
+            if getattr(module, "_batch_shape", None) != shape:
+                return False
+        for one in own["_modules"].values():
+            if one is not None and one not in seen:
+                seen.add(one)
+                modules.append(one)
+    return True
 
 
 hook(Kernel, "batch_shape", relies=None)(Property(_batch_shape, _stock_shape.fset))

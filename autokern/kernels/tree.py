@@ -22,7 +22,7 @@ from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import OWN, Family, code_of, family, formula_of
 
-FEW = 64  # points of float64 up to which a candidate saves less than the choice takes: the library serves kernels
+_FEW = {True: 64**2, False: 200**2}  # pairs of points, with and without gradients, for which a choice takes too long
 _MOST_DIFFERENCES = 2**24  # most elements of an array of all differences of points
 BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
 """The kind of node of each gpytorch kernel with several children."""
@@ -89,6 +89,11 @@ def described(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
         return None
     children = tuple(described(child, keops, kinds) for child in kernel.kernels)
     return None if None in children else Node(BRANCHES[kind], children=children)  # type: ignore[arg-type]
+
+
+def are_few(rows: int, columns: int, graded: bool) -> bool:
+    """Whether a candidate saves less than the choice takes, so that the library serves kernels in float64."""
+    return rows * columns <= _FEW[graded]
 
 
 def family_name(kernel: Kernel) -> str | None:

@@ -118,7 +118,7 @@ class _KernelMatrix(Op):
 
     def remark(self, problem: Problem) -> str:
         plain = problem.dtype == "float64" and problem.device == "cpu" and problem.batch == 1
-        few = plain and max(problem.m, problem.n) <= trees.FEW
+        few = plain and trees.are_few(problem.m, problem.n, bool(problem.grad))
         return "in a model, the library serves so few points: a choice takes longer than it saves" if few else ""
 
     def memory(self, problem: Problem) -> int:

@@ -229,13 +229,22 @@ def test_a_hook_that_asks_by_itself_takes_all_that_its_release_takes():
 
 
 @pytest.mark.parametrize(
-    ("n", "forced", "served"), [(64, {}, False), (64, {"kernel_matrix": "gemm"}, True), (65, {}, True)]
+    ("n", "grad", "forced", "served"),
+    [
+        (64, "theta", {}, False),
+        (64, "theta", {"kernel_matrix": "gemm"}, True),
+        (65, "theta", {}, True),
+        (200, "", {}, False),
+        (201, "", {}, True),
+    ],
 )
-def test_matrices_of_few_points_are_the_librarys(n, forced, served):
+def test_matrices_of_few_points_are_the_librarys(n, grad, forced, served):
     kernel, x = gpytorch.kernels.MaternKernel(ard_num_dims=3).double(), torch.rand(n, 3, dtype=torch.float64)
-    expected = kernel(x).to_dense()
-    with autokern.enabled(), autokern.using(force=forced):
-        found = kernel(x).to_dense()
-        assert ("kernel_matrix" in autokern.stats()) is served
+    with torch.set_grad_enabled(bool(grad)):
+        expected = kernel(x).to_dense()
+        with autokern.enabled(), autokern.using(force=forced):
+            found = kernel(x).to_dense()
+            assert ("kernel_matrix" in autokern.stats()) is served
     torch.testing.assert_close(found, expected, rtol=1e-12 * served, atol=1e-12 * served)
-    assert ("the library serves so few points" in str(autokern.explain("kernel_matrix", n=n))) is (n == 64)
+    told = str(autokern.explain("kernel_matrix", n=n, grad=grad))
+    assert ("the library serves so few points" in told) is (n in (64, 200))
