@@ -37,7 +37,7 @@ _AGREE = 1e-9  # the largest difference between a replay and the library, relati
 _SINGLE = 1e-4  # the same in single precision, in which BLAS rounds products of fewer sets differently
 _GAIN = 0.9  # the largest part of an evaluation's time that a replay may take
 _MISSES, _UNFIT = 3, 8  # consecutive replays at another branch, and calls that do not fit, until a recording is dropped
-_histories: dict[Any, _History] = {}
+_histories: dict[str, _History] = {}
 _log = logging.getLogger("autokern")
 
 
@@ -70,8 +70,7 @@ class Repeated(abc.ABC):
     _replay: Replay | None = None
 
     def __init__(self, kind: tuple[Any, ...], dtypes: Iterable[torch.dtype]) -> None:
-        named = tuple(f"{one.__module__}.{one.__qualname__}" if isinstance(one, type) else one for one in kind)
-        self._history = _histories.setdefault(named, _History())  # by name, since a key would keep a class alive
+        self._history = _histories.setdefault(repr(kind), _History())  # by name: a key would keep a class alive
         self._until, self._spent = self._history.spent(), 0.0
         self.draws = False  # whether a replay draws random numbers, from the generator's state at the call
         self.state: torch.Tensor | None = None
