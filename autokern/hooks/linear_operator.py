@@ -40,7 +40,6 @@ _TINY = 1e-6
 _PLAIN = {(torch.Tensor, dtype, torch.strided, "cpu") for dtype in (torch.float32, torch.float64)}
 _FEW = 512  # rows of a Toeplitz matrix up to which a product by the matrix itself was always faster
 _product = relied(*ALGEBRA, KroneckerProductAddedDiagLinearOperator, operators.KroneckerProductLinearOperator)
-_MOST = 256  # rows up to which quadratic forms without gradients gain more than a factor in the cache
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
 _sparse_module = sys.modules.get("linear_operator.utils.sparse")
@@ -89,11 +88,9 @@ def _inv_quad_logdet(
     lazy = any(p.__class__.__name__ == "LazyEvaluatedKernelTensor" for p in (self, *self._args))
     evaluated = self.evaluate_kernel() if lazy else self
     graded = torch.is_grad_enabled() and (evaluated.requires_grad or inv_quad_rhs.requires_grad)
-    # stock caches the factor, so it serves later calls, and calls in which a candidate gains little
-    asked = "_autokern_asked" in evaluated.__dict__ or (exact and not graded and self.size(-1) > _MOST)
-    if asked or _factorised_already(evaluated) or not is_unstructured(evaluated):
+    cached = _factorised_already(evaluated) or (exact and not graded)  # stock caches a factor, for later calls, too
+    if cached or not is_unstructured(evaluated):
         return _inv_quad_logdet.__wrapped__(self, inv_quad_rhs, logdet, reduce_inv_quad)
-    evaluated._autokern_asked = True
     return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), exact)
 
 

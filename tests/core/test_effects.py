@@ -185,6 +185,8 @@ def profiled(x: torch.Tensor) -> torch.Tensor:
         return 2 * x
 
 
+FREED, HUGE, HALVES = torch.zeros(300), torch.ones(1).expand(4000, 4000), torch.zeros(3, dtype=torch.complex32)
+FREED.untyped_storage().resize_(0)
 SEED, TALLY, FACTOR = torch.manual_seed, np.zeros(1), Factor(2.0)
 ENGINE, ALIVE = torch.quasirandom.SobolEngine(2), Plain()
 
@@ -214,6 +216,8 @@ def remembered(x: float) -> float:
         (within(Noting), "Noting'> is called"), (within(Noting().__enter__), "Noting"), (profiled, "record_function"),
         (within(contextlib.nullcontext, Noting()), "Noting"), (within(threading.Lock), "lock"),
         (lambda x: FACTOR * x, ""), (lambda x: (CALLS.__iadd__([1]), x)[1], ""),
+        (lambda x: x + FREED.shape[0], "without memory"), (lambda x: x + HUGE.sum(), "so many numbers"),
+        (lambda x: x + HALVES.shape[0], "another dtype"),
         (lambda x: x * torch.get_num_threads(), "get_num_threads"),
         (lambda x: x + torch.initial_seed(), "initial_seed"),
         (lambda x: (torch.set_default_dtype(x.dtype), x)[1], ""),

@@ -26,6 +26,10 @@ from autokern.core.releases.recorded import content, functions
 from autokern.core.replay.effects import is_library, is_of_library, is_of_python, walked
 
 _FEW = 32  # most elements for which comparing Python numbers is faster than `torch.equal`
+_MOST = 2**21  # elements of all tensors together that are compared before each replay
+_COMPARED = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+             torch.float32, torch.float64, torch.complex64, torch.complex128}  # fmt: skip
+"""Dtypes of tensors that torch can compare."""
 _SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"
 """Attributes in which settings of the libraries keep their values."""
 _OTHERS = frozenset(("abc", "builtins", "collections", "contextlib", "enum", "functools", "numpy", "torch", "types",
@@ -69,10 +73,17 @@ class Numbers:
         return all(t.tolist() == numbers for t, numbers in self._little) and are_equal(self._others)
 
 
-def held(*of: Any, but: Collection[tuple[dict[str, Any], str]] = (), **options: Any) -> Held | str:
-    """Return the `Held` of objects without the attributes `but`, or the side effect that calls of them may have."""
+def held(*of: Any, but: Collection[tuple[dict[str, Any], str]] = (), most: int = _MOST, **options: Any) -> Held | str:
+    """Return the `Held` of objects without the attributes `but`, or why calls of them are not recorded."""
     seen = walked(of, but)
-    return seen if isinstance(seen, str) else Held(seen.values(), without={name for _, name in but}, **options)
+    if isinstance(seen, str):
+        return seen
+    tensors = [one for one in seen.values() if isinstance(one, torch.Tensor) and one.layout is torch.strided]
+    if sum(one.numel() for one in tensors) > most:
+        return "tensors of so many numbers that comparing them takes long"
+    if any(one.dtype not in _COMPARED or (one.numel() and not one.untyped_storage().nbytes()) for one in tensors):
+        return "a tensor of another dtype, or without memory"
+    return Held(seen.values(), without={name for _, name in but}, **options)
 
 
 class Held:

@@ -214,9 +214,7 @@ class _Acquisition(Repeated):
             return "it is more than an acquisition function"
         if not np.isfinite(x).all() or any(isinstance(v, torch.Tensor) for v in (fixed or {}).values()):
             return "its points are not finite, or its fixed features are tensors"
-        found = held(self._called)
-        many = not isinstance(found, str) and sum(t.numel() for t in found.tensors) > _MOST_HELD
-        return "comparing its tensors takes as long as a replay saves" if many else found
+        return held(self._called, most=_MOST_HELD)
 
     def evaluated(self, x: np.ndarray, fixed: Any, rows: Any) -> Any:
         at = torch.tensor(x, dtype=self._dtype).view(-1, *self._shape).requires_grad_(True)

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
@@ -37,7 +38,7 @@ _AGREE = 1e-9  # the largest difference between a replay and the library, relati
 _SINGLE = 1e-4  # the same in single precision, in which BLAS rounds products of fewer sets differently
 _GAIN = 0.9  # the largest part of an evaluation's time that a replay may take
 _MISSES, _UNFIT = 3, 8  # consecutive replays at another branch, and calls that do not fit, until a recording is dropped
-_histories: dict[str, _History] = {}
+_histories: dict[tuple[Any, ...], _History] = {}  # by kind, whose classes it does not keep alive
 _log = logging.getLogger("autokern")
 
 
@@ -51,8 +52,6 @@ class _History:
     def spent(self) -> float:
         """Return the seconds of evaluations of the next optimisation before one is recorded."""
         self.longest, self.count = max(self.longest, self.count), 0
-        if self.refused >= _MISSES:
-            return math.inf
         lasts = 0.0 < self.repaid < self.longest - _EAGER - 1 - _COMPARED
         return 0.0 if lasts else max(_SPENT * 4**self.refused, self.repaid * self.seconds)
 
@@ -70,7 +69,8 @@ class Repeated(abc.ABC):
     _replay: Replay | None = None
 
     def __init__(self, kind: tuple[Any, ...], dtypes: Iterable[torch.dtype]) -> None:
-        self._history = _histories.setdefault(repr(kind), _History())  # by name: a key would keep a class alive
+        weak = tuple(weakref.ref(one) if isinstance(one, type) else one for one in kind)
+        self._history = _histories.setdefault(weak, _History())
         self._until, self._spent = self._history.spent(), 0.0
         self.draws = False  # whether a replay draws random numbers, from the generator's state at the call
         self.state: torch.Tensor | None = None
