@@ -185,7 +185,7 @@ def profiled(x: torch.Tensor) -> torch.Tensor:
         return 2 * x
 
 
-FREED, HUGE, HALVES = torch.zeros(300), torch.ones(1).expand(4000, 4000), torch.zeros(3, dtype=torch.bits8)
+FREED, HUGE, HALVES = torch.zeros(300), torch.ones(1).expand(4000, 4000), torch.empty(3, dtype=torch.bits8)
 FREED.untyped_storage().resize_(0)
 SEED, TALLY, FACTOR = torch.manual_seed, np.zeros(1), Factor(2.0)
 ENGINE, ALIVE = torch.quasirandom.SobolEngine(2), Plain()
