@@ -254,6 +254,8 @@ def test_long_optimisations_let_the_next_be_recorded_at_once_and_short_ones_do_n
     assert other.spent() == 0.1
     other.refused = 3
     assert other.spent() == pytest.approx(0.06 * 4**3)
+    other.refused = 10_000
+    assert 3600 < other.spent() < np.inf
 
 
 @pytest.mark.parametrize("wrong", [0, -1], ids=["values", "slopes"])

@@ -78,7 +78,9 @@ def held(*of: Any, but: Collection[tuple[dict[str, Any], str]] = (), most: int =
     seen = walked(of, but)
     if isinstance(seen, str):
         return seen
-    tensors = [one for one in seen.values() if isinstance(one, torch.Tensor) and one.layout is torch.strided]
+    varying = set(map(id, options.get("inputs", ())))
+    tensors = [one for one in seen.values() if isinstance(one, torch.Tensor) and id(one) not in varying]
+    tensors = [one for one in tensors if one.is_cpu and one.layout is torch.strided]
     if sum(one.numel() for one in tensors) > most:
         return "tensors of so many numbers that comparing them takes long"
     if any(one.dtype not in _COMPARED or (one.numel() and not one.untyped_storage().nbytes()) for one in tensors):

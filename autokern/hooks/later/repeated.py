@@ -53,7 +53,7 @@ class _History:
         """Return the seconds of evaluations of the next optimisation before one is recorded."""
         self.longest, self.count = max(self.longest, self.count), 0
         lasts = 0.0 < self.repaid < self.longest - _EAGER - 1 - _COMPARED
-        return 0.0 if lasts else max(_SPENT * 4**self.refused, self.repaid * self.seconds)
+        return 0.0 if lasts else max(_SPENT * 4 ** min(self.refused, 9), self.repaid * self.seconds)
 
 
 class Repeated(abc.ABC):
