@@ -33,7 +33,7 @@ from autokern.model import memoized
 from autokern.model.libraries import ALGEBRA, DENSITY, EXACT, MEMORY, ORDERED, ROOT, SOLVE, as_now, regime
 from autokern.model.marginal import is_unstructured
 from autokern.prediction.factor_cache import kinds_of_terms
-from autokern.runtime.dispatch import is_small, route
+from autokern.runtime.dispatch import in_force, is_small, route
 
 _THRESHOLD = 128  # linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order
 _TINY = 1e-6
@@ -88,8 +88,9 @@ def _inv_quad_logdet(
     lazy = any(p.__class__.__name__ == "LazyEvaluatedKernelTensor" for p in (self, *self._args))
     evaluated = self.evaluate_kernel() if lazy else self
     graded = torch.is_grad_enabled() and (evaluated.requires_grad or inv_quad_rhs.requires_grad)
-    cached = _factorised_already(evaluated) or (exact and not graded)  # stock caches a factor, for later calls, too
-    if cached or not is_unstructured(evaluated):
+    ordered = in_force().forced("inv_quad_logdet") is not None
+    cached = exact and not graded and not ordered  # by stock, a factor for later calls
+    if cached or _factorised_already(evaluated) or not is_unstructured(evaluated):
         return _inv_quad_logdet.__wrapped__(self, inv_quad_rhs, logdet, reduce_inv_quad)
     return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), exact)
 
