@@ -196,6 +196,10 @@ class _InvQuadLogdet(shared.Iterated):
         flops = elements * problem.n / 3 * (4 if problem.grad else 1)
         return Features(10.0 * backward, flops, 8.0 * elements * backward)
 
+    def remark(self, problem: Problem) -> str:
+        left = not problem.grad and not iterates(problem)
+        return "in a program, the library serves calls without gradients: it caches the factor" if left else ""
+
     def memory(self, problem: Problem) -> int:
         return shared.squares(problem, 1.1)
 

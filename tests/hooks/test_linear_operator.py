@@ -48,6 +48,8 @@ def test_a_system_without_gradients_is_factorised_once_for_all_calls():
         found = [torch.stack(system.inv_quad_logdet(rhs, logdet=True)) for _ in range(2)]
     assert "cholesky" in memoized.names(system)
     assert torch.equal(*found)
+    told = [str(autokern.explain("inv_quad_logdet", n=300, grad=grad)) for grad in ("", "a")]
+    assert ["caches the factor" in one for one in told] == [True, False]
 
 
 def trend():
