@@ -158,7 +158,9 @@ def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settin
     if entry.ledger is not None and entry.ledger.seconds >= entry.ledger.enough:
         try:
             table = here.measured(Feasibility(entry.op, entry.decision.problem))
-            return here.made(table, here.decide_alike(table, settings), settings, entry.count)
+            made = here.made(table, here.decide_alike(table, settings), settings, entry.count)
+            made.solved = entry.solved
+            return made
         except AutokernError:
             raise
         except Exception as error:  # the key stays as it is

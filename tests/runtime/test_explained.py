@@ -31,10 +31,15 @@ def decided(op):
     return [(decision, calls) for decision, calls in autokern.explain().decisions if decision.problem.op == op]
 
 
-def test_a_density_that_iterates_tells_what_it_reached_however_often_it_is_asked():
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_density_that_iterates_tells_what_it_reached_however_often_it_is_asked(measured, monkeypatch):
     of = rough(N)
     with autokern.enabled(), autokern.using(force={"exact_log_prob": "preconditioned"}):
         step(of)
+        monkeypatch.setattr(dispatch.session(), "measured", lambda table: table)
+        for entry in memo.current.get().memo["exact_log_prob"].values() if measured else ():
+            entry.ledger.seconds = float("inf")
+            entry.check_at(entry.count + 1)
         of.covar_module.base_kernel.lengthscale = 0.25
         step(of)
         inner = decided("exact_log_prob")
