@@ -89,8 +89,8 @@ def _inv_quad_logdet(
     evaluated = self.evaluate_kernel() if lazy else self
     graded = torch.is_grad_enabled() and (evaluated.requires_grad or inv_quad_rhs.requires_grad)
     ordered = in_force().forced("inv_quad_logdet") is not None
-    cached = exact and not graded and not ordered  # by stock, a factor for later calls
-    if cached or _factorised_already(evaluated) or not is_unstructured(evaluated):
+    left = exact and not graded and not ordered  # stock caches the factor for later calls
+    if left or _factorised_already(evaluated) or not is_unstructured(evaluated):
         return _inv_quad_logdet.__wrapped__(self, inv_quad_rhs, logdet, reduce_inv_quad)
     return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), exact)
 

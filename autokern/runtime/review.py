@@ -158,9 +158,7 @@ def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settin
     if entry.ledger is not None and entry.ledger.seconds >= entry.ledger.enough:
         try:
             table = here.measured(Feasibility(entry.op, entry.decision.problem))
-            made = here.made(table, here.decide_alike(table, settings), settings, entry.count)
-            made.solved = entry.solved
-            return made
+            return here.made(table, here.decide_alike(table, settings), settings, entry)
         except AutokernError:
             raise
         except Exception as error:  # the key stays as it is
@@ -182,9 +180,7 @@ def _again(here: Session, entry: Entry, settings: Settings) -> Entry:
     """Decide the exact problem of an entry again, without the candidates that failed."""
     table = Feasibility(entry.op, entry.decision.problem)
     able = msgspec.structs.replace(settings, exclude=settings.exclude | entry.failed)
-    made = here.made(table, here.decide(table, able, entry.count), settings, entry.count)
-    made.failed, made.solved = entry.failed, entry.solved
-    return made
+    return here.made(table, here.decide(table, able, entry.count), settings, entry)
 
 
 def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:

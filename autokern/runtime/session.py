@@ -170,9 +170,9 @@ class Session:
         _log.debug("%s", decision)
         return self.made(table, decision, settings)
 
-    def made(self, table: Feasibility, decision: Decision, settings: Settings, count: int = 0) -> Entry:
-        """Return the entry of a decided problem, whose key has been called `count` times."""
-        ordered = settings
+    def made(self, table: Feasibility, decision: Decision, settings: Settings, earlier: Entry | None = None) -> Entry:
+        """Return the entry of a decided problem, which continues an earlier one of its key."""
+        ordered, count = settings, 0 if earlier is None else earlier.count
         while self.errors and self.errors.get(decision.cell, 0.0) > settings.max_error:  # it has erred too much
             failed = f"{table.op.name}={decision.candidate}"
             ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
@@ -182,6 +182,8 @@ class Session:
         large = not self.agreed and max(needs[name] for name in most) >= memory.LARGE
         entry = Entry(decision, table.op, {c.name: needs[c.name] for c in table.feasible()} if large else None)
         entry.resume(count, before)
+        if earlier is not None:
+            entry.failed, entry.solved = earlier.failed, earlier.solved
         ledger = None if self._first_use is None else self._first_use.ledger(table)
         if ledger is not None and entry.candidate.accuracy != "approximate":
             entry.time_into(ledger)

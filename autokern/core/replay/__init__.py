@@ -27,8 +27,8 @@ from autokern.core.replay.effects import is_library, is_of_library, is_of_python
 
 _FEW = 32  # most elements for which comparing Python numbers is faster than `torch.equal`
 _MOST = 2**21  # elements of all tensors together that are compared before each replay
-_COMPARED = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-             torch.float32, torch.float64, torch.complex64, torch.complex128}  # fmt: skip
+_COMPARABLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+               torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}  # fmt: skip
 """Dtypes of tensors that torch can compare."""
 _SETTINGS = "_state", "_global_value", "_global_float_value", "_global_double_value"
 """Attributes in which settings of the libraries keep their values."""
@@ -78,14 +78,19 @@ def held(*of: Any, but: Collection[tuple[dict[str, Any], str]] = (), most: int =
     seen = walked(of, but)
     if isinstance(seen, str):
         return seen
-    varying = set(map(id, options.get("inputs", ())))
-    tensors = [one for one in seen.values() if isinstance(one, torch.Tensor) and id(one) not in varying]
-    tensors = [one for one in tensors if one.is_cpu and one.layout is torch.strided]
+    tensors = _fixed(seen.values(), options.get("inputs", ()))
     if sum(one.numel() for one in tensors) > most:
         return "tensors of so many numbers that comparing them takes long"
-    if any(one.dtype not in _COMPARED or (one.numel() and not one.untyped_storage().nbytes()) for one in tensors):
+    if any(one.dtype not in _COMPARABLE or (one.numel() and not one.untyped_storage().nbytes()) for one in tensors):
         return "a tensor of another dtype, or without memory"
     return Held(seen.values(), without={name for _, name in but}, **options)
+
+
+def _fixed(every: Iterable[Any], inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the strided CPU tensors among objects, except `inputs`."""
+    varying = set(map(id, inputs))
+    tensors = (one for one in every if isinstance(one, torch.Tensor) and id(one) not in varying)
+    return [one for one in tensors if one.is_cpu and one.layout is torch.strided]
 
 
 class Held:
@@ -108,9 +113,7 @@ class Held:
         self._functions = [one for one in self.objects if isinstance(one, FunctionType)]
         self._modules = [one for one in self.objects if isinstance(one, torch.nn.Module)]
         self._arrays = [one for one in self.objects if isinstance(one, np.ndarray)]
-        varying = set(map(id, inputs))
-        fixed = (one for one in self.tensors if id(one) not in varying and one.layout is torch.strided and one.is_cpu)
-        self._tensors = [one for one in fixed if not one.is_inference()]
+        self._tensors = [one for one in _fixed(self.tensors, inputs) if not one.is_inference()]
         bases = {base for kind in self.kinds() for base in kind.__mro__}
         own = [base for base in bases if not (is_of_library(base) or is_of_python(base))]
         self._own = [f for f in self._functions if not is_library(f.__globals__.get("__name__"))]

@@ -294,7 +294,7 @@ class Repeated(abc.ABC):
         self.serves, self._replay = False, None
 
     def end(self, why: str) -> None:
-        """Forget the recording; after some such ends nothing is recorded in later optimisations either."""
+        """Forget the recording; each such end lets later optimisations of the kind wait longer."""
         self.forget()
         self._history.refused += not self._anew
         _log.info("an optimiser's %s is evaluated by the library from now on: %s", self.name, why)
