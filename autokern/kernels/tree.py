@@ -213,12 +213,11 @@ def by_formula(
     return value(node)
 
 
-def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return the variances of points under a kernel whose `form` is not None, expanded to `shape`."""
-    tree = read(kernel, x[..., :1, :])
+def diagonal(tree: Tree, shape: torch.Size) -> torch.Tensor:
+    """Return the variances of points under a tree, expanded to `shape`."""
     weights = (w[..., None] for w in tree.weights)
     found = by_formula(tree.node, tree.points, tree.shapes, weights, lambda of: lambda *u: 1.0)  # at distance zero
-    return found.expand(shape) if isinstance(found, torch.Tensor) else x.new_full(shape, found)
+    return found.expand(shape) if isinstance(found, torch.Tensor) else tree.points[0].new_full(shape, found)
 
 
 def _square_distances(z: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:

@@ -28,6 +28,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from gpytorch.variational import VariationalStrategy
 from linear_operator import settings as library
 from linear_operator.operators import LinearOperator
 
@@ -57,6 +58,7 @@ exact_prediction = _of(DefaultPredictionStrategy, "exact_prediction")
 get_fantasy_strategy = _of(DefaultPredictionStrategy, "get_fantasy_strategy")
 psd_safe_cholesky = _of("linear_operator.utils.cholesky", "_psd_safe_cholesky")
 solve = _of("linear_operator.functions._solve", "_solve")
+variational_forward = _of(VariationalStrategy, "forward")
 
 
 def noise_in_place(likelihood: Any) -> bool:

@@ -231,7 +231,7 @@ def _diagonal_of(prior: Any) -> torch.Tensor:
     if not isinstance(prior, LazyEvaluatedKernelTensor):
         return prior.diagonal(dim1=-2, dim2=-1)
     if prior.x1 is prior.x2 and not prior.last_dim_is_batch and trees.form(prior.kernel) is not None:
-        return trees.diagonal(prior.kernel, prior.x1, prior.shape[:-1])
+        return trees.diagonal(trees.read(prior.kernel, prior.x1[..., :1, :]), prior.shape[:-1])
     if prior.shape[-1] == 0:
         return torch.zeros(prior.shape[:-1], dtype=prior.x1.dtype, device=prior.x1.device)
     m = prior.shape[-1]

@@ -1,0 +1,225 @@
+"""The distribution of a sparse variational Gaussian process in training: one autograd function, closed-form gradients.
+
+For whitened inducing values ``u ~ N(m, S)`` (Matthews 2017, "Scalable Gaussian process inference using variational
+methods", section 4), ``L L^T = Kzz`` and ``A = L^-1 Kzx``, the mean is ``A^T m`` and the covariance ``Kxx + A^T M A``
+with ``M = S - I``. With the gradient ``g`` by the variances, that by A is ``2 M A diag(g)`` and that by M is ``D = A
+diag(g) A^T``, so the product of the former with ``A^T``, which the derivative of the factor takes (Murray 2016,
+"Differentiation of the Cholesky decomposition", eq. 10), is ``2 M D``, whatever the number of points.
+
+Samples of the points, as in the layers of a deep Gaussian process, share inducing points, and so one factor.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.settings import _linalg_dtype_cholesky
+from gpytorch.variational import VariationalStrategy, variational_strategy
+from linear_operator.operators import (
+    DiagLinearOperator,
+    LinearOperator,
+    MatmulLinearOperator,
+    SumLinearOperator,
+    TriangularLinearOperator,
+)
+
+from autokern.core.autograd import each_cotangent, plain_gradients
+from autokern.kernels import matrix as matrices
+from autokern.kernels import tree as trees
+from autokern.kernels.tree import Tree, centre_of
+from autokern.model.libraries import psd_safe_cholesky, variational_forward
+from autokern.prediction.lazy_covariance import PosteriorCovariance
+
+DIAGONAL = hasattr(variational_strategy, "ComputePredictiveUpdates")
+"""Whether this release computes variances only, of more points than inducing points."""
+
+
+class Sparse(NamedTuple):
+    """A variational strategy's call: a prior at ``m`` inducing points and then at the data, with one lazy matrix."""
+
+    forward: Callable[[Sparse], Any]  # returns the library's distribution
+    prior: Any
+    inducing: torch.Tensor | None  # the first points ``(..., m, d)`` without samples; None if a model maps its points
+    values: torch.Tensor  # whitened means ``(..., m)``
+    covariance: Any  # of the whitened values, a `CholLinearOperator`
+    jitter: float
+    cache: dict[Any, Any]  # the strategy's
+
+    @property
+    def root(self) -> torch.Tensor:
+        """The lower factor of the whitened covariance, ``(..., m, m)``."""
+        return cast("torch.Tensor", self.covariance.root._tensor.tensor)
+
+
+class _Known:
+    """A model whose prior is known."""
+
+    def __init__(self, prior: Any) -> None:
+        self._prior = prior
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self._prior
+
+
+def by_library(strategy: Any, prior: Any, z: Any, x: Any, *given: Any, **more: Any) -> Any:
+    """Return the library's distribution at points `x`, by inducing points `z`, where the model's prior is known."""
+    own = object.__new__(VariationalStrategy)
+    own.__dict__.update(strategy.__dict__, model=_Known(prior))
+    return variational_forward(own, x, z, *given, **more)
+
+
+def distribution(of: Sparse) -> MultivariateNormal:
+    """Return the distribution at the data; its covariance knows its diagonal."""
+    lazy, m, values, root = of.prior._covar, of.values.shape[-1], of.values, of.root
+    kernel, x = lazy.kernel, lazy.x1
+    data, samples, n = x[..., m:, :], 0, x.shape[-2] - m
+    if of.inducing is not None:
+        samples = max(0, x.dim() - max(of.inducing.dim(), values.dim() + 1, len(kernel.batch_shape) + 2))
+    lead = data.shape[:samples]
+    if samples and of.inducing is not None:  # samples of the points become further points
+        data = data.movedim(tuple(range(samples)), tuple(range(-2 - samples, -2))).flatten(-2 - samples, -2)
+        x = torch.cat((of.inducing.expand(*data.shape[:-2], *of.inducing.shape[-2:]), data), -2)
+
+    def apart(t: torch.Tensor) -> torch.Tensor:
+        """Return ``(..., samples n)`` as ``(samples, ..., n)``."""
+        if not samples:
+            return t
+        return t.unflatten(-1, (*lead, n)).movedim(tuple(range(-1 - samples, -1)), tuple(range(samples)))
+
+    tree = trees.read(kernel, x, centre_of(x[..., :m, :]))
+    rows = Tree(tree.node, [p[..., :m, :] for p in tree.points], tree.shapes, tree.weights)
+    k = matrices.matrix(rows, tree.points, True, "tiled")  # whose diagonal is that of the inducing points
+    if not k.shape[:-2] == values.shape[:-1] == root.shape[:-2]:
+        batch = torch.broadcast_shapes(k.shape[:-2], values.shape[:-1], root.shape[:-2])
+        k, root, values = k.expand(*batch, *k.shape[-2:]), root.expand(*batch, m, m), values.expand(*batch, m)
+    found = _Update.apply(k, values, root, of.jitter, _linalg_dtype_cholesky.value())
+    mean, update, lower, a, product = found
+    of.cache["cholesky_factor"] = TriangularLinearOperator(lower.expand(*lead, *lower.shape) if samples else lower)
+
+    def whole() -> LinearOperator:
+        prior = lazy[..., m:, m:].add_jitter(of.jitter)
+        if DIAGONAL and m < n:
+            return SumLinearOperator(prior, DiagLinearOperator(apart(update)))
+        return SumLinearOperator(prior, MatmulLinearOperator(apart(a).mT, apart(product)))
+
+    variances = apart(trees.diagonal(tree, update.shape) + of.jitter + update)
+    return MultivariateNormal(of.prior.loc[..., m:] + apart(mean), VariationalCovariance(variances, whole))
+
+
+class VariationalCovariance(PosteriorCovariance):
+    """The covariance ``(..., n, n)`` of a variational distribution; all but its diagonal is the library's operator."""
+
+    def __init__(self, variances: torch.Tensor, whole: Callable[[], LinearOperator]) -> None:
+        LinearOperator.__init__(self, variances, whole)
+        self._whole, self.variances, self._formed = whole, variances, None
+        self._graph, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def formed(self) -> LinearOperator:
+        """Return the library's operator, made on first use."""
+        if self._formed is None:
+            with self._as_called():
+                self._formed = self._whole()
+        return self._formed
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return self.formed()._getitem(row_index, col_index, *batch_indices)
+
+    def evaluate_kernel(self) -> LinearOperator:
+        """Return the library's operator, evaluated."""
+        return self.formed().evaluate_kernel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the matrix."""
+        return self._args[0].dtype
+
+    def _size(self) -> torch.Size:
+        shape = self._args[0].shape
+        return torch.Size((*shape, shape[-1]))
+
+
+def plain(
+    k: torch.Tensor, values: torch.Tensor, root: torch.Tensor, jitter: float, wide: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    """Return the updates of mean and variances, L, A and M A, from ``k = [Kzz Kzx]``; differentiable to any order."""
+    m = root.shape[-1]
+    kzz, eye = k[..., :m].to(wide), torch.eye(m, dtype=wide, device=k.device)
+    lower = psd_safe_cholesky(kzz + jitter * eye)
+    a = torch.linalg.solve_triangular(lower, k[..., m:].to(wide), upper=False).to(k.dtype)
+    product = (root @ root.mT - eye.to(root.dtype)) @ a
+    return (a.mT @ values.unsqueeze(-1)).squeeze(-1), (a * product).sum(-2), lower, a, product
+
+
+class _Update(torch.autograd.Function):
+    """The results of `plain`, with closed-form first derivatives."""
+
+    @staticmethod
+    def forward(ctx, k, values, root, jitter, wide):  # type: ignore[no-untyped-def]
+        ctx.set_materialize_grads(False)
+        m = root.shape[-1]
+        kzz = k[..., :m].to(wide, copy=True)
+        kzz.diagonal(dim1=-2, dim2=-1).add_(jitter)
+        lower = psd_safe_cholesky(kzz)
+        a = torch.linalg.solve_triangular(lower, k[..., m:].to(wide), upper=False).to(k.dtype)
+        middle = root @ root.mT
+        middle.diagonal(dim1=-2, dim2=-1).sub_(1.0)
+        product = middle @ a
+        mean, variance = (a.mT @ values.unsqueeze(-1)).squeeze(-1), torch.linalg.vecdot(a, product, dim=-2)
+        ctx.how = jitter, wide
+        ctx.joint = DIAGONAL and m < a.shape[-1]
+        ctx.save_for_backward(k, values, root, lower, a, middle, product)
+        return mean, variance, lower, a, product
+
+    @staticmethod
+    def backward(ctx, *cotangents):  # type: ignore[no-untyped-def]
+        return _pulled_back(ctx, *cotangents)
+
+
+@each_cotangent
+def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: Any, by_product: Any) -> Any:
+    k, values, root, lower, a, middle, product = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        each = by_mean, by_variance, by_lower, by_a, by_product
+
+        def outs(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            return [out for out, by in zip(plain(*tensors, *ctx.how), each, strict=True) if by is not None]
+
+        given = [by for by in each if by is not None]
+        return *plain_gradients(outs, (k, values, root), ctx.needs_input_grad[:3], given), None, None
+    if ctx.joint and (by_mean is None) != (by_variance is None):  # as in the library, whose function has both
+        by_mean = torch.zeros_like(a[..., 0, :]) if by_mean is None else by_mean
+        by_variance = torch.zeros_like(by_mean) if by_variance is None else by_variance
+    slopes, factors, middles, by_values = list[Any](), list[Any](), list[Any](), None  # by A, by A times A^T, by M
+    if by_variance is not None:
+        middles.append((a * by_variance.unsqueeze(-2)) @ a.mT)
+        slopes.append(product * (2.0 * by_variance.unsqueeze(-2)))
+        factors.append((middle @ middles[0]).mul_(2.0))
+    if by_mean is not None:
+        of_mean = a @ by_mean.unsqueeze(-1)
+        by_values = of_mean.squeeze(-1)
+        slopes.append(values.unsqueeze(-1) * by_mean.unsqueeze(-2))
+        factors.append(values.unsqueeze(-1) * of_mean.mT)
+    if by_product is not None:
+        middles.append(by_product @ a.mT)
+    for other in filter(lambda t: t is not None, (by_a, None if by_product is None else middle @ by_product)):
+        slopes.append(other)
+        factors.append(other @ a.mT)
+    by_k = by_root = None
+    if middles and ctx.needs_input_grad[2]:
+        by_middle = functools.reduce(operator.add, middles)
+        by_root = (by_middle + by_middle.mT) @ root
+    inner = [-one.to(lower.dtype) for one in factors] + ([] if by_lower is None else [lower.mT @ by_lower])
+    if inner and ctx.needs_input_grad[0]:
+        half = functools.reduce(operator.add, inner).tril_()
+        half.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+        half = torch.linalg.solve_triangular(lower.mT, half + half.mT, upper=True)
+        by_kzz = torch.linalg.solve_triangular(lower, half, upper=False, left=False).mul_(0.5)
+        slope = functools.reduce(operator.add, slopes) if slopes else torch.zeros_like(a)
+        by_kzx = torch.linalg.solve_triangular(lower.mT, slope.to(lower.dtype), upper=True)
+        by_k = torch.cat((by_kzz, by_kzx), -1).to(k.dtype)
+    return by_k, by_values, by_root, None, None
