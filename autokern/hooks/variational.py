@@ -8,7 +8,6 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import VariationalStrategy
-from linear_operator.operators import CholLinearOperator, DenseLinearOperator, TriangularLinearOperator
 
 from autokern.core.errors import unless_it_fails
 from autokern.hooks.bypass import stay_out_of_models
@@ -30,36 +29,28 @@ def _forward(
 ) -> Any:
     """Let an op compute the distribution; the model's `forward` method is called once, whoever computes the rest."""
     given = inducing_values, variational_inducing_covar
-    plain = self.training and type(self) is VariationalStrategy and type(variational_inducing_covar) in _KNOWN
+    plain = self.training and type(self) is VariationalStrategy and isinstance(self.model, ApproximateGP)
     usual = not more or (DIAGONAL and more == {"diag": True})
-    if not (plain and usual and isinstance(self.model, ApproximateGP)) or stay_out_of_models():
+    if not (plain and usual) or stay_out_of_models():
         return _stock(self, x, inducing_points, *given, **more)
     full = torch.cat([inducing_points, x], dim=-2)
     prior = self.model.forward(full)
     found = _described(self, prior, full, x, inducing_points, given, more)
-    if found is None:
-        return by_library(self, prior, inducing_points, x, *given, **more)
-    return _dispatch(found)
-
-
-_KNOWN = (CholLinearOperator,)
+    return by_library(self, prior, inducing_points, x, *given, **more) if found is None else _dispatch(found)
 
 
 @unless_it_fails
 def _described(strategy: Any, prior: Any, full: Any, x: Any, z: Any, given: Any, more: Any) -> Sparse | None:
-    """Return a call of a strategy for the op, None if any part is unsupported."""
-    values, covariance = given
-    root = covariance.root
-    lower = type(root) is TriangularLinearOperator and not (root.upper or covariance.upper)
-    if not lower or type(root._tensor) is not DenseLinearOperator or type(prior) is not MultivariateNormal:
-        return None
-    lazy = prior._covar
-    if not marginal.is_plain(lazy) or trees.form(lazy.kernel) is None or lazy.x1.shape[-2] != full.shape[-2]:
+    """Return a call of a strategy for the op, None if the model's prior is none at all its points."""
+    if type(prior) is not MultivariateNormal or prior.loc.shape[-1] != full.shape[-2] or not prior.islazy:
         return None
 
     def forward(of: Sparse) -> Any:
-        return by_library(strategy, prior, z, x, of.values, of.covariance, **more)
+        return by_library(strategy, of.prior, z, x, of.values, of.covariance, **more)
 
-    own = strategy.inducing_points if lazy.x1 is full else None
-    cache = strategy.__dict__.setdefault("_memoize_cache", {})
-    return Sparse(forward, prior, own, values, covariance, strategy.jitter_val, cache)
+    lazy, cache = prior._covar, strategy.__dict__.setdefault("_memoize_cache", {})
+    known = marginal.is_plain(lazy) and trees.form(lazy.kernel) is not None
+    own = strategy.inducing_points if known and lazy.x1 is full else None
+    values, covariance = given
+    kernel = lazy.kernel if known else None
+    return Sparse(forward, prior, kernel, own, values, covariance, strategy.jitter_val, cache)

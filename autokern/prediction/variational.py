@@ -14,13 +14,15 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.settings import _linalg_dtype_cholesky
 from gpytorch.variational import VariationalStrategy, variational_strategy
 from linear_operator.operators import (
+    CholLinearOperator,
+    DenseLinearOperator,
     DiagLinearOperator,
     LinearOperator,
     MatmulLinearOperator,
@@ -40,20 +42,25 @@ DIAGONAL = hasattr(variational_strategy, "ComputePredictiveUpdates")
 
 
 class Sparse(NamedTuple):
-    """A variational strategy's call: a prior at ``m`` inducing points and then at the data, with one lazy matrix."""
+    """A variational strategy's call: a prior at ``m`` inducing points and then at the data."""
 
     forward: Callable[[Sparse], Any]  # returns the library's distribution
     prior: Any
-    inducing: torch.Tensor | None  # the first points ``(..., m, d)`` without samples; None if a model maps its points
+    kernel: Any  # of a prior with one plain lazy matrix, if its form is supported; else None
+    inducing: torch.Tensor | None  # the kernel's inducing points ``(..., m, d)`` without samples, if nothing maps them
     values: torch.Tensor  # whitened means ``(..., m)``
-    covariance: Any  # of the whitened values, a `CholLinearOperator`
+    covariance: Any  # of the whitened values: an operator, or None for zeros
     jitter: float
     cache: dict[Any, Any]  # the strategy's
 
-    @property
-    def root(self) -> torch.Tensor:
-        """The lower factor of the whitened covariance, ``(..., m, m)``."""
-        return cast("torch.Tensor", self.covariance.root._tensor.tensor)
+    def spread(self) -> tuple[torch.Tensor, bool]:
+        """Return the lower factor of the whitened covariance and true, or that covariance itself ``(..., m, m)``."""
+        found, m = self.covariance, self.values.shape[-1]
+        if found is None:
+            return self.values.new_zeros(m, m), False
+        root: Any = found.root if type(found) is CholLinearOperator and not found.upper else None
+        plain = type(root) is TriangularLinearOperator and type(root._tensor) is DenseLinearOperator
+        return (root._tensor.tensor, True) if plain and not root.upper else (found.to_dense(), False)
 
 
 class _Known:
@@ -75,40 +82,56 @@ def by_library(strategy: Any, prior: Any, z: Any, x: Any, *given: Any, **more: A
 
 def distribution(of: Sparse) -> MultivariateNormal:
     """Return the distribution at the data; its covariance knows its diagonal."""
-    lazy, m, values, root = of.prior._covar, of.values.shape[-1], of.values, of.root
-    kernel, x = lazy.kernel, lazy.x1
-    data, samples, n = x[..., m:, :], 0, x.shape[-2] - m
-    if of.inducing is not None:
-        samples = max(0, x.dim() - max(of.inducing.dim(), values.dim() + 1, len(kernel.batch_shape) + 2))
-    lead = data.shape[:samples]
-    if samples and of.inducing is not None:  # samples of the points become further points
-        data = data.movedim(tuple(range(samples)), tuple(range(-2 - samples, -2))).flatten(-2 - samples, -2)
-        x = torch.cat((of.inducing.expand(*data.shape[:-2], *of.inducing.shape[-2:]), data), -2)
-
-    def apart(t: torch.Tensor) -> torch.Tensor:
-        """Return ``(..., samples n)`` as ``(samples, ..., n)``."""
-        if not samples:
-            return t
-        return t.unflatten(-1, (*lead, n)).movedim(tuple(range(-1 - samples, -1)), tuple(range(samples)))
-
-    tree = trees.read(kernel, x, centre_of(x[..., :m, :]))
-    rows = Tree(tree.node, [p[..., :m, :] for p in tree.points], tree.shapes, tree.weights)
-    k = matrices.matrix(rows, tree.points, True, "tiled")  # whose diagonal is that of the inducing points
-    if not k.shape[:-2] == values.shape[:-1] == root.shape[:-2]:
-        batch = torch.broadcast_shapes(k.shape[:-2], values.shape[:-1], root.shape[:-2])
-        k, root, values = k.expand(*batch, *k.shape[-2:]), root.expand(*batch, m, m), values.expand(*batch, m)
-    found = _Update.apply(k, values, root, of.jitter, _linalg_dtype_cholesky.value())
-    mean, update, lower, a, product = found
-    of.cache["cholesky_factor"] = TriangularLinearOperator(lower.expand(*lead, *lower.shape) if samples else lower)
+    values, m, covariance = of.values, of.values.shape[-1], of.prior.lazy_covariance_matrix
+    (spread, is_root), samples, n = of.spread(), torch.Size(), covariance.shape[-1] - m
+    own: Any = None
+    if of.kernel is None:
+        k = torch.cat([covariance[..., :m, columns].to_dense() for columns in (slice(m), slice(m, None))], -1)
+        own = covariance[..., m:, m:].diagonal(dim1=-2, dim2=-1)
+    else:
+        x, samples = _points(of)
+        tree = trees.read(of.kernel, x, centre_of(x[..., :m, :]))
+        rows = Tree(tree.node, [p[..., :m, :] for p in tree.points], tree.shapes, tree.weights)
+        k = matrices.matrix(rows, tree.points, True, "tiled")  # whose diagonal is that of the inducing points
+    if not k.shape[:-2] == values.shape[:-1] == spread.shape[:-2]:
+        batch = torch.broadcast_shapes(k.shape[:-2], values.shape[:-1], spread.shape[:-2])
+        k, spread, values = k.expand(*batch, *k.shape[-2:]), spread.expand(*batch, m, m), values.expand(*batch, m)
+    wide = _linalg_dtype_cholesky.value()
+    mean, update, lower, a, product = _Update.apply(k, values, spread, is_root, of.jitter, wide)
+    own = trees.diagonal(tree, update.shape) if own is None else own
+    variances = _apart(own + of.jitter + update, samples, n)
+    of.cache["cholesky_factor"] = TriangularLinearOperator(lower.expand(*samples, *lower.shape) if samples else lower)
 
     def whole() -> LinearOperator:
-        prior = lazy[..., m:, m:].add_jitter(of.jitter)
+        prior = covariance[..., m:, m:].add_jitter(of.jitter)
         if DIAGONAL and m < n:
-            return SumLinearOperator(prior, DiagLinearOperator(apart(update)))
-        return SumLinearOperator(prior, MatmulLinearOperator(apart(a).mT, apart(product)))
+            return SumLinearOperator(prior, DiagLinearOperator(_apart(update, samples, n)))
+        left, right = (_apart(t, samples, n) for t in (a, product))
+        return SumLinearOperator(prior, MatmulLinearOperator(left.mT, right))
 
-    variances = apart(trees.diagonal(tree, update.shape) + of.jitter + update)
-    return MultivariateNormal(of.prior.loc[..., m:] + apart(mean), VariationalCovariance(variances, whole))
+    mean = of.prior.loc[..., m:] + _apart(mean, samples, n)
+    return MultivariateNormal(mean, VariationalCovariance(variances, whole))
+
+
+def _points(of: Sparse) -> tuple[torch.Tensor, torch.Size]:
+    """Return a prior's points, and the shape of samples of the data that became further points."""
+    x, z, m = of.prior._covar.x1, of.inducing, of.values.shape[-1]
+    if z is None:
+        return x, torch.Size()
+    count = x.dim() - max(z.dim(), of.values.dim() + 1, len(of.kernel.batch_shape) + 2)
+    if count <= 0:
+        return x, torch.Size()
+    data, behind = x[..., m:, :], (tuple(range(count)), tuple(range(-2 - count, -2)))
+    further = data.movedim(*behind).flatten(-2 - count, -2)
+    return torch.cat((z.expand(*further.shape[:-2], *z.shape[-2:]), further), -2), data.shape[:count]
+
+
+def _apart(t: torch.Tensor, samples: torch.Size, n: int) -> torch.Tensor:
+    """Return ``(..., samples n)`` as ``(samples, ..., n)``."""
+    count = len(samples)
+    if not count:
+        return t
+    return t.unflatten(-1, (*samples, n)).movedim(tuple(range(-1 - count, -1)), tuple(range(count)))
 
 
 class VariationalCovariance(PosteriorCovariance):
@@ -144,14 +167,14 @@ class VariationalCovariance(PosteriorCovariance):
 
 
 def plain(
-    k: torch.Tensor, values: torch.Tensor, root: torch.Tensor, jitter: float, wide: torch.dtype
+    k: torch.Tensor, values: torch.Tensor, spread: torch.Tensor, is_root: bool, jitter: float, wide: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
     """Return the updates of mean and variances, L, A and M A, from ``k = [Kzz Kzx]``; differentiable to any order."""
-    m = root.shape[-1]
+    m = spread.shape[-1]
     kzz, eye = k[..., :m].to(wide), torch.eye(m, dtype=wide, device=k.device)
     lower = psd_safe_cholesky(kzz + jitter * eye)
     a = torch.linalg.solve_triangular(lower, k[..., m:].to(wide), upper=False).to(k.dtype)
-    product = (root @ root.mT - eye.to(root.dtype)) @ a
+    product = ((spread @ spread.mT if is_root else spread) - eye.to(spread.dtype)) @ a
     return (a.mT @ values.unsqueeze(-1)).squeeze(-1), (a * product).sum(-2), lower, a, product
 
 
@@ -159,20 +182,20 @@ class _Update(torch.autograd.Function):
     """The results of `plain`, with closed-form first derivatives."""
 
     @staticmethod
-    def forward(ctx, k, values, root, jitter, wide):  # type: ignore[no-untyped-def]
+    def forward(ctx, k, values, spread, is_root, jitter, wide):  # type: ignore[no-untyped-def]
         ctx.set_materialize_grads(False)
-        m = root.shape[-1]
+        m = spread.shape[-1]
         kzz = k[..., :m].to(wide, copy=True)
         kzz.diagonal(dim1=-2, dim2=-1).add_(jitter)
         lower = psd_safe_cholesky(kzz)
         a = torch.linalg.solve_triangular(lower, k[..., m:].to(wide), upper=False).to(k.dtype)
-        middle = root @ root.mT
+        middle = spread @ spread.mT if is_root else spread.clone()
         middle.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         product = middle @ a
         mean, variance = (a.mT @ values.unsqueeze(-1)).squeeze(-1), torch.linalg.vecdot(a, product, dim=-2)
-        ctx.how = jitter, wide
+        ctx.how = is_root, jitter, wide
         ctx.joint = DIAGONAL and m < a.shape[-1]
-        ctx.save_for_backward(k, values, root, lower, a, middle, product)
+        ctx.save_for_backward(k, values, spread, lower, a, middle, product)
         return mean, variance, lower, a, product
 
     @staticmethod
@@ -182,15 +205,15 @@ class _Update(torch.autograd.Function):
 
 @each_cotangent
 def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: Any, by_product: Any) -> Any:
-    k, values, root, lower, a, middle, product = ctx.saved_tensors
+    k, values, spread, lower, a, middle, product = ctx.saved_tensors
     if torch.is_grad_enabled():
         each = by_mean, by_variance, by_lower, by_a, by_product
 
-        def outs(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        def outs(*tensors: Any) -> list[torch.Tensor]:
             return [out for out, by in zip(plain(*tensors, *ctx.how), each, strict=True) if by is not None]
 
         given = [by for by in each if by is not None]
-        return *plain_gradients(outs, (k, values, root), ctx.needs_input_grad[:3], given), None, None
+        return *plain_gradients(outs, (k, values, spread), ctx.needs_input_grad[:3], given), None, None, None
     if ctx.joint and (by_mean is None) != (by_variance is None):  # as in the library, whose function has both
         by_mean = torch.zeros_like(a[..., 0, :]) if by_mean is None else by_mean
         by_variance = torch.zeros_like(by_mean) if by_variance is None else by_variance
@@ -209,10 +232,10 @@ def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: 
     for other in filter(lambda t: t is not None, (by_a, None if by_product is None else middle @ by_product)):
         slopes.append(other)
         factors.append(other @ a.mT)
-    by_k = by_root = None
+    by_k = by_spread = None
     if middles and ctx.needs_input_grad[2]:
         by_middle = functools.reduce(operator.add, middles)
-        by_root = (by_middle + by_middle.mT) @ root
+        by_spread = (by_middle + by_middle.mT) @ spread if ctx.how[0] else by_middle
     inner = [-one.to(lower.dtype) for one in factors] + ([] if by_lower is None else [lower.mT @ by_lower])
     if inner and ctx.needs_input_grad[0]:
         half = functools.reduce(operator.add, inner).tril_()
@@ -222,4 +245,4 @@ def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: 
         slope = functools.reduce(operator.add, slopes) if slopes else torch.zeros_like(a)
         by_kzx = torch.linalg.solve_triangular(lower.mT, slope.to(lower.dtype), upper=True)
         by_k = torch.cat((by_kzz, by_kzx), -1).to(k.dtype)
-    return by_k, by_values, by_root, None, None
+    return by_k, by_values, by_spread, None, None, None
