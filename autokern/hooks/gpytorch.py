@@ -168,10 +168,13 @@ def _variational(kind: type) -> None:
         model = self.model
         if kwargs or not isinstance(model, (ApproximateGP, DeepGP)) or stay_out_of_models():
             return stock(self, approximate_dist_f, target, **kwargs)
-        if not _repeats(model):
+        read = getattr(getattr(approximate_dist_f, "_covar", None), "read", False)  # a replay would not be faster
+        if read or not _repeats(model):
             steps = _steps.get(model) or 0
             found = stock(self, approximate_dist_f, target)
-            _steps.put(model, steps + 1)  # once, although the loss of a deep model calls that of its last layer
+            _steps.put(
+                model, steps + (not read)
+            )  # once, although the loss of a deep model calls that of its last layer
             return found
         from autokern.hooks.later import variational
 

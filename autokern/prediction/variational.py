@@ -102,15 +102,12 @@ def distribution(of: Sparse) -> MultivariateNormal:
     variances = _apart(own + of.jitter + update, samples, n)
     of.cache["cholesky_factor"] = TriangularLinearOperator(lower.expand(*samples, *lower.shape) if samples else lower)
 
-    def whole() -> LinearOperator:
-        prior = covariance[..., m:, m:].add_jitter(of.jitter)
-        if DIAGONAL and m < n:
-            return SumLinearOperator(prior, DiagLinearOperator(_apart(update, samples, n)))
-        left, right = (_apart(t, samples, n) for t in (a, product))
-        return SumLinearOperator(prior, MatmulLinearOperator(left.mT, right))
-
+    parts = [_apart(update, samples, n)]
+    if not DIAGONAL or m >= n:
+        parts += [_apart(t, samples, n) for t in (a, product)]
     mean = of.prior.loc[..., m:] + _apart(mean, samples, n)
-    return MultivariateNormal(mean, VariationalCovariance(variances, whole))
+    read = of.kernel is not None
+    return MultivariateNormal(mean, VariationalCovariance(covariance, variances, *parts, jitter=of.jitter, read=read))
 
 
 def _points(of: Sparse) -> tuple[torch.Tensor, torch.Size]:
@@ -135,18 +132,26 @@ def _apart(t: torch.Tensor, samples: torch.Size, n: int) -> torch.Tensor:
 
 
 class VariationalCovariance(PosteriorCovariance):
-    """The covariance ``(..., n, n)`` of a variational distribution; all but its diagonal is the library's operator."""
+    """The covariance ``(..., n, n)`` of a variational distribution; all but its diagonal is the library's operator.
 
-    def __init__(self, variances: torch.Tensor, whole: Callable[[], LinearOperator]) -> None:
-        LinearOperator.__init__(self, variances, whole)
-        self._whole, self.variances, self._formed = whole, variances, None
+    That operator consists of the prior at inducing points and data, and of the `update` of the variances, or, where
+    the library computes covariances, of A and M A as well. `read` says whether the kernel is of a supported form.
+    """
+
+    def __init__(self, prior: Any, variances: torch.Tensor, *update: torch.Tensor, jitter: float, read: bool) -> None:
+        LinearOperator.__init__(self, prior, variances, *update, jitter=jitter, read=read)
+        self._prior, self.variances, self._update, self._jitter, self.read = prior, variances, update, jitter, read
         self._graph, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._formed = None
 
     def formed(self) -> LinearOperator:
         """Return the library's operator, made on first use."""
         if self._formed is None:
             with self._as_called():
-                self._formed = self._whole()
+                (variances, *both), data = self._update, slice(-self._args[1].shape[-1], None)
+                product = MatmulLinearOperator(both[0].mT, both[1]) if both else DiagLinearOperator(variances)
+                prior = self._prior[..., data, data].add_jitter(self._jitter)
+                self._formed = SumLinearOperator(prior, product)
         return self._formed
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
@@ -159,10 +164,10 @@ class VariationalCovariance(PosteriorCovariance):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the matrix."""
-        return self._args[0].dtype
+        return self._args[1].dtype
 
     def _size(self) -> torch.Size:
-        shape = self._args[0].shape
+        shape = self._args[1].shape
         return torch.Size((*shape, shape[-1]))
 
 
