@@ -118,6 +118,7 @@ class _Inside(threading.local):
     formless = False  # it multiplies by kernel matrices without forming them
     evaluated = False  # it evaluates a lazy kernel, whose tensors no other code holds yet
     repeated = False  # it runs a function that may be replayed as a whole
+    formal = False  # it evaluates a variational model for replays, which read the library's operators
     told: list[tuple[str, str]] | None = None  # collects why the library computes something
     solves: list[Any] | None = None  # collects the reports of iterative solves
     differentiated: Any = None  # the operator whose solve it differentiates, which caches its factor

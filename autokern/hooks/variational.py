@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ApproximateGP
+from gpytorch.settings import _linalg_dtype_cholesky
 from gpytorch.variational import VariationalStrategy
 
 from autokern.core.errors import unless_it_fails
+from autokern.core.state import inside
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.kernels import tree as trees
@@ -30,8 +32,8 @@ def _forward(
     """Let an op compute the distribution; the model's `forward` method is called once, whoever computes the rest."""
     given = inducing_values, variational_inducing_covar
     plain = self.training and type(self) is VariationalStrategy and isinstance(self.model, ApproximateGP)
-    usual = not more or (DIAGONAL and more == {"diag": True})
-    if not (plain and usual) or stay_out_of_models():
+    usual = _linalg_dtype_cholesky.value() is torch.float64 and (not more or (DIAGONAL and more == {"diag": True}))
+    if not (plain and usual) or inside.formal or stay_out_of_models():
         return _stock(self, x, inducing_points, *given, **more)
     full = torch.cat([inducing_points, x], dim=-2)
     prior = self.model.forward(full)

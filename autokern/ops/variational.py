@@ -53,7 +53,7 @@ class _Variational(OpOfParts):
 
     def reference(self, of: Sparse) -> tuple[torch.Tensor, torch.Tensor]:
         k, m = of.prior.covariance_matrix, of.values.shape[-1]
-        mean, variance, *_ = variational.plain(k[..., :m, :], of.values, *of.spread(), of.jitter, torch.float64)
+        mean, variance, *_ = variational.plain(k[..., :m, :], of.values, *of.spread(), of.jitter)
         return of.prior.loc[..., m:] + mean, k.diagonal(dim1=-2, dim2=-1)[..., m:] + of.jitter + variance
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:

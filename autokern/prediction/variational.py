@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.settings import _linalg_dtype_cholesky
 from gpytorch.variational import VariationalStrategy, variational_strategy
 from linear_operator.operators import (
     CholLinearOperator,
@@ -96,8 +95,7 @@ def distribution(of: Sparse) -> MultivariateNormal:
     if not k.shape[:-2] == values.shape[:-1] == spread.shape[:-2]:
         batch = torch.broadcast_shapes(k.shape[:-2], values.shape[:-1], spread.shape[:-2])
         k, spread, values = k.expand(*batch, *k.shape[-2:]), spread.expand(*batch, m, m), values.expand(*batch, m)
-    wide = _linalg_dtype_cholesky.value()
-    mean, update, lower, a, product = _Update.apply(k, values, spread, is_root, of.jitter, wide)
+    mean, update, lower, a, product = _Update.apply(k, values, spread, is_root, of.jitter)
     own = trees.diagonal(tree, update.shape) if own is None else own
     variances = _apart(own + of.jitter + update, samples, n)
     of.cache["cholesky_factor"] = TriangularLinearOperator(lower.expand(*samples, *lower.shape) if samples else lower)
@@ -172,13 +170,13 @@ class VariationalCovariance(PosteriorCovariance):
 
 
 def plain(
-    k: torch.Tensor, values: torch.Tensor, spread: torch.Tensor, is_root: bool, jitter: float, wide: torch.dtype
+    k: torch.Tensor, values: torch.Tensor, spread: torch.Tensor, is_root: bool, jitter: float
 ) -> tuple[torch.Tensor, ...]:
     """Return the updates of mean and variances, L, A and M A, from ``k = [Kzz Kzx]``; differentiable to any order."""
     m = spread.shape[-1]
-    kzz, eye = k[..., :m].to(wide), torch.eye(m, dtype=wide, device=k.device)
-    lower = psd_safe_cholesky(kzz + jitter * eye)
-    a = torch.linalg.solve_triangular(lower, k[..., m:].to(wide), upper=False).to(k.dtype)
+    eye = torch.eye(m, dtype=torch.float64, device=k.device)
+    lower = psd_safe_cholesky(k[..., :m].double() + jitter * eye)
+    a = torch.linalg.solve_triangular(lower, k[..., m:].double(), upper=False).to(k.dtype)
     product = ((spread @ spread.mT if is_root else spread) - eye.to(spread.dtype)) @ a
     return (a.mT @ values.unsqueeze(-1)).squeeze(-1), (a * product).sum(-2), lower, a, product
 
@@ -187,20 +185,20 @@ class _Update(torch.autograd.Function):
     """The results of `plain`, with closed-form first derivatives."""
 
     @staticmethod
-    def forward(ctx, k, values, spread, is_root, jitter, wide):  # type: ignore[no-untyped-def]
+    def forward(ctx, k, values, spread, is_root, jitter):  # type: ignore[no-untyped-def]
         ctx.set_materialize_grads(False)
-        m = spread.shape[-1]
-        kzz = k[..., :m].to(wide, copy=True)
+        m, kzz = spread.shape[-1], k[..., : spread.shape[-1]].to(torch.float64, copy=True)
         kzz.diagonal(dim1=-2, dim2=-1).add_(jitter)
         lower = psd_safe_cholesky(kzz)
-        a = torch.linalg.solve_triangular(lower, k[..., m:].to(wide), upper=False).to(k.dtype)
+        ctx.joint = DIAGONAL and m < k.shape[-1] - m
+        solving = lower.to(k.dtype) if ctx.joint else lower  # as in the library, which computes variances in `k.dtype`
+        a = torch.linalg.solve_triangular(solving, k[..., m:].to(solving.dtype), upper=False).to(k.dtype)
         middle = spread @ spread.mT if is_root else spread.clone()
         middle.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         product = middle @ a
         mean, variance = (a.mT @ values.unsqueeze(-1)).squeeze(-1), torch.linalg.vecdot(a, product, dim=-2)
-        ctx.how = is_root, jitter, wide
-        ctx.joint = DIAGONAL and m < a.shape[-1]
-        ctx.save_for_backward(k, values, spread, lower, a, middle, product)
+        ctx.how = is_root, jitter
+        ctx.save_for_backward(k, values, spread, lower, solving, a, middle, product)
         return mean, variance, lower, a, product
 
     @staticmethod
@@ -210,7 +208,7 @@ class _Update(torch.autograd.Function):
 
 @each_cotangent
 def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: Any, by_product: Any) -> Any:
-    k, values, spread, lower, a, middle, product = ctx.saved_tensors
+    k, values, spread, lower, solving, a, middle, product = ctx.saved_tensors
     if torch.is_grad_enabled():
         each = by_mean, by_variance, by_lower, by_a, by_product
 
@@ -218,7 +216,7 @@ def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: 
             return [out for out, by in zip(plain(*tensors, *ctx.how), each, strict=True) if by is not None]
 
         given = [by for by in each if by is not None]
-        return *plain_gradients(outs, (k, values, spread), ctx.needs_input_grad[:3], given), None, None, None
+        return *plain_gradients(outs, (k, values, spread), ctx.needs_input_grad[:3], given), None, None
     if ctx.joint and (by_mean is None) != (by_variance is None):  # as in the library, whose function has both
         by_mean = torch.zeros_like(a[..., 0, :]) if by_mean is None else by_mean
         by_variance = torch.zeros_like(by_mean) if by_variance is None else by_variance
@@ -248,6 +246,6 @@ def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: 
         half = torch.linalg.solve_triangular(lower.mT, half + half.mT, upper=True)
         by_kzz = torch.linalg.solve_triangular(lower, half, upper=False, left=False).mul_(0.5)
         slope = functools.reduce(operator.add, slopes) if slopes else torch.zeros_like(a)
-        by_kzx = torch.linalg.solve_triangular(lower.mT, slope.to(lower.dtype), upper=True)
-        by_k = torch.cat((by_kzz, by_kzx), -1).to(k.dtype)
-    return by_k, by_values, by_spread, None, None, None
+        by_kzx = torch.linalg.solve_triangular(solving.mT, slope.to(solving.dtype), upper=True)
+        by_k = torch.cat((by_kzz.to(k.dtype), by_kzx.to(k.dtype)), -1)
+    return by_k, by_values, by_spread, None, None

@@ -48,6 +48,10 @@ class Own(Kernel):
         return torch.exp(-0.5 * distance).pow(power)
 
 
+class Unread(RBFKernel):
+    """A subclass, whose models `autokern.ops.variational` does not compute from points: their steps are recorded."""
+
+
 class Model(gpytorch.models.ExactGP):
     def __init__(self, x, y, likelihood, kernel, mean, kind=MultivariateNormal, features=None):
         super().__init__(x, y, likelihood)
@@ -88,7 +92,7 @@ class Sparse(gpytorch.models.ApproximateGP):
     def __init__(self, strategy=VariationalStrategy, kind=CholeskyVariationalDistribution, learn=True, mean=None):
         inducing = MANY[:8].clone()
         super().__init__(strategy(self, inducing, kind(len(inducing)), learn_inducing_locations=learn))
-        self.mean_module, self.covar_module = (mean or ConstantMean)(), ScaleKernel(RBFKernel(ard_num_dims=2))
+        self.mean_module, self.covar_module = (mean or ConstantMean)(), ScaleKernel(Unread(ard_num_dims=2))
 
     def forward(self, x):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
@@ -126,7 +130,7 @@ class Layer:
         inducing = torch.rand(*many, 6, d, dtype=DOUBLE)
         variational = CholeskyVariationalDistribution(6, batch_shape=many)
         super().__init__(VariationalStrategy(self, inducing, variational), d, outputs, *sites)
-        self.mean_module, kernel = ConstantMean(batch_shape=many), RBFKernel(ard_num_dims=d, batch_shape=many)
+        self.mean_module, kernel = ConstantMean(batch_shape=many), Unread(ard_num_dims=d, batch_shape=many)
         self.covar_module = ScaleKernel(kernel, batch_shape=many)
 
     def forward(self, x):

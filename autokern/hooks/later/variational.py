@@ -41,13 +41,18 @@ Call = Callable[..., Any]
 
 def called(model: Any, stock: Call, x: Any) -> Any:
     """Return a variational model's distribution at some points in training, by a replay or by the library."""
-    known = _steps.get(model)
+    known, stock = _steps.get(model), functools.partial(_formal, stock)
     found = None if known is None or known.lock.entered() else known.predicted(model, stock, x)
     if found is None:
         found = stock(model, x)
     if isinstance(found, MultivariateNormal):
         _calls.put(found, (stock, x))
     return found
+
+
+def _formal(stock: Call, model: Any, x: Any) -> Any:
+    with inside.having(formal=True):
+        return stock(model, x)
 
 
 def loss(mll: Any, stock: Call, distribution: Any, target: Any) -> Any:
