@@ -28,6 +28,7 @@ from autokern.hooks.install import hook, inherited, stock_of
 from autokern.model import libraries, marginal, memoized
 from autokern.model.forward import evaluated, joined
 from autokern.model.libraries import EXACT, density, regime
+from autokern.prediction.variational import VariationalCovariance
 from autokern.runtime.dispatch import in_force, route
 
 _dispatch_step = route("objective", looked=True)
@@ -168,13 +169,12 @@ def _variational(kind: type) -> None:
         model = self.model
         if kwargs or not isinstance(model, (ApproximateGP, DeepGP)) or stay_out_of_models():
             return stock(self, approximate_dist_f, target, **kwargs)
-        read = getattr(getattr(approximate_dist_f, "_covar", None), "read", False)  # a replay would not be faster
-        if read or not _repeats(model):
+        if type(getattr(approximate_dist_f, "_covar", None)) is VariationalCovariance:
+            return stock(self, approximate_dist_f, target)  # a replay of the library's step is slower
+        if not _repeats(model):
             steps = _steps.get(model) or 0
             found = stock(self, approximate_dist_f, target)
-            _steps.put(
-                model, steps + (not read)
-            )  # once, although the loss of a deep model calls that of its last layer
+            _steps.put(model, steps + 1)  # once, although the loss of a deep model calls that of its last layer
             return found
         from autokern.hooks.later import variational
 

@@ -22,18 +22,20 @@ from autokern.runtime.dispatch import route
 
 _dispatch = route("variational", looked=True)
 _KIND = f"{VariationalStrategy.__module__}:VariationalStrategy"
+_METHODS = "_cholesky_factor", "_compute_predictive_updates", "prior_distribution"
 _stock = stock_of(VariationalStrategy, "forward")
 
 
-@hook(VariationalStrategy, "forward", relies=(f"{_KIND}._compute_predictive_updates", *ALGEBRA))
+@hook(VariationalStrategy, "forward", relies=(*(f"{_KIND}.{name}" for name in _METHODS), *ALGEBRA))
 def _forward(
     self: Any, x: Any, inducing_points: Any, inducing_values: Any, variational_inducing_covar: Any = None, **more: Any
 ) -> Any:
     """Let an op compute the distribution; the model's `forward` method is called once, whoever computes the rest."""
     given = inducing_values, variational_inducing_covar
-    plain = self.training and type(self) is VariationalStrategy and isinstance(self.model, ApproximateGP)
+    plain = self.training and type(self) is VariationalStrategy and self.__dict__.keys().isdisjoint(_METHODS)
     usual = _linalg_dtype_cholesky.value() is torch.float64 and (not more or (DIAGONAL and more == {"diag": True}))
-    if not (plain and usual) or inside.formal or stay_out_of_models():
+    plain = plain and usual and isinstance(self.model, ApproximateGP)
+    if not plain or inside.formal or stay_out_of_models():
         return _stock(self, x, inducing_points, *given, **more)
     full = torch.cat([inducing_points, x], dim=-2)
     prior = self.model.forward(full)
@@ -43,16 +45,17 @@ def _forward(
 
 @unless_it_fails
 def _described(strategy: Any, prior: Any, full: Any, x: Any, z: Any, given: Any, more: Any) -> Sparse | None:
-    """Return a call of a strategy for the op, None if the model's prior is none at all its points."""
-    if type(prior) is not MultivariateNormal or prior.loc.shape[-1] != full.shape[-2] or not prior.islazy:
+    """Return a call of a strategy for the op, None if the prior is unsupported."""
+    if type(prior) is not MultivariateNormal or prior.loc.shape[-1] != full.shape[-2]:
+        return None
+    lazy = prior.__dict__.get("_covar")
+    if not marginal.is_plain(lazy) or trees.form(lazy.kernel) is None:
         return None
 
     def forward(of: Sparse) -> Any:
         return by_library(strategy, of.prior, z, x, of.values, of.covariance, **more)
 
-    lazy, cache = prior._covar, strategy.__dict__.setdefault("_memoize_cache", {})
-    known = marginal.is_plain(lazy) and trees.form(lazy.kernel) is not None
-    own = strategy.inducing_points if known and lazy.x1 is full else None
+    own = strategy.inducing_points if lazy.x1 is full else None
+    cache = strategy.__dict__.setdefault("_memoize_cache", {})
     values, covariance = given
-    kernel = lazy.kernel if known else None
-    return Sparse(forward, prior, kernel, own, values, covariance, strategy.jitter_val, cache)
+    return Sparse(forward, prior, own, values, covariance, strategy.jitter_val, cache)

@@ -12,16 +12,16 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
-from linear_operator.operators import CholLinearOperator, TriangularLinearOperator, to_linear_operator
+from linear_operator.operators import CholLinearOperator, TriangularLinearOperator
 
 from autokern.core.problem import Features, Problem
 from autokern.kernels import tree as trees
 from autokern.ops._candidates import OpOfParts
-from autokern.ops._problems import is_ours, kernel_of, kernel_problem, matrix_problem, random_matrix
+from autokern.ops._problems import alike, is_ours, kernel_of, kernel_problem, random_matrix
 from autokern.prediction import variational
 from autokern.prediction.variational import Sparse, by_library
 
-_JITTER, _MATRIX = 1e-4, "matrix"
+_JITTER = 1e-4
 
 
 class _Variational(OpOfParts):
@@ -30,26 +30,18 @@ class _Variational(OpOfParts):
     nesting = 4
 
     def key(self, of: Sparse) -> Any:
-        covariance, spread, graph = of.prior._covar, of.covariance, torch.is_grad_enabled()
-        x = covariance if of.kernel is None else covariance.x1
-        kernel = None if of.kernel is None else (trees.key(of.kernel), of.kernel.__dict__.get("_batch_shape"))
+        lazy, graph, spread = of.prior._covar, torch.is_grad_enabled(), of.covariance
+        kernel, x, z = lazy.kernel, lazy.x1, of.inducing
         each = ((t.__class__, t.shape, t.dtype, t.device, graph and t.requires_grad) for t in (x, of.values))
-        return kernel, *each, spread.__class__, getattr(spread, "shape", None), of.inducing is None
+        own = kernel.__dict__.get("_batch_shape"), None if z is None else z.shape
+        return trees.key(kernel), *own, *each, spread.__class__, getattr(spread, "shape", None)
 
     def problem_of(self, of: Sparse) -> Problem | None:
-        covariance, values, m = of.prior._covar, of.values, of.values.shape[-1]
-        if covariance.shape[-1] <= m or type(of.prior.loc) is not torch.Tensor:
+        lazy, values, m = of.prior._covar, of.values, of.values.shape[-1]
+        x, node = lazy.x1, trees.form(lazy.kernel)
+        if node is None or not is_ours(x) or not alike(x, values) or x.shape[-2] <= m:
             return None
-        if of.kernel is not None:
-            x, node = covariance.x1, trees.form(of.kernel)
-            fits = node is not None and is_ours(x) and x.dtype is values.dtype
-            return kernel_problem(self.name, node, of.kernel, x[..., :m, :], x[..., m:, :]) if fits and node else None
-        grad = "theta" if torch.is_grad_enabled() and covariance.requires_grad else ""
-        like = of.prior.loc.unsqueeze(-1)
-        sizes = {"m": m, "n": covariance.shape[-1] - m, "batch": covariance.shape[:-2].numel()}
-        return (
-            matrix_problem(self.name, like, **sizes, grad=grad, variant=_MATRIX) if like.dtype is values.dtype else None
-        )
+        return kernel_problem(self.name, node, lazy.kernel, x[..., :m, :], x[..., m:, :])
 
     def reference(self, of: Sparse) -> tuple[torch.Tensor, torch.Tensor]:
         k, m = of.prior.covariance_matrix, of.values.shape[-1]
@@ -58,19 +50,14 @@ class _Variational(OpOfParts):
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         m, theta = problem.m, "theta" in problem.grad.split("/")
-        read = _MATRIX not in problem.words
-        kernel = kernel_of(problem.replace(variant=problem.variant if read else "rbf", d=problem.d or 1), generator)
-        kernel.requires_grad_(theta)
-        x = random_matrix(problem, generator, m + problem.n, problem.d or 1).requires_grad_(
-            "x" in problem.grad.split("/")
-        )
+        kernel = kernel_of(problem, generator).requires_grad_(theta)
+        x = random_matrix(problem, generator, m + problem.n, problem.d).requires_grad_("x" in problem.grad.split("/"))
         values = random_matrix(problem, generator, m).requires_grad_(theta)
         root = random_matrix(problem, generator, m, m).mul_(0.1 * m**-0.5).tril_(-1)
         root.diagonal(dim1=-2, dim2=-1).add_(0.5)
         covariance = CholLinearOperator(TriangularLinearOperator(root.requires_grad_(theta)))
         with torch.set_grad_enabled(bool(problem.grad)):
-            lazy = LazyEvaluatedKernelTensor(x, x, kernel=kernel)
-            prior = MultivariateNormal(x[..., 0], lazy if read else to_linear_operator(lazy.to_dense()))
+            prior = MultivariateNormal(x[..., 0], LazyEvaluatedKernelTensor(x, x, kernel=kernel))
         own = CholeskyVariationalDistribution(m, batch_shape=values.shape[:-1])
         strategy = VariationalStrategy(None, x[..., :m, :].detach(), own, jitter_val=_JITTER).to(x)
 
@@ -79,7 +66,7 @@ class _Variational(OpOfParts):
             points = of.prior.loc.unsqueeze(-1)
             return by_library(strategy, of.prior, points[..., :m, :], points[..., m:, :], of.values, of.covariance)
 
-        return (Sparse(forward, prior, kernel if read else None, None, values, covariance, _JITTER, {}),)
+        return (Sparse(forward, prior, None, values, covariance, _JITTER, {}),)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         sizes = [(20, 100), (200, 500), (50, 128)]
@@ -114,7 +101,7 @@ def stock(of: Sparse) -> Any:
     return of.forward(of)
 
 
-@VARIATIONAL.candidate("closed_form", parts=True)
+@VARIATIONAL.candidate("closed_form")
 def closed_form(of: Sparse) -> Any:
     """One autograd function with closed-form gradients; samples of points share a factor."""
     return variational.distribution(of)

@@ -41,11 +41,10 @@ DIAGONAL = hasattr(variational_strategy, "ComputePredictiveUpdates")
 
 
 class Sparse(NamedTuple):
-    """A variational strategy's call: a prior at ``m`` inducing points and then at the data."""
+    """A variational strategy's call: the prior at ``m`` inducing points and then at the data, one plain lazy matrix."""
 
     forward: Callable[[Sparse], Any]  # returns the library's distribution
     prior: Any
-    kernel: Any  # of a prior with one plain lazy matrix, if its form is supported; else None
     inducing: torch.Tensor | None  # the kernel's inducing points ``(..., m, d)`` without samples, if nothing maps them
     values: torch.Tensor  # whitened means ``(..., m)``
     covariance: Any  # of the whitened values: an operator, or None for zeros
@@ -81,31 +80,23 @@ def by_library(strategy: Any, prior: Any, z: Any, x: Any, *given: Any, **more: A
 
 def distribution(of: Sparse) -> MultivariateNormal:
     """Return the distribution at the data; its covariance knows its diagonal."""
-    values, m, covariance = of.values, of.values.shape[-1], of.prior.lazy_covariance_matrix
-    (spread, is_root), samples, n = of.spread(), torch.Size(), covariance.shape[-1] - m
-    own: Any = None
-    if of.kernel is None:
-        k = torch.cat([covariance[..., :m, columns].to_dense() for columns in (slice(m), slice(m, None))], -1)
-        own = covariance[..., m:, m:].diagonal(dim1=-2, dim2=-1)
-    else:
-        x, samples = _points(of)
-        tree = trees.read(of.kernel, x, centre_of(x[..., :m, :]))
-        rows = Tree(tree.node, [p[..., :m, :] for p in tree.points], tree.shapes, tree.weights)
-        k = matrices.matrix(rows, tree.points, True, "tiled")  # whose diagonal is that of the inducing points
+    values, m, prior = of.values, of.values.shape[-1], of.prior._covar
+    (spread, is_root), (x, samples), n = of.spread(), _points(of), prior.x1.shape[-2] - m
+    tree = trees.read(prior.kernel, x, centre_of(x[..., :m, :]))
+    rows = Tree(tree.node, [p[..., :m, :] for p in tree.points], tree.shapes, tree.weights)
+    k = matrices.matrix(rows, tree.points, True, "tiled")  # whose diagonal is that of the inducing points
     if not k.shape[:-2] == values.shape[:-1] == spread.shape[:-2]:
         batch = torch.broadcast_shapes(k.shape[:-2], values.shape[:-1], spread.shape[:-2])
         k, spread, values = k.expand(*batch, *k.shape[-2:]), spread.expand(*batch, m, m), values.expand(*batch, m)
     mean, update, lower, a, product = _Update.apply(k, values, spread, is_root, of.jitter)
-    own = trees.diagonal(tree, update.shape) if own is None else own
-    variances = _apart(own + of.jitter + update, samples, n)
+    variances = _apart(trees.diagonal(tree, update.shape) + of.jitter + update, samples, n)
     of.cache["cholesky_factor"] = TriangularLinearOperator(lower.expand(*samples, *lower.shape) if samples else lower)
 
     parts = [_apart(update, samples, n)]
     if not DIAGONAL or m >= n:
         parts += [_apart(t, samples, n) for t in (a, product)]
     mean = of.prior.loc[..., m:] + _apart(mean, samples, n)
-    read = of.kernel is not None
-    return MultivariateNormal(mean, VariationalCovariance(covariance, variances, *parts, jitter=of.jitter, read=read))
+    return MultivariateNormal(mean, VariationalCovariance(prior, variances, *parts, jitter=of.jitter))
 
 
 def _points(of: Sparse) -> tuple[torch.Tensor, torch.Size]:
@@ -113,7 +104,7 @@ def _points(of: Sparse) -> tuple[torch.Tensor, torch.Size]:
     x, z, m = of.prior._covar.x1, of.inducing, of.values.shape[-1]
     if z is None:
         return x, torch.Size()
-    count = x.dim() - max(z.dim(), of.values.dim() + 1, len(of.kernel.batch_shape) + 2)
+    count = x.dim() - max(z.dim(), of.values.dim() + 1, len(of.prior._covar.kernel.batch_shape) + 2)
     if count <= 0:
         return x, torch.Size()
     data, behind = x[..., m:, :], (tuple(range(count)), tuple(range(-2 - count, -2)))
@@ -133,12 +124,12 @@ class VariationalCovariance(PosteriorCovariance):
     """The covariance ``(..., n, n)`` of a variational distribution; all but its diagonal is the library's operator.
 
     That operator consists of the prior at inducing points and data, and of the `update` of the variances, or, where
-    the library computes covariances, of A and M A as well. `read` says whether the kernel is of a supported form.
+    the library computes covariances, of A and M A as well.
     """
 
-    def __init__(self, prior: Any, variances: torch.Tensor, *update: torch.Tensor, jitter: float, read: bool) -> None:
-        LinearOperator.__init__(self, prior, variances, *update, jitter=jitter, read=read)
-        self._prior, self.variances, self._update, self._jitter, self.read = prior, variances, update, jitter, read
+    def __init__(self, prior: Any, variances: torch.Tensor, *update: torch.Tensor, jitter: float) -> None:
+        LinearOperator.__init__(self, prior, variances, *update, jitter=jitter)
+        self._prior, self.variances, self._update, self._jitter = prior, variances, update, jitter
         self._graph, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._formed = None
 
