@@ -1,0 +1,137 @@
+"""Distributions of sparse variational models in training: derivatives, what they leave, when the library computes."""
+
+import copy
+import pickle
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+from support.outcomes import count
+
+import autokern
+from autokern.hooks import install
+from autokern.prediction.variational import VariationalCovariance
+
+DOUBLE = torch.float64
+
+
+class Sparse(gpytorch.models.ApproximateGP):
+    def __init__(self, m=5, kernel=None):
+        inducing = torch.rand(m, 2, generator=torch.Generator().manual_seed(1))
+        super().__init__(VariationalStrategy(self, inducing, CholeskyVariationalDistribution(m)))
+        self.mean_module, self.covar_module, self.calls = (
+            gpytorch.means.ConstantMean(),
+            kernel or ScaleKernel(RBFKernel()),
+            0,
+        )
+        self.variational_strategy.variational_params_initialized.fill_(1)
+        q = self.variational_strategy._variational_distribution
+        with torch.no_grad():
+            q.variational_mean.copy_(torch.linspace(-1, 1, m))
+            q.chol_variational_covar.add_(torch.linspace(-0.3, 0.3, m * m).view(m, m))
+
+    def forward(self, x):
+        self.calls += 1
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def made(**options):
+    return Sparse(**options).double().train()
+
+
+def points(n=9):
+    return torch.rand(n, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(autouse=True)
+def enabled():
+    with install.enabled():
+        yield
+
+
+def served(model, x=None):
+    """How many calls of a model the op has served, and the distribution."""
+    before = count("variational")
+    found = model(points() if x is None else x)
+    return count("variational") - before, found
+
+
+@pytest.mark.parametrize(("m", "kernel"), [(4, RBFKernel), (10, lambda: MaternKernel(2.5))])
+def test_first_and_second_derivatives_are_those_of_the_formula(m, kernel):
+    """Those of stock are not: its functions keep no graph of their first derivatives."""
+    model, x = made(m=m, kernel=ScaleKernel(kernel())), points(7)
+    names, start = zip(*((n, p.detach()) for n, p in model.named_parameters()), strict=True)
+
+    def read(*values):
+        p = torch.func.functional_call(model, dict(zip(names, values, strict=True)), (x,))
+        return p.mean, p.variance
+
+    inputs = [p.clone().requires_grad_() for p in start]
+    assert torch.autograd.gradcheck(read, inputs)
+    assert torch.autograd.gradgradcheck(lambda *v: read(*v)[0].sum() + read(*v)[1].log().sum(), inputs, atol=1e-4)
+    assert count("variational", "closed_form") > 0
+
+
+def test_the_model_is_called_once():
+    model = made()
+    calls, p = served(model)
+    assert (calls, model.calls, type(p.lazy_covariance_matrix)) == (1, 1, VariationalCovariance)
+
+
+def test_all_but_the_diagonal_is_the_library_s_operator():
+    model = made()
+    p = served(model)[1]
+    covariance = p.lazy_covariance_matrix
+    with autokern.using(force={"variational": "stock"}):
+        theirs = made()(points())
+    torch.testing.assert_close(covariance.to_dense(), theirs.covariance_matrix)
+    assert type(covariance.formed()) is type(theirs.lazy_covariance_matrix)
+    assert covariance.shape == theirs.lazy_covariance_matrix.shape
+    assert covariance.dtype == DOUBLE
+    detached = MultivariateNormal(p.mean.detach(), covariance.detach())
+    for again in (copy.deepcopy(detached), pickle.loads(pickle.dumps(detached))):
+        torch.testing.assert_close(again.variance, p.variance.detach())
+
+
+CHANGES = {
+    "a method of the strategy": lambda model, _: model.variational_strategy.__dict__.update(
+        _compute_predictive_updates=VariationalStrategy._compute_predictive_updates.__get__(model.variational_strategy)
+    ),
+    "a method of its class": lambda _, patch: patch.setattr(VariationalStrategy, "_cholesky_factor", lambda s, k: None),
+    "a kernel of the user's": lambda model, _: setattr(model, "covar_module", type("Own", (RBFKernel,), {})().double()),
+    "evaluation": lambda model, _: model.eval(),
+    "another precision": lambda _, patch: patch.setattr(
+        gpytorch.settings._linalg_dtype_cholesky, "_global_value", torch.float32
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_left_to_the_library(name, monkeypatch):
+    model = made()
+    CHANGES[name](model, monkeypatch)
+    before = count("variational", "closed_form")
+    try:
+        model(points())
+    except AttributeError:
+        assert name == "a method of its class"
+    assert count("variational", "closed_form") == before
+
+
+def test_an_indefinite_covariance_raises_the_library_s_error_after_its_warnings():
+    model = made(m=3)
+    with torch.no_grad():
+        model.variational_strategy.inducing_points.fill_(float("nan"))
+    with pytest.raises(Exception, match="NaN") as ours:
+        model(points())
+    with autokern.using(force={"variational": "stock"}), pytest.raises(type(ours.value), match="NaN"):
+        model(points())
+
+
+def test_explain_names_the_op_and_says_that_nothing_is_replayed():
+    text = str(autokern.explain(made()))
+    assert "variational by closed_form" in text
+    assert "replay" not in text
