@@ -165,7 +165,7 @@ def spd(request):
 
 
 ON_MODELS = {"objective", "kernel_matrix", "kernel_matmul", "exact_log_prob", "dense_log_prob", "task_log_prob"}
-ON_MODELS |= {"predict", "posterior", "fantasy", "solve"}
+ON_MODELS |= {"predict", "posterior", "fantasy", "solve", "variational"}
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
