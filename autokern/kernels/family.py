@@ -46,6 +46,7 @@ repeated points stay equal. Our diagonal is exact, so entries of repeated points
 on repeated points, float32 densities had 1 to 4 times stock's error below this threshold, 100 times at 5e-5.
 """
 _SEEN = 4 * torch.finfo(torch.float64).eps
+_FAINT = 1e-12  # a squared distance that changes no kernel by more than 1e-6
 _FAMILIES: dict[str, Family] = {}
 _OF_KERNEL: dict[type, list[Family]] = {}
 
@@ -122,10 +123,17 @@ class Family(msgspec.Struct, frozen=True):
         most = FAR / torch.finfo(torch.float32).eps
         return Reach(single and not largest * _steepness(self.name) <= most, not math.isnan(largest))
 
-    def settled(self, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | None = None) -> torch.Tensor:
-        """Clamp u in place where rounding changed its sign; a given diagonal becomes 0, or NaN for NaN points."""
+    def settled(
+        self, u: torch.Tensor, seen: Reach, norms: Callable[[], torch.Tensor], diagonal: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Clamp u in place where rounding changed its sign; a given diagonal becomes 0, or NaN for NaN points.
+
+        `norms` returns the sums of both points' squared norms, times gamma, by which far points round only their own u.
+        """
         if diagonal is not None:
             diagonal.zero_() if seen.number else diagonal.mul_(0)
+        if seen.cut > _FAINT:
+            return u.masked_fill_(u <= norms().mul_(_SEEN), 0.0)
         if seen.cut > 0:
             return torch.threshold_(u, seen.cut, 0.0)
         return u.clamp_max_(0) if self.gamma < 0 else u.clamp_min_(0)

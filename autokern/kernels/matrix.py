@@ -78,7 +78,8 @@ class RowLeaf:
         else:
             torch.addmm(self.column[:, :width], z[start:stop], y[:width].mT, beta=gamma, alpha=-2 * gamma, out=u)
             u.add_(row[start:stop], alpha=gamma)
-        self.family.settled(u, self.seen, u.diagonal(start, -2, -1) if self.same else None)
+        norms = lambda: gamma * (row[..., start:stop, :] + self.column[..., :width])  # noqa: E731
+        self.family.settled(u, self.seen, norms, u.diagonal(start, -2, -1) if self.same else None)
         return out if u is out else out.copy_(u)
 
     def accumulate(self, at: Rows, w: torch.Tensor) -> None:

@@ -228,12 +228,18 @@ class _Leaf:
 
     def distances(self, at: Place, out: torch.Tensor) -> torch.Tensor:
         top, bottom, left, right = at
-        distances(self._side.rows[top:bottom], self._side.columns[left:right], out)
+        rows, columns = self._side.rows[top:bottom], self._side.columns[left:right]
+        distances(rows, columns, out)
         diagonal = None
         if self._same and top < right and left < bottom:
             first = max(top, left)
             diagonal = out[first - top :, first - left :].diagonal()
-        return self.family.settled(out, self._side.seen, diagonal)
+        k = 3 if rows.element_size() == 2 else 1  # columns of a norm, by `_extended`
+
+        def norms() -> torch.Tensor:
+            return (rows[:, -2 * k : -k].sum(-1, keepdim=True) + columns[:, -k:].sum(-1)).to(out.dtype)
+
+        return self.family.settled(out, self._side.seen, norms, diagonal)
 
     def accumulate(self, at: Place, w: torch.Tensor) -> None:
         """Add ``[x' 1]^T W^T`` to the rows' sums and ``[x 1]^T W`` to the columns'."""

@@ -159,31 +159,30 @@ def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) ->
     shares no memory with the caller's points.
     """
     x = x if centre is None else x - centre
-    points: list[torch.Tensor] = []
-    shapes: list[torch.Tensor] = []
-    weights: list[torch.Tensor] = []
+    parts: tuple[list[torch.Tensor], ...] = [], [], []
+    return Tree(_collected(kernel, x, *parts), *parts)
 
-    def collect(kernel: Kernel, x: torch.Tensor) -> Node:
-        kind = type(kernel)
-        if kind is ScaleKernel:
-            weights.append(kernel.outputscale)
-            return Node("scale", "", (collect(kernel.base_kernel, x),))
-        if kind is ConstantKernel:
-            weights.append(kernel.constant.squeeze(-1))
-            return Node("constant")
-        if kind in BRANCHES:
-            chosen = [(child, child.active_dims) for child in kernel.kernels]
-            inputs = [x if active is None else x.index_select(-1, active) for _, active in chosen]
-            children = [collect(child, own) for (child, _), own in zip(chosen, inputs, strict=True)]
-            return Node(BRANCHES[kind], "", tuple(children))
-        found = formula_of(kernel)
-        assert found is not None
-        points.append(found.embed(kernel, x))
-        if found.shape is not None:
-            shapes.append(found.shape.read(kernel))
-        return Node("leaf", found.name)
 
-    return Tree(collect(kernel, x), points, shapes, weights)
+def _collected(kernel: Kernel, x: torch.Tensor, points: list[Any], shapes: list[Any], weights: list[Any]) -> Node:
+    """Return the form of a kernel, and append its tensors; no closure, whose cycle would hold them."""
+    kind, parts = type(kernel), (points, shapes, weights)
+    if kind is ScaleKernel:
+        weights.append(kernel.outputscale)
+        return Node("scale", "", (_collected(kernel.base_kernel, x, *parts),))
+    if kind is ConstantKernel:
+        weights.append(kernel.constant.squeeze(-1))
+        return Node("constant")
+    if kind in BRANCHES:
+        chosen = [(child, child.active_dims) for child in kernel.kernels]
+        inputs = [x if active is None else x.index_select(-1, active) for _, active in chosen]
+        children = [_collected(child, own, *parts) for (child, _), own in zip(chosen, inputs, strict=True)]
+        return Node(BRANCHES[kind], "", tuple(children))
+    found = formula_of(kernel)
+    assert found is not None
+    points.append(found.embed(kernel, x))
+    if found.shape is not None:
+        shapes.append(found.shape.read(kernel))
+    return Node("leaf", found.name)
 
 
 def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
@@ -198,19 +197,20 @@ def by_formula(
     formula: Callable[[Family], Callable[..., Any]] = lambda of: of.formula,
 ) -> Any:  # fmt: skip
     """Evaluate a form on tensors or KeOps' LazyTensors: u of each leaf from left to right, shapes and weights."""
-    distances, left, scales = iter(us), iter(shapes), iter(weights)
+    return _valued(node, iter(us), iter(shapes), iter(weights), formula)
 
-    def value(node: Node) -> Any:
-        if node.kind == "leaf":
-            of = family(node.family)
-            return formula(of)(next(distances), *(() if of.shape is None else (next(left),)))
-        if node.kind == "constant":
-            return next(scales)
-        if node.kind == "scale":
-            return next(scales) * value(node.children[0])
-        return functools.reduce(operator.add if node.kind == "sum" else operator.mul, map(value, node.children))
 
-    return value(node)
+def _valued(node: Node, *given: Any) -> Any:
+    distances, left, scales, formula = given
+    if node.kind == "leaf":
+        of = family(node.family)
+        return formula(of)(next(distances), *(() if of.shape is None else (next(left),)))
+    if node.kind == "constant":
+        return next(scales)
+    if node.kind == "scale":
+        return next(scales) * _valued(node.children[0], *given)
+    values = (_valued(child, *given) for child in node.children)
+    return functools.reduce(operator.add if node.kind == "sum" else operator.mul, values)
 
 
 def diagonal(tree: Tree, shape: torch.Size) -> torch.Tensor:

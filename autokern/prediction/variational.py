@@ -29,7 +29,7 @@ from linear_operator.operators import (
     TriangularLinearOperator,
 )
 
-from autokern.core.autograd import each_cotangent, plain_gradients
+from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import Tree, centre_of
@@ -45,7 +45,7 @@ class Sparse(NamedTuple):
 
     forward: Callable[[Sparse], Any]  # returns the library's distribution
     prior: Any
-    inducing: torch.Tensor | None  # the kernel's inducing points ``(..., m, d)`` without samples, if nothing maps them
+    inducing: torch.Tensor | None  # the strategy's points ``(..., m, d)`` without samples, if the prior has these
     values: torch.Tensor  # whitened means ``(..., m)``
     covariance: Any  # of the whitened values: an operator, or None for zeros
     jitter: float
@@ -85,10 +85,7 @@ def distribution(of: Sparse) -> MultivariateNormal:
     tree = trees.read(prior.kernel, x, centre_of(x[..., :m, :]))
     rows = Tree(tree.node, [p[..., :m, :] for p in tree.points], tree.shapes, tree.weights)
     k = matrices.matrix(rows, tree.points, True, "tiled")  # whose diagonal is that of the inducing points
-    if not k.shape[:-2] == values.shape[:-1] == spread.shape[:-2]:
-        batch = torch.broadcast_shapes(k.shape[:-2], values.shape[:-1], spread.shape[:-2])
-        k, spread, values = k.expand(*batch, *k.shape[-2:]), spread.expand(*batch, m, m), values.expand(*batch, m)
-    mean, update, lower, a, product = _Update.apply(k, values, spread, is_root, of.jitter)
+    mean, update, lower, a, product = _Update.apply(k, values, spread, is_root, of.jitter, DIAGONAL and m < n)
     variances = _apart(trees.diagonal(tree, update.shape) + of.jitter + update, samples, n)
     of.cache["cholesky_factor"] = TriangularLinearOperator(lower.expand(*samples, *lower.shape) if samples else lower)
 
@@ -102,10 +99,10 @@ def distribution(of: Sparse) -> MultivariateNormal:
 def _points(of: Sparse) -> tuple[torch.Tensor, torch.Size]:
     """Return a prior's points, and the shape of samples of the data that became further points."""
     x, z, m = of.prior._covar.x1, of.inducing, of.values.shape[-1]
-    if z is None:
+    if z is None or z.shape[-1] != x.shape[-1]:
         return x, torch.Size()
     count = x.dim() - max(z.dim(), of.values.dim() + 1, len(of.prior._covar.kernel.batch_shape) + 2)
-    if count <= 0:
+    if count <= 0 or not torch.equal(x[..., :m, :], z.expand_as(x[..., :m, :])):  # `forward` may map its points
         return x, torch.Size()
     data, behind = x[..., m:, :], (tuple(range(count)), tuple(range(-2 - count, -2)))
     further = data.movedim(*behind).flatten(-2 - count, -2)
@@ -143,6 +140,14 @@ class VariationalCovariance(PosteriorCovariance):
                 self._formed = SumLinearOperator(prior, product)
         return self._formed
 
+    @property
+    def linear_ops(self) -> Any:
+        """The library's terms."""
+        return self.formed().linear_ops
+
+    def _diagonal(self) -> torch.Tensor:
+        return self._args[1].clone()  # in the reader's grad mode, as in the library
+
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         return self.formed()._getitem(row_index, col_index, *batch_indices)
 
@@ -161,14 +166,14 @@ class VariationalCovariance(PosteriorCovariance):
 
 
 def plain(
-    k: torch.Tensor, values: torch.Tensor, spread: torch.Tensor, is_root: bool, jitter: float
+    k: torch.Tensor, values: torch.Tensor, spread: torch.Tensor, is_root: bool, jitter: float, *_: bool
 ) -> tuple[torch.Tensor, ...]:
     """Return the updates of mean and variances, L, A and M A, from ``k = [Kzz Kzx]``; differentiable to any order."""
     m = spread.shape[-1]
-    eye = torch.eye(m, dtype=torch.float64, device=k.device)
-    lower = psd_safe_cholesky(k[..., :m].double() + jitter * eye)
+    eye = torch.eye(m, dtype=k.dtype, device=k.device)
+    lower = psd_safe_cholesky((k[..., :m] + jitter * eye).double())
     a = torch.linalg.solve_triangular(lower, k[..., m:].double(), upper=False).to(k.dtype)
-    product = ((spread @ spread.mT if is_root else spread) - eye.to(spread.dtype)) @ a
+    product = ((spread @ spread.mT if is_root else spread) - eye) @ a
     return (a.mT @ values.unsqueeze(-1)).squeeze(-1), (a * product).sum(-2), lower, a, product
 
 
@@ -176,20 +181,22 @@ class _Update(torch.autograd.Function):
     """The results of `plain`, with closed-form first derivatives."""
 
     @staticmethod
-    def forward(ctx, k, values, spread, is_root, jitter):  # type: ignore[no-untyped-def]
+    def forward(ctx, k, values, spread, is_root, jitter, joint):  # type: ignore[no-untyped-def]
         ctx.set_materialize_grads(False)
-        m, kzz = spread.shape[-1], k[..., : spread.shape[-1]].to(torch.float64, copy=True)
+        m, kzz = spread.shape[-1], k[..., : spread.shape[-1]].clone()
         kzz.diagonal(dim1=-2, dim2=-1).add_(jitter)
-        lower = psd_safe_cholesky(kzz)
-        ctx.joint = DIAGONAL and m < k.shape[-1] - m
-        solving = lower.to(k.dtype) if ctx.joint else lower  # as in the library, which computes variances in `k.dtype`
+        lower = psd_safe_cholesky(kzz.double())
+        solving = lower.to(k.dtype) if joint else lower  # as in the library, where it computes variances only
         a = torch.linalg.solve_triangular(solving, k[..., m:].to(solving.dtype), upper=False).to(k.dtype)
         middle = spread @ spread.mT if is_root else spread.clone()
         middle.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         product = middle @ a
         mean, variance = (a.mT @ values.unsqueeze(-1)).squeeze(-1), torch.linalg.vecdot(a, product, dim=-2)
-        ctx.how = is_root, jitter
-        ctx.save_for_backward(k, values, spread, lower, solving, a, middle, product)
+        ctx.how, ctx.unsaved = (
+            (is_root, jitter, joint),
+            Unsaved(values),
+        )  # which the program may write before a backward
+        ctx.save_for_backward(k, values.clone(), spread, lower, solving, a, middle, product)
         return mean, variance, lower, a, product
 
     @staticmethod
@@ -200,6 +207,10 @@ class _Update(torch.autograd.Function):
 @each_cotangent
 def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: Any, by_product: Any) -> Any:
     k, values, spread, lower, solving, a, middle, product = ctx.saved_tensors
+    is_root, _, joint = ctx.how
+    if joint and (by_mean is None) != (by_variance is None):  # as in the library, whose function has both
+        by_mean = torch.zeros_like(by_variance) if by_mean is None else by_mean
+        by_variance = torch.zeros_like(by_mean) if by_variance is None else by_variance
     if torch.is_grad_enabled():
         each = by_mean, by_variance, by_lower, by_a, by_product
 
@@ -207,36 +218,48 @@ def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: 
             return [out for out, by in zip(plain(*tensors, *ctx.how), each, strict=True) if by is not None]
 
         given = [by for by in each if by is not None]
-        return *plain_gradients(outs, (k, values, spread), ctx.needs_input_grad[:3], given), None, None
-    if ctx.joint and (by_mean is None) != (by_variance is None):  # as in the library, whose function has both
-        by_mean = torch.zeros_like(a[..., 0, :]) if by_mean is None else by_mean
-        by_variance = torch.zeros_like(by_mean) if by_variance is None else by_variance
-    slopes, factors, middles, by_values = list[Any](), list[Any](), list[Any](), None  # by A, by A times A^T, by M
+        return (
+            *plain_gradients(outs, (k, *ctx.unsaved.unchanged(), spread), ctx.needs_input_grad[:3], given),
+            None,
+            None,
+            None,
+        )
+    slopes, factors, spreads = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+    by_values = by_spread = by_k = None  # the lists: by A, that times A^T, by `spread`
+
+    def add_product(left: torch.Tensor) -> torch.Tensor | None:
+        """Add the derivative by ``M = spread (spread^T) - I``, ``left A^T``; return it, None if it is not needed."""
+        if is_root and left.shape[-1] < left.shape[-2]:  # then this takes fewer operations
+            spreads.append(left @ (a.mT @ spread) + a @ (left.mT @ spread))
+            return None
+        whole = left @ a.mT
+        spreads.append((whole + whole.mT) @ spread if is_root else whole)
+        return whole
+
     if by_variance is not None:
-        middles.append((a * by_variance.unsqueeze(-2)) @ a.mT)
-        slopes.append(product * (2.0 * by_variance.unsqueeze(-2)))
-        factors.append((middle @ middles[0]).mul_(2.0))
+        whole = add_product(a * by_variance.unsqueeze(-2))
+        slopes.append(product * (2.0 * by_variance).unsqueeze(-2))
+        factors.append(slopes[0] @ a.mT if whole is None else (middle @ whole).mul_(2.0))
     if by_mean is not None:
         of_mean = a @ by_mean.unsqueeze(-1)
-        by_values = of_mean.squeeze(-1)
+        by_values = of_mean.squeeze(-1).sum_to_size(values.shape)
         slopes.append(values.unsqueeze(-1) * by_mean.unsqueeze(-2))
         factors.append(values.unsqueeze(-1) * of_mean.mT)
     if by_product is not None:
-        middles.append(by_product @ a.mT)
+        add_product(by_product)
     for other in filter(lambda t: t is not None, (by_a, None if by_product is None else middle @ by_product)):
         slopes.append(other)
         factors.append(other @ a.mT)
-    by_k = by_spread = None
-    if middles and ctx.needs_input_grad[2]:
-        by_middle = functools.reduce(operator.add, middles)
-        by_spread = (by_middle + by_middle.mT) @ spread if ctx.how[0] else by_middle
-    inner = [-one.to(lower.dtype) for one in factors] + ([] if by_lower is None else [lower.mT @ by_lower])
+    if spreads and ctx.needs_input_grad[2]:
+        by_spread = functools.reduce(operator.add, spreads).sum_to_size(spread.shape)
+    inner = [-one.sum_to_size(lower.shape).to(lower.dtype) for one in factors]
+    inner += [] if by_lower is None else [lower.mT @ by_lower]
     if inner and ctx.needs_input_grad[0]:
         half = functools.reduce(operator.add, inner).tril_()
         half.diagonal(dim1=-2, dim2=-1).mul_(0.5)
         half = torch.linalg.solve_triangular(lower.mT, half + half.mT, upper=True)
         by_kzz = torch.linalg.solve_triangular(lower, half, upper=False, left=False).mul_(0.5)
-        slope = functools.reduce(operator.add, slopes) if slopes else torch.zeros_like(a)
+        slope = functools.reduce(operator.add, slopes).sum_to_size(a.shape) if slopes else torch.zeros_like(a)
         by_kzx = torch.linalg.solve_triangular(solving.mT, slope.to(solving.dtype), upper=True)
         by_k = torch.cat((by_kzz.to(k.dtype), by_kzx.to(k.dtype)), -1)
-    return by_k, by_values, by_spread, None, None
+    return by_k, by_values, by_spread, None, None, None
