@@ -135,8 +135,7 @@ def _training(kind: type, by_modules: Callable[..., Any]) -> None:
 
 
 def _repeats(model: Any) -> bool:
-    steps = _steps.get(model) or 0  # none of a model that the op `variational` serves
-    waited = steps >= (1 if type(model) in repaid else _ENOUGH_VARIATIONAL)
+    waited = (_steps.get(model) or 0) >= _ENOUGH_VARIATIONAL or type(model) in repaid
     return waited and torch.is_grad_enabled() and not inside.repeated
 
 

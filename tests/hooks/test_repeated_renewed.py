@@ -16,7 +16,7 @@ from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
 from gpytorch.variational import UnwhitenedVariationalStrategy
 from support.acquisitions import DOUBLE, kronecker, points
-from support.losses import replays
+from support.losses import Unread, replays
 
 import autokern
 from autokern.hooks import gpytorch
@@ -167,8 +167,8 @@ CASES = {
     "unwhitened": (lambda: variational(**UNWHITENED), 24, grown, 19),
     "parameters that get other memory": (variational, 24, moved, 19),
     "views of parameters that get other memory": (lambda: variational(**UNWHITENED), 24, moved, 0),
-    "parts of the data": (lambda: variational(6), 24, grown, 16),
-    "parts of several sizes": (lambda: variational(5), 24, grown, 8),
+    "parts of the data": (lambda: variational(6, covar_module=Unread()), 24, grown, 16),
+    "parts of several sizes": (lambda: variational(5, covar_module=Unread()), 24, grown, 8),
 }  # fmt: skip
 
 

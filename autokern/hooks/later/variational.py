@@ -41,12 +41,12 @@ Call = Callable[..., Any]
 
 def called(model: Any, stock: Call, x: Any) -> Any:
     """Return a variational model's distribution at some points in training, by a replay or by the library."""
-    known, stock = _steps.get(model), functools.partial(_formal, stock)
-    found = None if known is None or known.lock.entered() else known.predicted(model, stock, x)
-    if found is None:
-        found = stock(model, x)
+    known, formal = _steps.get(model), functools.partial(_formal, stock)
+    found = None if known is None or known.lock.entered() else known.predicted(model, formal, x)
+    if found is None:  # of a model without losses here, the op `variational` may serve all calls
+        found = stock(model, x) if known is None else formal(model, x)
     if isinstance(found, MultivariateNormal):
-        _calls.put(found, (stock, x))
+        _calls.put(found, (formal, x))
     return found
 
 
