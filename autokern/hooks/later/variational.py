@@ -41,18 +41,13 @@ Call = Callable[..., Any]
 
 def called(model: Any, stock: Call, x: Any) -> Any:
     """Return a variational model's distribution at some points in training, by a replay or by the library."""
-    known, formal = _steps.get(model), functools.partial(_formal, stock)
+    known, formal = _steps.get(model), inside.having(formal=True)(stock)
     found = None if known is None or known.lock.entered() else known.predicted(model, formal, x)
     if found is None:  # of a model without losses here, the op `variational` may serve all calls
         found = stock(model, x) if known is None else formal(model, x)
     if isinstance(found, MultivariateNormal):
         _calls.put(found, (formal, x))
     return found
-
-
-def _formal(stock: Call, model: Any, x: Any) -> Any:
-    with inside.having(formal=True):
-        return stock(model, x)
 
 
 def loss(mll: Any, stock: Call, distribution: Any, target: Any) -> Any:
