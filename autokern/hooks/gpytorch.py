@@ -12,7 +12,7 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import InducingPointKernel
-from gpytorch.likelihoods import GaussianLikelihood, bernoulli_likelihood
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import DeepApproximateMLL, ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, VariationalELBO
 from gpytorch.models import ApproximateGP
@@ -23,7 +23,7 @@ from autokern.core.autograd import COMPUTED, computed_share
 from autokern.core.errors import unless_it_fails
 from autokern.core.state import Beside, inside, repaid
 from autokern.hooks import later
-from autokern.hooks.bypass import is_recorded, stay_out_of_models
+from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, inherited, stock_of
 from autokern.model import libraries, marginal, memoized
 from autokern.model.forward import evaluated, joined
@@ -183,17 +183,6 @@ def _variational(kind: type) -> None:
 
 for _kind in (VariationalELBO.__base__, DeepApproximateMLL):
     _variational(_kind)
-
-
-@hook(bernoulli_likelihood, "log_normal_cdf", relies=None)
-def _log_normal_cdf(x: Any) -> Any:
-    """While a step is recorded, compute each of three cases for all numbers, so that sizes do not depend on values."""
-    if not is_recorded():
-        return _log_normal_cdf.__wrapped__(x)
-    near, small = x.pow(2).lt(0.04), x.lt(-1)
-    cases = (near, 0.0), (small, -2.0), (~(near | small), 1.0)
-    of_near, of_small, ordinary = (_log_normal_cdf.__wrapped__(x.where(case, within)) for case, within in cases)
-    return of_near.where(near, of_small.where(small, ordinary))
 
 
 @unless_it_fails

@@ -62,7 +62,6 @@ CASES = {
     "drawn hidden values": made_losses.deep,
     "drawn hidden values and expectation": lambda: made_losses.deep(made_losses.Poisson()),
     "hidden values at sites": made_losses.sites,
-    "classes, of which each step selects other numbers": lambda: sparse(likelihoods.BernoulliLikelihood()),
 }
 
 
