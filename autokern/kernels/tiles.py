@@ -16,6 +16,7 @@ each other after each round; a share holds many tiles, so that rounds are few.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -172,7 +173,9 @@ def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, pr
     """Prepare the points of a tree without a batch; `others` are the columns' points, None for the same."""
     found = []
     for index, (of, z, _) in enumerate(by_leaf(tree)):
-        given, centre = [z] if others is None else [z, others[index]], centre_of(z)
+        given = [z] if others is None else [z, others[index]]
+        # the centre nearer to zero: points are centred already, and one far away moves the mean of its side
+        centre = min(map(centre_of, given), key=lambda c: float(c.square().sum().nan_to_num(math.inf)))
         points = [p - centre for p in given]
         seen = of.reach(*(torch.linalg.vecdot(p, p) for p in points))
         if seen.far and not precision:

@@ -187,3 +187,23 @@ def test_distances_that_an_instance_redefines(kind):
     x, y = (points(n, seed=n) for n in (12, 9))
     found, expected = pair(kernel, x, y)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("far", [1e6, 1e9, float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("op", ["kernel_matrix=gemm", "kernel_matrix=tiled", "kernel_matmul=tiled"])
+def test_a_point_far_away_rounds_only_its_own_distances(op, dtype, far):
+    """Of the kernel whose slope at zero is not finite, which rounds small distances to zero."""
+    if "matmul" in op and far > 1e9:
+        pytest.skip("a product has the infinite point in all its rows")
+    z, x = torch.rand(2, 70, 2, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    x = torch.cat((x, x.new_full((1, 2), far)))
+    kernel, weights = MaternKernel(0.5).to(dtype), torch.eye(71, dtype=dtype)[:, :70]
+
+    def read(order, x, weights):
+        with autokern.using(force=order), torch.no_grad():
+            return kernel(z, x) @ weights if "matmul" in op else kernel(z, x).to_dense()[:, :70]
+
+    theirs = read({"kernel_matrix": "stock", "kernel_matmul": "stock"}, x[:70], weights[:70])
+    tolerance = 1e-6 if dtype is torch.float64 else 1e-3
+    torch.testing.assert_close(read(dict([op.split("=")]), x, weights), theirs, rtol=0.0, atol=tolerance)
