@@ -16,6 +16,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import DenseLinearOperator, KernelLinearOperator, LinearOperator
 from linear_operator.utils.memoize import cached
 
+from autokern.core.autograd import plain_gradients
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
@@ -88,6 +89,10 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of ``sum(left * (K right))`` by this operator's tensors, computed tile by tile."""
         left, right = (t.unsqueeze(-1) if t.dim() == 1 else t for t in (left_vecs, right_vecs))
+        if torch.is_grad_enabled():  # these will be differentiated
+            tensors, made = self.representation(), self.representation_tree()
+            product = lambda *own: made(*own).covar_mat @ right  # noqa: E731
+            return tuple(plain_gradients(product, tensors, [t.requires_grad for t in tensors], left))
         others = None if self._same else forms.read(self._kernel, self.x2).points
         by, by_others = products.matmul_gradients(
             forms.read(self._kernel, self.x1), others, left, right, usual(self.device)

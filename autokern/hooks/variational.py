@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models import ApproximateGP
 from gpytorch.settings import _linalg_dtype_cholesky
 from gpytorch.variational import VariationalStrategy, variational_strategy
@@ -23,12 +24,19 @@ from autokern.runtime.dispatch import route
 _dispatch = route("variational", looked=True)
 _KIND = f"{VariationalStrategy.__module__}:VariationalStrategy"
 _METHODS = "_cholesky_factor", "_compute_predictive_updates", "prior_distribution"
-_NAMES = "psd_safe_cholesky", "ComputePredictiveUpdates"  # which the library's method finds in its module
+_NAMES = (
+    "psd_safe_cholesky", "ComputePredictiveUpdates", "MultivariateNormal", "DiagLinearOperator", "MatmulLinearOperator",
+    "SumLinearOperator", "TriangularLinearOperator",
+)  # fmt: skip
+"""What the library's method finds in its module."""
 _found = [vars(variational_strategy).get(name) for name in _NAMES]
 _stock = stock_of(VariationalStrategy, "forward")
 
 
-@hook(VariationalStrategy, "forward", relies=(*(f"{_KIND}.{name}" for name in _METHODS), *ALGEBRA))
+_relied = *(f"{_KIND}.{name}" for name in _METHODS), *ALGEBRA, LazyEvaluatedKernelTensor
+
+
+@hook(VariationalStrategy, "forward", relies=_relied)
 def _forward(
     self: Any, x: Any, inducing_points: Any, inducing_values: Any, variational_inducing_covar: Any = None, *rest: Any,
     **more: Any,

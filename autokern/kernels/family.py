@@ -133,7 +133,7 @@ class Family(msgspec.Struct, frozen=True):
         if diagonal is not None:
             diagonal.zero_() if seen.number else diagonal.mul_(0)
         if seen.cut > _FAINT:
-            return u.masked_fill_(u <= norms().mul_(_SEEN), 0.0)
+            return u.masked_fill_(u <= norms().mul_(_SEEN).clamp_max_(torch.finfo(u.dtype).max), 0.0)
         if seen.cut > 0:
             return torch.threshold_(u, seen.cut, 0.0)
         return u.clamp_max_(0) if self.gamma < 0 else u.clamp_min_(0)

@@ -55,7 +55,7 @@ class Sparse(NamedTuple):
         """Return the lower factor of the whitened covariance and true, or that covariance itself ``(..., m, m)``."""
         found, m = self.covariance, self.values.shape[-1]
         if found is None:
-            return self.values.new_zeros(m, m), False
+            return self.values.new_zeros(*self.values.shape, m), False
         root: Any = found.root if type(found) is CholLinearOperator and not found.upper else None
         plain = type(root) is TriangularLinearOperator and type(root._tensor) is DenseLinearOperator
         return (root._tensor.tensor, True) if plain and not root.upper else (found.to_dense(), False)
@@ -271,6 +271,8 @@ def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: 
         half.diagonal(dim1=-2, dim2=-1).mul_(0.5)
         half = torch.linalg.solve_triangular(lower.mT, half + half.mT, upper=True)
         by_kzz = torch.linalg.solve_triangular(lower, half, upper=False, left=False).mul_(0.5)
-        slope = functools.reduce(operator.add, slopes).sum_to_size(a.shape) if slopes else torch.zeros_like(a)
-        by_k = torch.cat((by_kzz.to(k.dtype), _solved(lower, inverse, slope, True)), -1)
+        slopes = [one.sum_to_size(a.shape) for one in slopes] or [torch.zeros_like(a)]
+        by_k = torch.cat(
+            (by_kzz.to(k.dtype), _solved(lower, inverse, functools.reduce(operator.add, slopes), True)), -1
+        )
     return by_k, by_values, by_spread, None, None, None

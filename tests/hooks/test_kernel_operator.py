@@ -30,6 +30,17 @@ def test_products_and_their_gradients(make, m):
     assert used() == {"tiled"}
 
 
+def test_second_derivatives_of_products():
+    op, leaves, dense = operator(SOME)
+    rhs, found = random(op.shape[-1], 3, seed=4), []
+    for one in (op, dense):
+        slopes = torch.autograd.grad((one @ rhs).square().sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(slope.square().sum() for slope in slopes), leaves))
+    for one, other in zip(*found, strict=True):
+        assert_near(one, other, torch.float64, 1e6)
+    assert used() == {"tiled"}
+
+
 def test_only_a_part_with_rows_and_columns_the_same_stays_symmetric():
     op, *_ = operator(SOME)
     chosen = torch.tensor([5, 1, 2])

@@ -40,7 +40,8 @@ class Sparse(ApproximateGP):
         distribution = _fill(KINDS[kind](m, batch_shape=b))
         super().__init__(v.VariationalStrategy(self, inducing, distribution, learn_inducing_locations=learn))
         self.variational_strategy.variational_params_initialized.fill_(1)
-        self.mean_module, self.covar_module, self.maps = MEANS[mean](b), KERNELS[kernel](b), maps
+        own = torch.Size() if same == "all" else b
+        self.mean_module, self.covar_module, self.maps = MEANS[mean](own), KERNELS[kernel](own), maps
 
     def forward(self, x):
         x = x if self.maps is None else self.maps(x)
@@ -111,10 +112,13 @@ READ = {
 @scenarios(
     cases(read=list(READ), m=[4, 12], kernel=["scaled rbf", "own"]),
     cases(read=["both", "covariance"], kernel="scaled matern52", batch=True),
+    cases(read=["both", "covariance", "density"], m=[4, 12], batch=True, same="all"),
 )
-def a_training_distribution(see: See, read: str, kernel: str = "scaled rbf", m: int = 4, batch: bool = False):
+def a_training_distribution(
+    see: See, read: str, kernel: str = "scaled rbf", m: int = 4, batch: bool = False, same: str = ""
+):  # fmt: skip
     """What is read of it, and its gradients by parameters and data."""
-    model = Sparse(see, kernel, m, b=(2,) if batch else ()).to(see.dtype).train()
+    model = Sparse(see, kernel, m, b=(2,) if batch else (), same=same).to(see.dtype).train()
     x = points(see, 9).requires_grad_()
     torch.manual_seed(0)
     p = model(x)
