@@ -30,10 +30,8 @@ _NAMES = (
 )  # fmt: skip
 """What the library's method finds in its module."""
 _found = [vars(variational_strategy).get(name) for name in _NAMES]
-_stock = stock_of(VariationalStrategy, "forward")
-
-
 _relied = *(f"{_KIND}.{name}" for name in _METHODS), *ALGEBRA, LazyEvaluatedKernelTensor
+_stock = stock_of(VariationalStrategy, "forward")
 
 
 @hook(VariationalStrategy, "forward", relies=_relied)

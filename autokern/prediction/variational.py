@@ -88,7 +88,6 @@ def distribution(of: Sparse) -> MultivariateNormal:
     mean, update, lower, a, product = _Update.apply(k, values, spread, is_root, of.jitter, DIAGONAL and m < n)
     variances = _apart(trees.diagonal(tree, update.shape) + of.jitter + update, samples, n)
     of.cache["cholesky_factor"] = TriangularLinearOperator(lower.expand(*samples, *lower.shape) if samples else lower)
-
     parts = [_apart(update, samples, n)]
     if not DIAGONAL or m >= n:
         parts += [_apart(t, samples, n) for t in (a, product)]
@@ -195,10 +194,8 @@ class _Update(torch.autograd.Function):
         middle.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         product = middle @ a
         mean, variance = (a.mT @ values.unsqueeze(-1)).squeeze(-1), torch.linalg.vecdot(a, product, dim=-2)
-        ctx.how, ctx.unsaved = (
-            (is_root, jitter, joint),
-            Unsaved(values),
-        )  # which the program may write before a backward
+        ctx.how = is_root, jitter, joint
+        ctx.unsaved = Unsaved(values)  # which the program may write before a backward pass that needs only the copy
         ctx.save_for_backward(k, values.clone(), spread, lower, inverse, a, middle, product)
         return mean, variance, lower, a, product
 
@@ -228,13 +225,8 @@ def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: 
         def outs(*tensors: Any) -> list[torch.Tensor]:
             return [out for out, by in zip(plain(*tensors, *ctx.how), each, strict=True) if by is not None]
 
-        given = [by for by in each if by is not None]
-        return (
-            *plain_gradients(outs, (k, *ctx.unsaved.unchanged(), spread), ctx.needs_input_grad[:3], given),
-            None,
-            None,
-            None,
-        )
+        given, inputs = [by for by in each if by is not None], (k, *ctx.unsaved.unchanged(), spread)
+        return *plain_gradients(outs, inputs, ctx.needs_input_grad[:3], given), None, None, None
     slopes, factors, spreads = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
     by_values = by_spread = by_k = None  # the lists: by A, that times A^T, by `spread`
 
@@ -272,7 +264,6 @@ def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: 
         half = torch.linalg.solve_triangular(lower.mT, half + half.mT, upper=True)
         by_kzz = torch.linalg.solve_triangular(lower, half, upper=False, left=False).mul_(0.5)
         slopes = [one.sum_to_size(a.shape) for one in slopes] or [torch.zeros_like(a)]
-        by_k = torch.cat(
-            (by_kzz.to(k.dtype), _solved(lower, inverse, functools.reduce(operator.add, slopes), True)), -1
-        )
+        by_kzx = _solved(lower, inverse, functools.reduce(operator.add, slopes), True)
+        by_k = torch.cat((by_kzz.to(k.dtype), by_kzx), -1)
     return by_k, by_values, by_spread, None, None, None
