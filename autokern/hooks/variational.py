@@ -41,7 +41,7 @@ def _forward(
 ) -> Any:  # fmt: skip
     """Let an op compute the distribution; the model's `forward` method is called once, whoever computes the rest."""
     given = inducing_values, variational_inducing_covar, *rest
-    usual = not rest and (not more or (DIAGONAL and more == {"diag": True}))
+    usual = not rest and (not more or (DIAGONAL and more.keys() == {"diag"} and type(more["diag"]) is bool))
     if not (usual and self.training and _is_plain(self)) or inside.formal or stay_out_of_models():
         return _stock(self, x, inducing_points, *given, **more)
     whole = torch.cat([inducing_points, x], dim=-2)
@@ -78,4 +78,5 @@ def _described(strategy: Any, prior: Any, of: Any, x: Any, z: Any, given: Any, m
     same = z is own or (z._base is own and z.requires_grad == own.requires_grad)
     same = same and lazy.x1 is whole and whole._version == version  # else the model maps its points
     cache = strategy.__dict__.setdefault("_memoize_cache", {})
-    return Sparse(forward, prior, own if same else None, values, covariance, strategy.jitter_val, cache)
+    joint = DIAGONAL and more.get("diag", True) and z.shape[-2] < x.shape[-2]
+    return Sparse(forward, prior, own if same else None, values, covariance, strategy.jitter_val, joint, cache)

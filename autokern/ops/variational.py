@@ -34,7 +34,7 @@ class _Variational(OpOfParts):
         kernel, x, z = lazy.kernel, lazy.x1, of.inducing
         each = ((t.__class__, t.shape, t.dtype, t.device, graph and t.requires_grad) for t in (x, of.values))
         own = kernel.__dict__.get("_batch_shape"), None if z is None else z.shape
-        return trees.key(kernel), *own, *each, spread.__class__, getattr(spread, "shape", None)
+        return trees.key(kernel), *own, *each, spread.__class__, getattr(spread, "shape", None), of.joint
 
     def problem_of(self, of: Sparse) -> Problem | None:
         lazy, values, m = of.prior._covar, of.values, of.values.shape[-1]
@@ -66,7 +66,8 @@ class _Variational(OpOfParts):
             points = of.prior.loc.unsqueeze(-1)
             return by_library(strategy, of.prior, points[..., :m, :], points[..., m:, :], of.values, of.covariance)
 
-        return (Sparse(forward, prior, None, values, covariance, _JITTER, {}),)
+        joint = variational.DIAGONAL and m < problem.n
+        return (Sparse(forward, prior, None, values, covariance, _JITTER, joint, {}),)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         sizes = [(20, 100), (200, 500), (50, 128)]

@@ -37,7 +37,7 @@ from autokern.model.libraries import psd_safe_cholesky, variational_forward
 from autokern.prediction.lazy_covariance import PosteriorCovariance
 
 DIAGONAL = hasattr(variational_strategy, "ComputePredictiveUpdates")
-"""Whether this release computes variances only, of more points than inducing points."""
+"""Whether this release computes variances only, of more points than inducing points, unless it is asked for all."""
 
 
 class Sparse(NamedTuple):
@@ -49,6 +49,7 @@ class Sparse(NamedTuple):
     values: torch.Tensor  # whitened means ``(..., m)``
     covariance: Any  # of the whitened values: an operator, or None for zeros
     jitter: float
+    joint: bool  # whether the library computes variances only, by one function
     cache: dict[Any, Any]  # the strategy's
 
     def spread(self) -> tuple[torch.Tensor, bool]:
@@ -85,11 +86,11 @@ def distribution(of: Sparse) -> MultivariateNormal:
     tree = trees.read(prior.kernel, x, centre_of(x[..., :m, :]))
     rows = Tree(tree.node, [p[..., :m, :] for p in tree.points], tree.shapes, tree.weights)
     k = matrices.matrix(rows, tree.points, True, "tiled")  # whose diagonal is that of the inducing points
-    mean, update, lower, a, product = _Update.apply(k, values, spread, is_root, of.jitter, DIAGONAL and m < n)
+    mean, update, lower, a, product = _Update.apply(k, values, spread, is_root, of.jitter, of.joint)
     variances = _apart(trees.diagonal(tree, update.shape) + of.jitter + update, samples, n)
     of.cache["cholesky_factor"] = TriangularLinearOperator(lower.expand(*samples, *lower.shape) if samples else lower)
     parts = [_apart(update, samples, n)]
-    if not DIAGONAL or m >= n:
+    if not of.joint:
         parts += [_apart(t, samples, n) for t in (a, product)]
     mean = of.prior.loc[..., m:] + _apart(mean, samples, n)
     return MultivariateNormal(mean, VariationalCovariance(prior, variances, *parts, jitter=of.jitter))
