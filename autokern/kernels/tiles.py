@@ -175,7 +175,10 @@ def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, pr
     for index, (of, z, _) in enumerate(by_leaf(tree)):
         given = [z] if others is None else [z, others[index]]
         # the centre nearer to zero: points are centred already, and one far away moves the mean of its side
-        centre = min(map(centre_of, given), key=lambda c: float(c.square().sum().nan_to_num(math.inf)))
+        *first, centre = map(centre_of, given)
+        for other in first:
+            near, far = (c.square().sum().nan_to_num(math.inf) for c in (other, centre))
+            centre = torch.where(near <= far, other, centre)
         points = [p - centre for p in given]
         seen = of.reach(*(torch.linalg.vecdot(p, p) for p in points))
         if seen.far and not precision:
