@@ -22,7 +22,7 @@ from autokern.prediction.variational import DIAGONAL, Sparse, by_library
 from autokern.runtime.dispatch import route
 
 _dispatch = route("variational", looked=True)
-_KIND = f"{VariationalStrategy.__module__}:VariationalStrategy"
+_HOME = VariationalStrategy.__module__
 _METHODS = "_cholesky_factor", "_compute_predictive_updates", "prior_distribution"
 _NAMES = (
     "psd_safe_cholesky", "ComputePredictiveUpdates", "MultivariateNormal", "DiagLinearOperator", "MatmulLinearOperator",
@@ -30,7 +30,8 @@ _NAMES = (
 )  # fmt: skip
 """What the library's method finds in its module."""
 _found = [vars(variational_strategy).get(name) for name in _NAMES]
-_relied = *(f"{_KIND}.{name}" for name in _METHODS), *ALGEBRA, LazyEvaluatedKernelTensor
+_own = *(f"VariationalStrategy.{name}" for name in _METHODS), "ComputePredictiveUpdates"
+_relied = *(f"{_HOME}:{name}" for name in _own), *ALGEBRA, LazyEvaluatedKernelTensor
 _stock = stock_of(VariationalStrategy, "forward")
 
 
