@@ -43,8 +43,8 @@ def called(model: Any, stock: Call, x: Any) -> Any:
     """Return a variational model's distribution at some points in training, by a replay or by the library."""
     known, formal = _steps.get(model), inside.having(formal=True)(stock)
     found = None if known is None or known.lock.entered() else known.predicted(model, formal, x)
-    if found is None:  # of a model without losses here, the op `variational` may serve all calls
-        found = stock(model, x) if known is None else formal(model, x)
+    if found is None:  # calls of a model that is not recorded may be served by the op `variational`
+        found = formal(model, x) if known is not None and known.serves and may_replay() else stock(model, x)
     if isinstance(found, MultivariateNormal):
         _calls.put(found, (formal, x))
     return found
