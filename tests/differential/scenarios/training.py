@@ -23,6 +23,16 @@ def trained(see, model, name=""):
     return loss
 
 
+def descended(loss, model, rate):
+    """Take a step of gradient descent."""
+    loss.sum().backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p.sub_(rate * p.grad)
+                p.grad = None
+
+
 @scenarios(
     cases(kernel=[*PLAIN, *SUMS, *STRUCTURED, *FOREIGN, "rbf", "features", "attribute", "rff"]),
     cases(kernel="inducing", kappa=100.0),
@@ -47,12 +57,7 @@ def a_step(see: See, kernel: str, mean: str = "constant", likelihood: str = "gau
     model = regression(see, n, kernel, likelihood, mean, b)
     for step in range(1 if n >= 600 else 2):
         loss = trained(see, model, f"{step} ")
-        loss.sum().backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                if p.grad is not None:
-                    p.sub_(0.05 * p.grad)
-                    p.grad = None
+        descended(loss, model, 0.05)
 
 
 HOW = ["functional call", "jacrev", "vmap", "checkpoint", "reentrant checkpoint", "by data", "leaves of float32"]

@@ -9,6 +9,8 @@ from gpytorch.models import ApproximateGP
 from gpytorch.models.deep_gps import DeepGP, DeepGPLayer
 from table import See, cases, scenarios
 
+from scenarios.training import descended
+
 KINDS = {
     "cholesky": v.CholeskyVariationalDistribution,
     "mean field": v.MeanFieldVariationalDistribution,
@@ -32,7 +34,7 @@ def _fill(distribution):
 
 
 class Sparse(ApproximateGP):
-    """A model; `maps` its points first."""
+    """A model; `maps` its points first. A batch may have the same inducing points, or `all` but the values the same."""
 
     def __init__(self, see, kernel, m, kind="cholesky", mean="constant", b=(), learn=True, maps=None, same=False, d=2):
         b = torch.Size(b)
@@ -64,6 +66,7 @@ def _target(x, likelihood="gaussian"):
     cases(
         kernel=["scaled rbf", "own"], batch=["2", "2 at the same points", "2 of data", "1"], kind=["cholesky", "delta"]
     ),
+    cases(kernel="scaled matern52", batch="2 of values", kind=["cholesky", "delta", "mean field"], n=[23, 5]),
     cases(kernel="scaled rbf", fixed=True),
     cases(kernel=["scaled rbf", "scaled matern32"], mapped=True),
     cases(kernel="scaled matern52", n=200, m=60, most=5),
@@ -75,9 +78,8 @@ def a_bound(
     """Two steps, each by all parameters; then predictions, which use what the last training call has left."""
     b = () if batch in ("", "2 of data") else (int(batch[0]),)
     maps = torch.tanh if mapped else None
-    model = Sparse(see, kernel, m, kind, mean, b, not fixed, maps, "same" in batch or batch == "2 of data").to(
-        see.dtype
-    )
+    same = "all" if "values" in batch else "same" in batch or batch == "2 of data"
+    model = Sparse(see, kernel, m, kind, mean, b, not fixed, maps, same).to(see.dtype)
     x = points(see, *((2,) if "data" in batch else ()), n)
     of = LIKELIHOODS[likelihood]().to(see.dtype)
     elbo = gpytorch.mlls.VariationalELBO(of, model, n).train()
@@ -85,12 +87,7 @@ def a_bound(
         loss = -elbo(model(x), _target(x, likelihood))
         see(f"{step} loss", loss)
         see.grads(f"{step} gradient", loss, elbo)
-        loss.sum().backward()
-        with torch.no_grad():
-            for p in elbo.parameters():
-                if p.grad is not None:
-                    p.sub_(0.02 * p.grad)
-                    p.grad = None
+        descended(loss, elbo, 0.02)
     see.posterior("prediction", model.eval()(x[..., :3, :] + 0.1))
 
 
