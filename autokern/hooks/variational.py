@@ -14,10 +14,10 @@ from gpytorch.variational import VariationalStrategy, variational_strategy
 from autokern.core.errors import unless_it_fails
 from autokern.core.state import inside
 from autokern.hooks.bypass import stay_out_of_models
-from autokern.hooks.install import hook, stock_of
+from autokern.hooks.install import hook
 from autokern.kernels import tree as trees
 from autokern.model import marginal
-from autokern.model.libraries import ALGEBRA
+from autokern.model.libraries import ALGEBRA, variational_forward
 from autokern.prediction.variational import DIAGONAL, Sparse, by_library
 from autokern.runtime.dispatch import route
 
@@ -32,7 +32,6 @@ _NAMES = (
 _found = [vars(variational_strategy).get(name) for name in _NAMES]
 _own = *(f"VariationalStrategy.{name}" for name in _METHODS), "ComputePredictiveUpdates"
 _relied = *(f"{_HOME}:{name}" for name in _own), *ALGEBRA, LazyEvaluatedKernelTensor
-_stock = stock_of(VariationalStrategy, "forward")
 
 
 @hook(VariationalStrategy, "forward", relies=_relied)
@@ -44,7 +43,7 @@ def _forward(
     given = inducing_values, variational_inducing_covar, *rest
     usual = not rest and (not more or (DIAGONAL and more.keys() == {"diag"} and type(more["diag"]) is bool))
     if not (usual and self.training and _is_plain(self)) or inside.formal or stay_out_of_models():
-        return _stock(self, x, inducing_points, *given, **more)
+        return variational_forward(self, x, inducing_points, *given, **more)
     whole = torch.cat([inducing_points, x], dim=-2)
     version, prior = whole._version, self.model.forward(whole)
     found = _described(self, prior, (whole, version), x, inducing_points, given, more)

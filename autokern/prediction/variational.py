@@ -126,7 +126,7 @@ class VariationalCovariance(PosteriorCovariance):
 
     def __init__(self, prior: Any, variances: torch.Tensor, *update: torch.Tensor, jitter: float) -> None:
         LinearOperator.__init__(self, prior, variances, *update, jitter=jitter)
-        self._prior, self.variances, self._update, self._jitter = prior, variances, update, jitter
+        self._prior, self._variances, self._update, self._jitter = prior, variances, update, jitter
         self._graph, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._formed = None
 
@@ -134,7 +134,7 @@ class VariationalCovariance(PosteriorCovariance):
         """Return the library's operator, made on first use."""
         if self._formed is None:
             with self._as_called():
-                (variances, *both), data = self._update, slice(-self._args[1].shape[-1], None)
+                (variances, *both), data = self._update, slice(-self._variances.shape[-1], None)
                 product = MatmulLinearOperator(both[0].mT, both[1]) if both else DiagLinearOperator(variances)
                 prior = self._prior[..., data, data].add_jitter(self._jitter)
                 self._formed = SumLinearOperator(prior, product)
@@ -146,7 +146,7 @@ class VariationalCovariance(PosteriorCovariance):
         return self.formed().linear_ops
 
     def _diagonal(self) -> torch.Tensor:
-        return self._args[1].clone()  # in the reader's grad mode, as in the library
+        return self._variances.clone()  # in the reader's grad mode, as in the library
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         return self.formed()._getitem(row_index, col_index, *batch_indices)
@@ -158,10 +158,10 @@ class VariationalCovariance(PosteriorCovariance):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the matrix."""
-        return self._args[1].dtype
+        return self._variances.dtype
 
     def _size(self) -> torch.Size:
-        shape = self._args[1].shape
+        shape = self._variances.shape
         return torch.Size((*shape, shape[-1]))
 
 
@@ -183,7 +183,8 @@ class _Update(torch.autograd.Function):
     @staticmethod
     def forward(ctx, k, values, spread, is_root, jitter, joint):  # type: ignore[no-untyped-def]
         ctx.set_materialize_grads(False)
-        m, kzz = spread.shape[-1], k[..., : spread.shape[-1]].clone()
+        m = spread.shape[-1]
+        kzz = k[..., :m].clone()
         kzz.diagonal(dim1=-2, dim2=-1).add_(jitter)
         lower = psd_safe_cholesky(kzz.double())
         inverse = None  # accurate in single precision, in which products take half of the time of solves
@@ -247,9 +248,9 @@ def _pulled_back(ctx: Any, by_mean: Any, by_variance: Any, by_lower: Any, by_a: 
     if by_mean is not None:
         of_mean = a @ by_mean.unsqueeze(-1)
         by_values = of_mean.squeeze(-1).sum_to_size(values.shape)
-        both = values.unsqueeze(-1), by_mean.unsqueeze(-2)
-        slopes = [slopes[0].addcmul_(*both) if slopes else both[0] * both[1]]
-        factors.append(values.unsqueeze(-1) * of_mean.mT)
+        column, row = values.unsqueeze(-1), by_mean.unsqueeze(-2)
+        slopes = [slopes[0].addcmul_(column, row) if slopes else column * row]
+        factors.append(column * of_mean.mT)
     if by_product is not None:
         add_product(by_product)
     for other in filter(lambda t: t is not None, (by_a, None if by_product is None else middle @ by_product)):
